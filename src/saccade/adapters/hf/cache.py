@@ -1,0 +1,159 @@
+"""Cache layers for transformers: a preallocated, growing buffer, and index upkeep beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from ...errors import UnsupportedModelError
+from .session import Session
+
+MINIMUM_GROWTH = 256
+
+
+class GrowingLayer(DynamicLayer):
+    """A `DynamicLayer` that appends in place; `keys` and `values` are views `[B, Hkv, T, d]` of larger buffers."""
+
+    def __init__(self, session: Session, layer: int) -> None:
+        super().__init__()
+        self.session = session
+        self.layer = layer
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def adopt(cls, stock: DynamicLayer, session: Session, layer: int) -> GrowingLayer:
+        """Take over what a stock layer or an earlier run's layer holds, without a copy; its first append makes room."""
+        adopted = cls(session, layer)
+        if stock.get_seq_length() > 0:
+            adopted._hold(stock.keys, stock.values, stock.get_seq_length())
+            if isinstance(stock, GrowingLayer):
+                adopted._buffers = stock._buffers
+        return adopted
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        past = self.get_seq_length()
+        length = past + key_states.shape[-2]
+        keys, values = self._room(key_states, value_states, past, length)
+        keys[:, :, past:length].copy_(key_states)
+        values[:, :, past:length].copy_(value_states)
+        self._hold(keys, values, length)
+        return self.keys, self.values
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        super().crop(*args, **kwargs)
+        self.session.state.truncate(self.layer, self.get_seq_length())
+
+    def reset(self) -> None:
+        self.keys = self.values = None
+        self._buffers = None
+        self.is_initialized = False
+        self.session.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.get_seq_length() > 0:
+            rows = torch.arange(self.keys.shape[0], device=self.keys.device)
+            self.batch_select_indices(rows.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        length = self.get_seq_length()
+        if length > 0:
+            keys, values = self._buffers or (self.keys, self.values)
+            indices = indices.to(keys.device)
+            if indices.dtype == torch.bool:
+                indices = indices.nonzero()[:, 0]
+            self._buffers = keys.index_select(0, indices), values.index_select(0, indices)
+            self._hold(*self._buffers, length)
+            self.session.state.permute(self.layer, indices)
+
+    def _hold(self, keys: Tensor, values: Tensor, length: int) -> None:
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def _room(self, key_states: Tensor, value_states: Tensor, past: int, length: int) -> tuple[Tensor, Tensor]:
+        """Buffers that hold `length` tokens, what is cached included."""
+        if self._buffers is not None and self._buffers[0].shape[-2] >= length:
+            return self._buffers
+        capacity = length + max(MINIMUM_GROWTH, length // 8)
+        # One after the other, so that only one old buffer lives beside its successor.
+        keys = _grown(self.keys if past else None, key_states, past, capacity)
+        self.keys = keys
+        values = _grown(self.values if past else None, value_states, past, capacity)
+        self._buffers = keys, values
+        return self._buffers
+
+
+class IndexedStaticLayer(StaticLayer):
+    """A `StaticLayer` that tells the session when its rows move or its content goes."""
+
+    session: Session
+    layer: int
+
+    @classmethod
+    def adopt(cls, stock: StaticLayer, session: Session, layer: int) -> IndexedStaticLayer:
+        """The same buffers, lengths and addresses under this class."""
+        adopted = cls.__new__(cls)
+        adopted.__dict__.update(stock.__dict__)
+        adopted.session, adopted.layer = session, layer
+        return adopted
+
+    def reset(self) -> None:
+        super().reset()
+        self.session.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self.session.state.permute(self.layer, beam_idx.to(self.keys.device))
+
+
+def session_of(cache: Cache) -> Session | None:
+    """The session whose layers a cache holds, if any."""
+    first = cache.layers[0] if cache.layers else None
+    return first.session if isinstance(first, (GrowingLayer, IndexedStaticLayer)) else None
+
+
+def install(cache: Any, session: Session, layers: int) -> None:
+    """Replace a cache's layers by ours, taking over what they hold.
+
+    Raises:
+        UnsupportedModelError: for caches that keep KV in another form or place.
+    """
+    refuse_cache(cache)
+    if not cache.layers:
+        cache.layers = [GrowingLayer(session, layer) for layer in range(layers)]
+    elif isinstance(cache.layers[0], StaticLayer):
+        cache.layers = [IndexedStaticLayer.adopt(stock, session, layer) for layer, stock in enumerate(cache.layers)]
+    else:
+        cache.layers = [GrowingLayer.adopt(stock, session, layer) for layer, stock in enumerate(cache.layers)]
+        # A lazily growing cache may hold fewer layers than the model has.
+        cache.layers += [GrowingLayer(session, layer) for layer in range(len(cache.layers), layers)]
+    cache.layer_class_to_replicate = None
+
+
+def refuse_cache(cache: Any) -> None:
+    """Raise unless a cache is a plain dynamic or static one."""
+    if not isinstance(cache, Cache) or not hasattr(cache, "layers"):
+        raise UnsupportedModelError(
+            f"saccade cannot decode from a cache of type {type(cache).__name__}; pass a DynamicCache or StaticCache"
+        )
+    if getattr(cache, "offloading", False):
+        raise UnsupportedModelError("saccade does not support offloaded caches: selection reads the cache every step")
+    for stock in cache.layers:
+        if type(stock) not in (DynamicLayer, GrowingLayer, StaticLayer, IndexedStaticLayer):
+            raise UnsupportedModelError(
+                f"saccade does not support cache layers of type {type(stock).__name__} "
+                "(quantized, sliding-window, linear-attention); use a DynamicCache or StaticCache"
+            )
+
+
+def _grown(old: Tensor | None, new: Tensor, past: int, capacity: int) -> Tensor:
+    buffer = new.new_empty((*new.shape[:2], capacity, new.shape[-1]))
+    if old is not None:
+        buffer[:, :, :past].copy_(old)
+    return buffer

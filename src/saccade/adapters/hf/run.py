@@ -1,0 +1,237 @@
+"""`sparsify`: attach a policy to a loaded transformers model, and take it off again."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from transformers import DynamicCache
+
+from ...counters import Counters
+from ...errors import AttachmentError, PolicyError, UnsupportedModelError
+from ...plan import Plan
+from ...spec import Policy
+from ...recall import RecallObserver
+from ...state import DecodeState, Observer
+from ...stats import RunStats
+from . import attention, cache, support
+from .session import Call, Session
+
+logger = logging.getLogger("saccade")
+
+_RUN_ATTRIBUTE = "_saccade_run"
+_BATCH_METHODS = ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
+
+
+class Run:
+    """A policy attached to a model; made by `sparsify`, undone by `restore()` or at the end of a `with` block."""
+
+    def __init__(
+        self, model: Any, policy: Policy, plan: Plan, *, recall: bool, observers: Sequence[Observer], shortcut: bool
+    ) -> None:
+        self.policy = policy
+        self.plan = plan
+        self._model = model
+        self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
+        self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
+        self._shortcut = shortcut
+        self._counters = Counters(len(plan.roles.layers))
+        self._slot: list[Session] = []
+        self._generating: int | None = None
+        self._decoding = False
+        self._undo: list[Callable[[], None]] = []
+        self._attach()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how the policy was bound to this model."""
+        return self.plan.notes
+
+    def stats(self) -> RunStats:
+        """Steps, tokens attended and, if asked for, recall per layer, over everything decoded so far."""
+        recall = self._recall.per_layer() if self._recall is not None else None
+        index_bytes = self._slot[0].state.index_bytes if self._slot else 0
+        return RunStats.of(str(self.policy), self._counters, recall, index_bytes)
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Inside, every position of a hand-written forward call decodes sparsely, also when several come at once."""
+        self._require_attached()
+        before, self._decoding = self._decoding, True
+        try:
+            yield
+        finally:
+            self._decoding = before
+
+    def restore(self) -> None:
+        """Give the model its stock behaviour back; does nothing the second time."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Run:
+        self._require_attached()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        state = "attached" if self._undo else "restored"
+        return "\n".join((f"<saccade.Run {self.policy} on {type(self._model).__name__}, {state}>", *self.notes))
+
+    def _require_attached(self) -> None:
+        if not self._undo:
+            raise AttachmentError("this run was restored; call saccade.sparsify(model, policy) again")
+
+    def _attach(self) -> None:
+        model = self._model
+        attention.register()
+        try:
+            self._set_attribute(model, _RUN_ATTRIBUTE, self)
+            for module in support.attention_modules(model):
+                self._set_attribute(module, attention.SESSION_ATTRIBUTE, self._slot)
+            self._set_attribute(model, "generate", self._counting_prompt(model.generate))
+            for name in _BATCH_METHODS:
+                if hasattr(model, name):
+                    self._set_attribute(model, name, _refuse_batching(name))
+            hook = model.base_model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            self._undo.append(hook.remove)
+            stock = model.config._attn_implementation
+            model.set_attn_implementation(attention.NAME)
+            self._undo.append(lambda: model.set_attn_implementation(stock))
+        except BaseException:
+            self.restore()
+            raise
+
+    def _set_attribute(self, owner: Any, name: str, value: Any) -> None:
+        owner.__dict__[name] = value
+        self._undo.append(lambda: owner.__dict__.pop(name, None))
+
+    def _counting_prompt(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        """Stock `generate` that tells this run how long the prompt is: in `generate` the prompt is the input."""
+
+        @functools.wraps(generate)
+        def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            prompt = next((p for p in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if p is not None), None)
+            before, self._generating = self._generating, 1 if prompt is None else int(prompt.shape[1])
+            try:
+                return generate(inputs, *args, **kwargs)
+            finally:
+                self._generating = before
+
+        return wrapper
+
+    def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Find or install this run's session in the cache, and tell it which positions of the call are prompt."""
+        self._refuse_call(module, kwargs)
+        tokens = args[0] if args else kwargs.get("input_ids")
+        queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[1]
+        held = kwargs.get("past_key_values")
+        if held is None and not self._uses_cache(module, kwargs):
+            self._slot[:] = [self._new_session()]
+            self._slot[0].begin(Call(0, queries, queries))
+            return args, kwargs
+        if held is None:
+            held = kwargs["past_key_values"] = DynamicCache()
+        session = cache.session_of(held)
+        if session is None or session.state.counters is not self._counters:
+            session = self._new_session()
+            cache.install(held, session, module.config.num_hidden_layers)
+        past = int(held.get_seq_length())
+        session.begin(Call(past, queries, self._prompt_positions(past, queries)))
+        self._slot[:] = [session]
+        return args, kwargs
+
+    def _prompt_positions(self, past: int, queries: int) -> int:
+        if self._generating is not None:
+            return min(max(self._generating - past, 0), queries)
+        if self._decoding:
+            return 0
+        return queries if past == 0 or queries > 1 else 0
+
+    def _new_session(self) -> Session:
+        return Session(DecodeState(self.plan, self._counters, self._observers, self._shortcut))
+
+    def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
+        given = kwargs.get("use_cache")
+        uses = bool(module.config.use_cache if given is None else given)
+        if not uses and self._generating is not None:
+            raise UnsupportedModelError("use_cache=False leaves nothing to select from; saccade needs the KV cache")
+        return uses
+
+    def _refuse_call(self, module: Any, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            raise UnsupportedModelError("the model is in training mode; call model.eval()")
+        asked = kwargs.get("output_attentions")
+        if asked or (asked is None and getattr(module.config, "output_attentions", False)):
+            raise UnsupportedModelError("output_attentions=True: sparse decoding has no attention matrix to return")
+
+
+def sparsify(
+    model: Any,
+    policy: Policy | str,
+    *,
+    tokenizer: Any = None,
+    recall: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Run:
+    """Decode sparsely with a loaded transformers model, until `restore()` or the end of a `with` block.
+
+    Args:
+        model: a causal language model, already loaded, in eval mode; PEFT wrappers are looked through.
+        policy: a `Policy` or a spec string such as `"less_is_more:budget=2048,reselect=12"`.
+        tokenizer: for policies that chunk by text; none of the present ones does.
+        recall: measure attention recall in every layer and step; costs a pass over the keys.
+        observers: called after every attention of a decoded token; for measurements of your own.
+
+    Raises:
+        UnsupportedModelError: if the model cannot run sparsely, with every reason.
+        PolicyError: if the policy does not fit the model.
+        AttachmentError: if the model is already attached.
+    """
+    return attach(model, policy, recall=recall, observers=observers, shortcut=True)
+
+
+def attach(
+    model: Any, policy: Policy | str, *, recall: bool, observers: Sequence[Observer], shortcut: bool
+) -> Run:
+    """`sparsify` with the dense shortcut below the budget as a switch, so that tests can force the sparse path."""
+    policy = _resolve(policy)
+    model = _unwrap(model)
+    if _RUN_ATTRIBUTE in getattr(model, "__dict__", {}):
+        attached = model.__dict__[_RUN_ATTRIBUTE].policy
+        raise AttachmentError(f"this model is already attached with {attached}; restore() that run first")
+    support.refuse_unsupported(model)
+    plan = policy.plan(support.shape_of(model.config))
+    for note in plan.notes:
+        logger.warning(note)
+    return Run(model, policy, plan, recall=recall, observers=observers, shortcut=shortcut)
+
+
+def _resolve(policy: Policy | str) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str):
+        raise PolicyError(f"policy={policy!r} is neither a Policy nor a spec string")
+    if policy == "auto":
+        raise PolicyError("policy 'auto' needs a recipe beside the model; none of this version's models has one")
+    return Policy.from_spec(policy)
+
+
+def _unwrap(model: Any) -> Any:
+    """The model below a PEFT wrapper; its adapters stay in place."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) else model
+
+
+def _refuse_batching(name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModelError(f"{name}: continuous batching takes no registered attention; serve with vLLM instead")
+
+    return refused

@@ -1,0 +1,110 @@
+"""Which transformers models can decode sparsely; everything else is refused with the reason before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import UnsupportedModelError
+from ...types import ModelShape
+
+
+def reasons_against(model: Any) -> list[str]:
+    """Every reason why a model cannot be attached; empty if it can."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        return [f"expected a loaded transformers model, got {type(model).__name__}"]
+    if hasattr(model, "_orig_mod"):
+        return ["the model is wrapped by torch.compile; attach to the original model"]
+    return [*_structure(model), *_attention(model.config), *_state(model)]
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raise with all reasons.
+
+    Raises:
+        UnsupportedModelError: if `reasons_against` finds any.
+    """
+    reasons = reasons_against(model)
+    if reasons:
+        name = type(model).__name__
+        raise UnsupportedModelError(f"saccade cannot run {name}: " + "; ".join(reasons))
+
+
+def attention_modules(model: nn.Module) -> list[Any]:
+    """Attention modules in layer order."""
+    found: list[Any] = [
+        module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and hasattr(module, "is_causal") and hasattr(module, "scaling")
+    ]
+    return sorted(found, key=lambda module: int(module.layer_idx))
+
+
+def shape_of(config: Any) -> ModelShape:
+    """Sizes of a decoder from its configuration."""
+    query_heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or query_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
+    return ModelShape(config.num_hidden_layers, query_heads, kv_heads, head_dim)
+
+
+def _structure(model: Any) -> list[str]:
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        return ["encoder-decoder models are not supported, only decoders"]
+    if config.get_text_config() is not config:
+        return ["multimodal models are not supported, only text decoders"]
+    if not hasattr(model, "generate") or not getattr(model, "can_generate", bool)():
+        return ["it has no language-model head; load it with AutoModelForCausalLM"]
+    if not hasattr(model, "set_attn_implementation") or not model._can_set_attn_implementation():
+        return ["its code does not go through transformers' AttentionInterface"]
+    modules = attention_modules(model)
+    if [module.layer_idx for module in modules] != list(range(config.num_hidden_layers)):
+        return [f"found {len(modules)} plain attention layers for {config.num_hidden_layers} decoder layers"]
+    return []
+
+
+def _attention(config: Any) -> list[str]:
+    reasons = []
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        reasons.append(f"layers of type {', '.join(sorted(kinds))} keep no plain KV cache")
+    window = _window(config)
+    if window is not None and window < getattr(config, "max_position_embeddings", window):
+        reasons.append(
+            f"sliding-window attention (sliding_window={window}) already limits what layers see; "
+            "if you never exceed the window, load the model with sliding_window=None"
+        )
+    present = {
+        "attn_logit_softcapping": "logit soft-cap changes the scores that selection ranks",
+        "kv_lora_rank": "multi-head latent attention caches no keys per head",
+        "num_kv_shared_layers": "layers that share a KV cache are not supported",
+        "attention_chunk_size": "chunked attention already limits what layers see",
+    }
+    reasons += [f"{name}={getattr(config, name)}: {why}" for name, why in present.items() if getattr(config, name, None)]
+    if getattr(config, "alibi", False):
+        reasons.append("ALiBi biases change the scores that selection ranks")
+    return reasons
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window in force, None if there is none."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return window if "sliding_attention" in kinds else None
+    return window if getattr(config, "use_sliding_window", True) else None
+
+
+def _state(model: Any) -> list[str]:
+    reasons = []
+    if model.training:
+        reasons.append("it is in training mode; call model.eval()")
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1 or devices & {"disk", "meta"}:
+        reasons.append(f"its layers are spread over {', '.join(sorted(devices))}; one device is supported")
+    if any(hasattr(module, "sinks") and isinstance(module.sinks, torch.Tensor) for module in model.modules()):
+        reasons.append("attention sinks as parameters are not part of the cache")
+    return reasons

@@ -1,0 +1,36 @@
+"""What a run counts: tokens attended per layer and step, kept on the device until somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Counters:
+    """Sums over decode steps, per layer: steps, tokens attended, share of the row attended."""
+
+    def __init__(self, layers: int) -> None:
+        self.steps = [0.0] * layers
+        self._sums: dict[torch.device, Tensor] = {}
+        self._layers = layers
+
+    def add(self, layer: int, usage: Tensor, weight: float) -> None:
+        """Count a span of heads that is `weight` of the layer; `usage` is float32 `[2]`: tokens, share."""
+        sums = self._sums.get(usage.device)
+        if sums is None:
+            sums = self._sums[usage.device] = torch.zeros((self._layers, 2), dtype=torch.float64, device=usage.device)
+        sums[layer].add_(usage, alpha=weight)
+        self.steps[layer] += weight
+
+    def totals(self) -> list[tuple[float, float]]:
+        """Per layer, the sums of tokens and shares; reads the device."""
+        if not self._sums:
+            return [(0.0, 0.0)] * self._layers
+        summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
+        return [(tokens, share) for tokens, share in summed.tolist()]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Counters:
+        """A copied cache goes on counting for the same run."""
+        return self

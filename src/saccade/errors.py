@@ -1,0 +1,35 @@
+"""Every error that saccade raises on purpose, as one tree below `SaccadeError`."""
+
+from __future__ import annotations
+
+
+class SaccadeError(Exception):
+    """Base of all errors of this package; its message is one line a user can act on."""
+
+
+class PolicyError(SaccadeError, ValueError):
+    """A policy, an option or a spec string that is unknown, out of range or contradictory."""
+
+
+class UnsupportedModelError(SaccadeError):
+    """A model, cache or call that cannot run sparsely; the message says which property and why."""
+
+
+class AttachmentError(SaccadeError):
+    """`sparsify` on a model that is already attached, or use of a run that has been restored."""
+
+
+class ModelFolderError(SaccadeError):
+    """A model or tokenizer that cannot be read: absent, truncated, or without what is needed."""
+
+
+class DocumentError(SaccadeError):
+    """A document that is absent, empty, not UTF-8, or longer than the model's positions."""
+
+
+class OutputError(SaccadeError):
+    """A results folder or file that cannot be written."""
+
+
+class KernelError(SaccadeError, ValueError):
+    """An operation called with tensors it is not made for, or an implementation that cannot take them."""

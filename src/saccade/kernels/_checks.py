@@ -1,0 +1,41 @@
+"""Argument checks shared by the operations: shapes, dtypes and devices only, never a look at tensor contents."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.types import KVView, Pooling
+
+
+def check_query(operation: str, q: Tensor, kv: KVView) -> None:
+    """Raise KernelError unless `q [B, Hq, d]` matches the cache's rows, heads and head dim."""
+    if q.dim() != 3:
+        raise KernelError(f"{operation}: q must be [B, Hq, d], got {list(q.shape)}")
+    batch, heads, head_dim = q.shape
+    if kv.k.dim() != 4 or kv.v.shape != kv.k.shape:
+        raise KernelError(f"{operation}: k and v must be [pages, page, Hkv, d], got {list(kv.k.shape)}, {list(kv.v.shape)}")
+    if head_dim != kv.head_dim or batch != kv.rows.batch:
+        raise KernelError(
+            f"{operation}: q {list(q.shape)} does not match {kv.rows.batch} rows of head dim {kv.head_dim}"
+        )
+    if heads % kv.kv_heads:
+        raise KernelError(f"{operation}: {heads} query heads are not a multiple of {kv.kv_heads} KV heads")
+    if not q.is_floating_point():
+        raise KernelError(f"{operation}: q must be floating point, got {q.dtype}")
+    if q.device != kv.k.device:
+        raise KernelError(f"{operation}: q is on {q.device}, the cache on {kv.k.device}")
+
+
+def check_pooling(operation: str, pooling: Pooling | None) -> None:
+    """Raise KernelError unless the pooling is known."""
+    if pooling not in ("max", "mean", "each", None):
+        raise KernelError(f"{operation}: unknown pooling {pooling!r}; use max, mean or each")
+
+
+def check_integers(operation: str, **tensors: Tensor) -> None:
+    """Raise KernelError unless every tensor is int32."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int32:
+            raise KernelError(f"{operation}: {name} must be int32, got {tensor.dtype}")

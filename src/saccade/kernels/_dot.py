@@ -1,0 +1,44 @@
+"""The two products of decoding attention on CPU, shaped for what the matrix libraries do well.
+
+oneDNN compiles a kernel for every new shape (about 2 ms), and the context grows at every step. So it only ever sees
+whole blocks; the ragged rest goes to the BLAS that serves float32 `mm`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+KEY_BLOCK = 16384
+VALUE_BLOCK = 4096
+
+HAS_BF16_DOT: bool = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def score_keys(queries: Tensor, keys: Tensor, scratch: Tensor, out: Tensor) -> None:
+    """Write `queries [r, d] · keys [n, d]` to `out [r, n]`, n at most KEY_BLOCK, in float32 arithmetic.
+
+    Args:
+        scratch: float32 `[KEY_BLOCK, d]` for the converted keys; it stays in cache between blocks.
+    """
+    if keys.dtype != torch.float32:
+        keys = scratch[: keys.shape[0]].copy_(keys)
+    torch.mm(queries, keys.t(), out=out)
+
+
+def weigh_values(weights: Tensor, values: Tensor) -> Tensor:
+    """`weights [g, n] · values [n, d]` as float32 `[g, d]`.
+
+    A bfloat16 cache is multiplied in bfloat16 with float32 accumulation inside a block, as flash attention does; each
+    weight and each block's sum is rounded once to bfloat16.
+    """
+    group, count = weights.shape
+    whole = count - count % VALUE_BLOCK if values.dtype == torch.bfloat16 and HAS_BF16_DOT else 0
+    total = weights.new_zeros(group, values.shape[1])
+    if whole:
+        blocks = weights[:, :whole].to(torch.bfloat16).unflatten(1, (-1, VALUE_BLOCK)).transpose(0, 1)
+        total += torch.bmm(blocks, values[:whole].unflatten(0, (-1, VALUE_BLOCK))).float().sum(0)
+    for start in range(whole, count, KEY_BLOCK):
+        block = slice(start, min(start + KEY_BLOCK, count))
+        total.addmm_(weights[:, block], values[block].float())
+    return total

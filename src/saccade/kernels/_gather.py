@@ -1,0 +1,45 @@
+"""Reading chosen tokens of every row, for any layout and device; used by the reference implementations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.types import Rows
+
+
+def locate(rows: Rows, positions: Tensor, page: int) -> tuple[Tensor, Tensor]:
+    """Storage page and offset of logical positions `[B, N]`.
+
+    Positions are first clamped into the row: what is read for an invalid one is a real token of the same row, so a
+    later mask never meets the NaN that unused slots may hold.
+    """
+    inside = torch.minimum(positions.clamp(min=0), rows.seq_lens[:, None] - 1).long()
+    slots = inside + rows.row_start[:, None].long()
+    pages = rows.page_table.long().gather(1, slots // page)
+    return pages, slots % page
+
+
+def gather_tokens(storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor) -> Tensor:
+    """Float32 keys or values `[B, N, Hkv, d]` at logical positions `[B, N]`, the same for all heads."""
+    pages, offsets = locate(rows, positions, storage.shape[1])
+    return _unquantised(storage[pages, offsets], scale, storage.shape[2])
+
+
+def gather_tokens_per_head(storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor) -> Tensor:
+    """Float32 keys or values `[B, H, N, d]` at logical positions `[B, H, N]`, H a multiple of Hkv."""
+    batch, heads, count = positions.shape
+    pages, offsets = locate(rows, positions.reshape(batch, heads * count), storage.shape[1])
+    kv_heads = storage.shape[2]
+    head = torch.arange(heads, device=storage.device) // (heads // kv_heads)
+    shape = (batch, heads, count)
+    chosen = storage[pages.view(shape), offsets.view(shape), head[None, :, None]].float()
+    if scale is None:
+        return chosen
+    return chosen * scale.expand(kv_heads)[head][:, None, None]
+
+
+def _unquantised(tokens: Tensor, scale: Tensor | None, kv_heads: int) -> Tensor:
+    if scale is None:
+        return tokens.float()
+    return tokens.float() * scale.expand(kv_heads)[:, None]

@@ -1,0 +1,75 @@
+"""Dense attention of one query per row, and the raw scores it is made of."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._checks import check_pooling, check_query
+from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels._flat import cpu_refusal
+from saccade.kernels.dense_decode_scores import cpu, reference
+from saccade.types import KVView, Pooling
+
+
+def dense_decode_scores(
+    q: Tensor,
+    kv: KVView,
+    *,
+    scale: float,
+    pooling: Pooling | None = None,
+    implementation: Implementation = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Attend to every token of each row; with a pooling, also return the scores (TidalDecode, selection layers).
+
+    `out[b, h] = Σ_j softmax_j(scale · q[b, h]·k[j]) v[j]`, softmax in float32. Query head `h` reads KV head
+    `h // (Hq / Hkv)`. Slots outside a row's `[row_start, row_start + seq_len)` are never read.
+
+    Args:
+        q: queries `[B, Hq, d]`, floating point.
+        kv: the layer's cache.
+        scale: factor of the scores inside the softmax, usually `d ** -0.5`.
+        pooling: how query heads share a score (see `decode_scores`); None returns no scores.
+        implementation: "cpu" needs what `decode_scores` says; "auto" takes it where it can.
+
+    Returns:
+        The output `[B, Hq, d]` in q's dtype, and the scores as `decode_scores` gives them or None.
+
+    Raises:
+        KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
+    """
+    check_query("dense_decode_scores", q, kv)
+    check_pooling("dense_decode_scores", pooling)
+    if use_cpu("dense_decode_scores", implementation, cpu_refusal(kv)):
+        return cpu.dense_decode_scores(q, kv, scale, pooling)
+    return reference.dense_decode_scores(q, kv, scale, pooling)
+
+
+def decode_scores(
+    q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Implementation = "auto"
+) -> Tensor:
+    """Raw scores q·k of every token, unscaled, in float32 from the cached keys.
+
+    Poolings over the g = Hq / Hkv query heads of a KV head: "max" is their largest score, "mean" the score of their
+    mean query (LycheeDecode section 3; ReSA section 2.2), "each" one score per query head (TidalDecode section 3.2).
+
+    Args:
+        q: queries `[B, Hq, d]`, floating point.
+        kv: the layer's cache.
+        pooling: "max", "mean" or "each".
+        implementation: "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose strides are
+            multiples of the head dim with the last one 1; "auto" takes it then, else the reference.
+
+    Returns:
+        float32 `[B, G, max_len]` in logical order, G = Hkv or (for "each") Hq; -inf at and after `seq_lens[b]`.
+
+    Raises:
+        KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
+    """
+    check_query("decode_scores", q, kv)
+    if pooling is None:
+        raise KernelError("decode_scores: pooling must be max, mean or each")
+    check_pooling("decode_scores", pooling)
+    if use_cpu("decode_scores", implementation, cpu_refusal(kv)):
+        return cpu.decode_scores(q, kv, pooling)
+    return reference.decode_scores(q, kv, pooling)

@@ -1,0 +1,1 @@
+"""One short file per method; each cites its paper. `registry.py` lists them."""

@@ -1,0 +1,17 @@
+"""Dense decoding through this engine: the baseline that every sparse policy is compared with."""
+
+from __future__ import annotations
+
+from ..options import Options
+from ..plan import Plan
+from ..roles import RoleMap
+from ..types import ModelShape, Role
+
+
+class DenseOptions(Options):
+    """Dense attention has no options."""
+
+
+def plan(options: DenseOptions, shape: ModelShape) -> Plan:
+    """Every head of every layer attends to all tokens."""
+    return Plan(None, RoleMap.by_layer((Role.DENSE,) * shape.layers, shape.kv_heads))

@@ -1,0 +1,39 @@
+"""LessIsMore (Yang et al., 2025, arXiv 2508.07101): TidalDecode's layers, one set for all heads, a recency window."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, Reselect, Sinks
+from ..plan import Plan, layer_roles, selection_layers
+from ..rules import RankUnion
+from ..scorers.exact import ExactScorer
+from ..select import ScoredSelector
+from ..types import ModelShape
+
+
+class LessIsMoreOptions(Options):
+    """Options of `less_is_more`: 4 sinks and a recency share of 0.25 (section 4.2 of the paper)."""
+
+    budget: Budget = DEFAULT_BUDGET
+    reselect: Reselect = None
+    sinks: Sinks = 4
+    recent: Recent = 0.25
+    dense_layers: DenseLayers = 2
+
+    @model_validator(mode="after")
+    def _holds_what_it_must(self) -> LessIsMoreOptions:
+        if self.budget < self.sinks + 2:
+            raise ValueError(
+                f"budget={self.budget} cannot hold {self.sinks} sinks, the current token and a chosen one; "
+                f"the smallest is {self.sinks + 2}"
+            )
+        return self
+
+
+def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
+    """Merge every query head's ranking rank by rank into one set; all heads and following layers attend to it."""
+    publishers, notes = selection_layers("less_is_more", shape, options.dense_layers, options.reselect)
+    rule = RankUnion(budget=options.budget, sinks=options.sinks, recent=options.recent)
+    selector = ScoredSelector(ExactScorer("each"), rule, heads="all")
+    return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)

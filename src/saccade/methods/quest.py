@@ -1,0 +1,43 @@
+"""Quest (Tang et al., 2024, arXiv 2406.10774): the pages whose key bounds promise the largest q·k, in every layer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Page
+from ..plan import Plan, selection_layers
+from ..roles import RoleMap
+from ..rules import TopK
+from ..scorers.page_bounds import PageBoundScorer
+from ..select import ScoredSelector, pooling_of
+from ..types import ModelShape, Role
+
+
+class QuestOptions(Options):
+    """Options of `quest`: pages of 16 and two dense layers as in the paper."""
+
+    budget: Budget = DEFAULT_BUDGET
+    page: Page = 16
+    heads: Literal["kv", "query"] = "kv"
+    """one set per KV head (the best of its query heads counts), or one per query head as published"""
+    dense_layers: DenseLayers = 2
+
+    @model_validator(mode="after")
+    def _holds_a_page(self) -> QuestOptions:
+        if self.budget < self.page:
+            raise ValueError(
+                f"budget={self.budget} does not hold one page of {self.page}; the smallest is {self.page}"
+            )
+        return self
+
+
+def plan(options: QuestOptions, shape: ModelShape) -> Plan:
+    """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, the current token's page among them."""
+    first = selection_layers("quest", shape, options.dense_layers, ())[0][0]
+    scorer = PageBoundScorer(page=options.page, pooling=pooling_of(options.heads))
+    roles = (Role.DENSE if layer < first else Role.SELECT for layer in range(shape.layers))
+    return Plan(
+        ScoredSelector(scorer, TopK(options.budget), options.heads), RoleMap.by_layer(roles, shape.kv_heads)
+    )

@@ -1,0 +1,30 @@
+"""StreamingLLM (Xiao et al., 2024, arXiv 2309.17453): attention sinks and a window of recent tokens."""
+
+from __future__ import annotations
+
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Sinks
+from ..plan import Plan, selection_layers
+from ..roles import RoleMap
+from ..select import WindowSelector
+from ..types import ModelShape, Role
+
+
+class StreamingOptions(Options):
+    """Options of `streaming`; 4 sinks as in the paper."""
+
+    budget: Budget = DEFAULT_BUDGET
+    sinks: Sinks = 4
+    dense_layers: DenseLayers = 0
+
+
+def plan(options: StreamingOptions, shape: ModelShape) -> Plan:
+    """Every head attends to the first `sinks` tokens and the last `budget - sinks`, the current one included.
+
+    The set depends on the position alone, so one layer makes it and all layers above reuse it.
+    """
+    first = selection_layers("streaming", shape, options.dense_layers, ())[0][0]
+    selector = WindowSelector(budget=options.budget, sinks=options.sinks)
+    roles = (
+        Role.DENSE if layer < first else Role.SELECT if layer == first else Role.REUSE for layer in range(shape.layers)
+    )
+    return Plan(selector, RoleMap.by_layer(roles, shape.kv_heads))

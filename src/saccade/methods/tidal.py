@@ -1,0 +1,29 @@
+"""TidalDecode (Yang et al., 2024, arXiv 2410.05076): a few layers select tokens, the layers between reuse them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Reselect
+from ..plan import Plan, layer_roles, selection_layers
+from ..rules import TopK
+from ..scorers.exact import ExactScorer
+from ..select import ScoredSelector, pooling_of
+from ..types import ModelShape
+
+
+class TidalOptions(Options):
+    """Options of `tidal`: two dense layers, selection at layer 2 and once more in the middle (section 3.1)."""
+
+    budget: Budget = DEFAULT_BUDGET
+    reselect: Reselect = None
+    heads: Literal["kv", "query"] = "kv"
+    """one set per KV head (the best of its query heads counts), or one per query head as published"""
+    dense_layers: DenseLayers = 2
+
+
+def plan(options: TidalOptions, shape: ModelShape) -> Plan:
+    """Publishing layers attend densely and keep the top `budget` tokens by q·k, the current one among them."""
+    publishers, notes = selection_layers("tidal", shape, options.dense_layers, options.reselect)
+    selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), TopK(options.budget), options.heads)
+    return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)

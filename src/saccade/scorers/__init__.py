@@ -1,0 +1,1 @@
+"""Scorers: what tells a promising token or page from the rest."""

@@ -1,0 +1,70 @@
+"""Page bounds: an upper bound on q·k of a page from its keys' elementwise minimum and maximum (Quest, ReSA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..kernels.page_bounds.api import page_scores, update_page_bounds
+from ..select import Index
+from ..types import KVView, Pooling
+
+
+@dataclass(slots=True)
+class PageBounds:
+    """Bounds `[B, Hkv, P, d]` in the cache's dtype, P growing with the cache; pages start at logical position 0."""
+
+    lower: Tensor
+    upper: Tensor
+    page: int
+
+    def update(self, kv: KVView, start: Tensor, count: int) -> None:
+        self._reserve(-(-kv.rows.max_len // self.page))
+        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count)
+
+    def permute(self, rows: Tensor) -> None:
+        self.lower, self.upper = self.lower.index_select(0, rows), self.upper.index_select(0, rows)
+
+    def heads(self, start: int, stop: int) -> PageBounds:
+        return replace(self, lower=self.lower[:, start:stop], upper=self.upper[:, start:stop])
+
+    @property
+    def nbytes(self) -> int:
+        return self.lower.nbytes + self.upper.nbytes
+
+    def _reserve(self, pages: int) -> None:
+        held = self.lower.shape[2]
+        if pages <= held:
+            return
+        extra = max(pages - held, held // 8, 16)
+        room = self.lower.new_empty((*self.lower.shape[:2], extra, self.lower.shape[3]))
+        self.lower = torch.cat((self.lower, room), dim=2)
+        self.upper = torch.cat((self.upper, room), dim=2)
+
+
+@dataclass(frozen=True, slots=True)
+class PageBoundScorer:
+    """Scores pages of `page` tokens by sum_j max(q_j * min_j, q_j * max_j)."""
+
+    page: int
+    pooling: Pooling = "max"
+
+    @property
+    def unit(self) -> int:
+        return self.page
+
+    @property
+    def fused(self) -> bool:
+        return False
+
+    def new_index(self, kv: KVView) -> PageBounds:
+        empty = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 0, kv.head_dim))
+        return PageBounds(empty, empty.clone(), self.page)
+
+    def score(self, q: Tensor, kv: KVView, index: Index | None) -> Tensor:
+        assert isinstance(index, PageBounds), "page bounds are scored from their own index"
+        pages = -(-kv.rows.max_len // self.page)
+        lower, upper = index.lower[:, :, :pages], index.upper[:, :, :pages]
+        return page_scores(q, lower, upper, kv.rows.seq_lens, page=self.page, pooling=self.pooling)

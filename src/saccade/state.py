@@ -1,0 +1,109 @@
+"""The only mutable object of a batch of sequences: rolling selection, indexes, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .counters import Counters
+from .plan import Plan
+from .roles import HeadSpan
+from .rolling import RollingSelection
+from .select import Index
+from .types import KVView, Rows, Selection
+
+
+class Observer(Protocol):
+    """Sees every decoded query with the set it attended to; for measuring, never for deciding."""
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+    ) -> None:
+        """q `[B, Hq', d]` and the cache of the span's heads; `selection` is None if it attended to all tokens."""
+        ...
+
+
+class DecodeState:
+    """State of one batch of sequences under a plan.
+
+    Args:
+        plan: what runs.
+        counters: where steps and attended tokens are summed; may be shared by several states.
+        observers: called for every span; empty in timed runs.
+        exhaustive_is_dense: skip selection while the budget covers every row (the set would be all tokens).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        counters: Counters,
+        observers: Sequence[Observer] = (),
+        exhaustive_is_dense: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.counters = counters
+        self.observers = tuple(observers)
+        self.exhaustive_is_dense = exhaustive_is_dense
+        self.rolling = RollingSelection()
+        self._indexes: dict[int, Index] = {}
+        self._covered: dict[int, int] = {}
+        self._dense_usage: tuple[Rows, Tensor] | None = None
+
+    def fresh(self) -> DecodeState:
+        """The state of new sequences under the same plan, counters and observers."""
+        return DecodeState(self.plan, self.counters, self.observers, self.exhaustive_is_dense)
+
+    def needs_selection(self, max_len: int) -> bool:
+        """Whether some row may be longer than its set."""
+        selector = self.plan.selector
+        return selector is not None and not (self.exhaustive_is_dense and selector.covers(max_len))
+
+    def index(self, layer: int, kv: KVView) -> Index | None:
+        """The layer's index, brought up to date with the cache; built at its first use."""
+        if self.plan.selector is None or layer not in self.plan.refreshing:
+            return None
+        index = self._indexes.get(layer)
+        if index is None:
+            index = self.plan.selector.new_index(kv)
+            if index is None:
+                return None
+            self._indexes[layer] = index
+        length = kv.rows.max_len
+        count = length - self._covered.get(layer, 0)
+        if count > 0:
+            index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
+            self._covered[layer] = length
+        return index
+
+    def account(
+        self, layer: int, span: HeadSpan, kv_heads: int, selection: Selection | None, q: Tensor, kv: KVView, scale: float
+    ) -> None:
+        """Count what the span's heads attended to (None: all tokens) and show it to the observers."""
+        usage = self._all_tokens(kv.rows) if selection is None else self.rolling.usage(span, kv_heads)
+        self.counters.add(layer, usage, (span.stop - span.start) / kv_heads)
+        for observer in self.observers:
+            observer.observe(layer, span, q, kv, selection, scale)
+
+    def _all_tokens(self, rows: Rows) -> Tensor:
+        """Usage of a head that attends to everything, float32 `[2]`; computed once per step."""
+        if self._dense_usage is None or self._dense_usage[0] is not rows:
+            tokens = rows.seq_lens.float().mean()
+            self._dense_usage = rows, torch.stack((tokens, torch.ones_like(tokens)))
+        return self._dense_usage[1]
+
+    def permute(self, layer: int, rows: Tensor) -> None:
+        """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
+        if layer in self._indexes:
+            self._indexes[layer].permute(rows)
+
+    def truncate(self, layer: int, length: int) -> None:
+        """Forget what a layer's index knows at or after length `length`."""
+        if self._covered.get(layer, 0) > length:
+            self._covered[layer] = length
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(index.nbytes for index in self._indexes.values())

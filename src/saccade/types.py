@@ -1,0 +1,174 @@
+"""The nouns that everything else is written in: rows of a batch, a layer's cache, a chosen set, a head's role."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+HeadGrouping = Literal["kv", "query", "all"]
+"""How many sets a layer chooses: one per KV head, one per query head, or one for all heads."""
+
+Pooling = Literal["max", "mean", "each"]
+"""How a group's query heads share a score: their maximum, the mean query's score, or one score each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the tokens of each batch row lie; prepared once per step and shared by all layers.
+
+    A row's *slots* run along its pages: slot `s` of row `b` is token `s % page` of page `page_table[b, s // page]`.
+    Logical position `j` (counted from the first real token) lies in slot `row_start[b] + j`.
+
+    Attributes:
+        page_table: int32 `[B, n]`, storage pages of each row in order.
+        row_start: int32 `[B]`, slot of logical position 0; left padding lies before it.
+        seq_lens: int32 `[B]`, number of real tokens, the current one included; at least 1.
+        max_len: host bound, at least every entry of `seq_lens`.
+        bounds: host copy of `(row_start, seq_lens)` per row where reading it is free (CPU), else None.
+    """
+
+    page_table: Tensor
+    row_start: Tensor
+    seq_lens: Tensor
+    max_len: int
+    bounds: tuple[tuple[int, int], ...] | None = None
+
+    @classmethod
+    def on_host(
+        cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None
+    ) -> Rows:
+        """Build rows from host integers; `max_len` may name a looser bound that grows in step with the cache."""
+        device = page_table.device
+        return cls(
+            page_table=page_table,
+            row_start=torch.tensor(starts, dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+            max_len=max(lengths) if max_len is None else max_len,
+            bounds=tuple(zip(starts, lengths, strict=True)) if device.type == "cpu" else None,
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.seq_lens.shape[0]
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows are known to start and end at the same slots, so that one slice serves them all."""
+        return self.bounds is not None and all(bound == self.bounds[0] for bound in self.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class KVView:
+    """One layer's cache, borrowed: nothing here owns memory.
+
+    Attributes:
+        k: keys `[pages, page, Hkv, d]` by strides, RoPE already applied.
+        v: values `[pages, page, Hkv, d]` by strides.
+        rows: the batch rows that point into the pages.
+        k_scale, v_scale: factors of a quantised (fp8) cache, broadcastable to `[Hkv]`; None otherwise.
+    """
+
+    k: Tensor
+    v: Tensor
+    rows: Rows
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def page(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.k.shape[3]
+
+    def heads(self, start: int, stop: int) -> KVView:
+        """The same cache narrowed to KV heads `start..stop`; a view, no copy."""
+        if (start, stop) == (0, self.kv_heads):
+            return self
+        narrow = slice(start, stop)
+        return replace(
+            self,
+            k=self.k[:, :, narrow],
+            v=self.v[:, :, narrow],
+            k_scale=None if self.k_scale is None else self.k_scale[narrow],
+            v_scale=None if self.v_scale is None else self.v_scale[narrow],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The tokens or pages that a set of heads attends to.
+
+    Attributes:
+        ids: int32 `[B, G, M]`, logical units in ascending order, -1 after the count. G is 1, Hkv or Hq.
+        counts: int32 `[B, G]`, how many units are chosen.
+        unit: tokens per unit: 1, or a page of `unit` tokens aligned to logical position 0.
+    """
+
+    ids: Tensor
+    counts: Tensor
+    unit: int = 1
+
+    @property
+    def groups(self) -> int:
+        return self.ids.shape[1]
+
+    def heads(self, start: int, stop: int, kv_heads: int) -> Selection:
+        """The sets of KV heads `start..stop` of `kv_heads`."""
+        if self.groups == 1 or (start, stop) == (0, kv_heads):
+            return self
+        per_head = self.groups // kv_heads
+        rows = slice(start * per_head, stop * per_head)
+        return Selection(self.ids[:, rows], self.counts[:, rows], self.unit)
+
+    def tokens(self, seq_lens: Tensor) -> Tensor:
+        """Tokens attended to per group, int32 `[B, G]`: only the page of the current token can be partial.
+
+        Args:
+            seq_lens: int32 `[B]`.
+        """
+        if self.unit == 1:
+            return self.counts
+        missing = (-seq_lens).remainder(self.unit)
+        return self.counts * self.unit - missing[:, None]
+
+
+class Role(enum.Enum):
+    """What a KV head does at a layer, as two bits: does it refresh the set, does it attend to all tokens?"""
+
+    DENSE = "dense"
+    PUBLISH = "publish"
+    SELECT = "select"
+    REUSE = "reuse"
+
+    @property
+    def refreshes(self) -> bool:
+        return self in (Role.PUBLISH, Role.SELECT)
+
+    @property
+    def attends_to_all(self) -> bool:
+        return self in (Role.DENSE, Role.PUBLISH)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a decoder that a policy is bound to."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head, g."""
+        return self.query_heads // self.kv_heads
