@@ -1,0 +1,1 @@
+"""Benchmarks: timings that name their baseline, machine, threads, dtype and shapes."""

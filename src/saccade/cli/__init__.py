@@ -1,0 +1,57 @@
+"""The command line. Commands import what they need when they run: `--help` must not wait for torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .bench import bench
+from .compare import compare
+from .generate import generate
+from .group import OneLineErrors
+from .policies import policies
+
+app = typer.Typer(
+    name="saccade",
+    cls=OneLineErrors,
+    rich_markup_mode="rich",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _saccade(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Sparse decoding attention for long-context language models.
+
+    A policy decides which cached tokens the attention reads for every new token. [bold]saccade compare[/bold] shows
+    what that costs in answers and saves in time, on a bundled model and a text that every Python carries; nothing is
+    downloaded.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command()(compare)
+app.command()(generate)
+app.command()(policies)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Entry point of `saccade` and of `python -m saccade`."""
+    app()

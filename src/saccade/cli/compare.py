@@ -1,0 +1,117 @@
+"""`saccade compare`: the main job."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .group import INTERRUPTED
+from .options import Device, Document, Dtype, Model, Seed
+
+DEFAULT_POLICIES = ["dense", "streaming", "quest", "tidal", "less_is_more"]
+
+
+def compare(
+    model: Model = None,
+    document: Document = None,
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SPEC",
+            help="Policy to compare, name:key=value,key=value; once per policy. See [bold]saccade policies[/bold].",
+        ),
+    ] = DEFAULT_POLICIES,
+    budget: Annotated[
+        str, typer.Option(metavar="N,N", help="Budgets in tokens, for policies that have one and were not given one.")
+    ] = "64,256",
+    context: Annotated[
+        int, typer.Option(min=256, metavar="TOKENS", help="Length of the contexts cut from the built-in text.")
+    ] = 8192,
+    limit: Annotated[int, typer.Option(min=1, help="Questions in all, a dozen per context.")] = 48,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Results folder; files of the same names are overwritten. Default: results/DATE-TIME.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, help="CPU threads of decoding. One is steady on a shared machine; prefill uses what torch would."
+        ),
+    ] = 1,
+) -> None:
+    """Ask a long document the same questions under every policy; compare answers and speed.
+
+    Facts are hidden in a long text, by default the Python language reference. The text is read once with dense
+    attention; questions and answers are then decoded token by token under each policy. You get a table, and a folder
+    with [bold]report.html[/bold] (figures), [bold]results.json[/bold], [bold]samples.jsonl[/bold] (every answer) and
+    [bold]config.json[/bold].
+
+    Examples:
+
+      saccade compare
+
+      saccade compare --policy tidal --policy tidal:heads=query --budget 32,128,512
+
+      saccade compare --policy less_is_more:reselect=4 --policy less_is_more:reselect=8 --limit 96
+
+      saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
+    """
+    # Imported here, so that --help and a mistyped option do not wait for torch.
+    from ..eval.folder import ResultsFolder
+    from ..eval.job import Job, Settings
+    from ..report.page import comparison_page
+    from ..report.table import comparison_table
+    from .terminal import output, progress, quiet_libraries
+
+    quiet_libraries()
+    folder_path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    job = Job.check(
+        Settings(
+            model=model,
+            document=document,
+            policies=tuple(policy),
+            budget=budget,
+            context=context,
+            limit=limit,
+            output_dir=folder_path,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            threads=threads,
+        )
+    )
+    with ResultsFolder(folder_path) as folder:
+        loaded = job.load_model()
+        environment = job.environment(loaded)
+        folder.write_configuration({**job.configuration(), "environment": environment})
+        complete = False
+        comparison = job.comparison(loaded, folder)
+        try:
+            with progress(comparison.units) as advance:
+                comparison.run(advance)
+            complete = True
+        except KeyboardInterrupt:
+            pass
+        results = {
+            "complete": complete,
+            "rows": comparison.rows(),
+            "notes": list(job.notes),
+            "environment": environment,
+        }
+        folder.write_results(results)
+        folder.write_report(comparison_page(results, folder.gazes(), folder.samples()))
+    console = output()
+    console.print(comparison_table(results, job.notes))
+    console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False)
+    if not complete:
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,30 @@
+"""Options that several commands share, under one name and with one explanation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR_OR_HUB_ID",
+        help="A model folder or hub id (safetensors only, no remote code). Default: the bundled model.",
+        show_default=False,
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps. auto: an accelerator if there is one.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="auto, float32, bfloat16, float16. auto: what the checkpoint holds; "
+        "float32 for the bundled model on a CPU, where it is faster."
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random; the same seed gives the same answers.")]
+Document = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A UTF-8 text file.", show_default=False),
+]
