@@ -30,10 +30,6 @@ class RecallObserver:
         pairs = zip(self._sums, self._weights, strict=True)
         return [total / weight if weight else None for total, weight in pairs]
 
-    def __deepcopy__(self, memo: dict[int, object]) -> RecallObserver:
-        """A copied cache goes on measuring for the same run."""
-        return self
-
 
 def attention_recall(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Tensor:
     """Dense softmax mass on the set of each query head.
@@ -49,7 +45,7 @@ def attention_recall(q: Tensor, kv: KVView, selection: Selection, *, scale: floa
     """
     mass = (decode_scores(q, kv, pooling="each") * scale).softmax(-1)
     chosen = membership(selection, kv.rows.seq_lens, mass.shape[-1])
-    per_group = mass.unflatten(1, (selection.groups, -1))
+    per_group: Tensor = mass.unflatten(1, (selection.groups, -1))
     return (per_group * chosen[:, :, None]).sum(-1).flatten(1).clamp(max=1.0)
 
 

@@ -12,7 +12,7 @@ from .state import DecodeState
 from .types import KVView
 
 
-def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: float) -> Tensor:
+def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: float, position: int = 0) -> Tensor:
     """Attention output of the current token of every row, under the state's plan.
 
     Args:
@@ -21,40 +21,45 @@ def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: floa
         q: queries `[B, Hq, d]` of each row's last token, RoPE applied.
         kv: the layer's cache, the current token included.
         scale: factor on q·k before the softmax.
+        position: which one of a call's new tokens this is, when several come at once.
 
     Returns:
         `[B, Hq, d]` in q's dtype.
     """
     spans = state.plan.roles.spans[layer]
     if len(spans) == 1:
-        return _attend_span(state, layer, spans[0], q, kv, scale)
+        return _attend_span(state, layer, spans[0], q, kv, scale, position)
     group = q.shape[1] // kv.kv_heads
     outputs = [
-        _attend_span(state, layer, span, q[:, span.start * group : span.stop * group], kv, scale) for span in spans
+        _attend_span(state, layer, span, q[:, span.start * group : span.stop * group], kv, scale, position)
+        for span in spans
     ]
     return torch.cat(outputs, dim=1)
 
 
-def _attend_span(state: DecodeState, layer: int, span: HeadSpan, q: Tensor, kv: KVView, scale: float) -> Tensor:
+def _attend_span(
+    state: DecodeState, layer: int, span: HeadSpan, q: Tensor, kv: KVView, scale: float, position: int
+) -> Tensor:
     """Attention of neighbouring heads with one role: attend to all or to the set, refresh it or not."""
     selector, role, kv_heads = state.plan.selector, span.role, kv.kv_heads
     heads = kv.heads(span.start, span.stop)
     if selector is None or not state.needs_selection(kv.rows.max_len):
-        output, _ = dense_decode_scores(q, heads, scale=scale, pooling=None)
-        state.account(layer, span, kv_heads, None, q, heads, scale)
-        return output
+        dense, _ = dense_decode_scores(q, heads, scale=scale, pooling=None)
+        state.account(layer, span, kv_heads, None, q, heads, scale, position)
+        return dense
 
-    scores = output = None
+    scores: Tensor | None = None
+    output: Tensor | None = None
     if role.attends_to_all:
         pooling = selector.fused_pooling if role.refreshes else None
         output, scores = dense_decode_scores(q, heads, scale=scale, pooling=pooling)
     if role.refreshes:
         index = state.index(layer, kv)
         narrowed = None if index is None else index.heads(span.start, span.stop)
-        state.rolling.publish(span, kv_heads, selector.select(q, heads, narrowed, scores), kv.rows)
-    selection = None if role.attends_to_all else state.rolling.read(span, kv_heads)
+        state.rolling(position).publish(span, kv_heads, selector.select(q, heads, narrowed, scores), kv.rows)
+    selection = None if role.attends_to_all else state.rolling(position).read(span, kv_heads, kv.rows)
     if selection is not None:
         output = sparse_decode(q, heads, selection, scale=scale)
-    state.account(layer, span, kv_heads, selection, q, heads, scale)
+    state.account(layer, span, kv_heads, selection, q, heads, scale, position)
     assert output is not None
     return output

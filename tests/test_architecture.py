@@ -1,0 +1,329 @@
+"""The shape of the package: which module may import which, what an import costs, which names are public."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "saccade"
+MAX_LINES = 500
+
+PUBLIC_NAMES = {
+    "Run",
+    "sparsify",
+    "Policy",
+    "policy",
+    "policies",
+    "LayerStats",
+    "RunStats",
+    "SaccadeError",
+    "PolicyError",
+    "UnsupportedModelError",
+    "AttachmentError",
+    "ModelFolderError",
+    "DocumentError",
+    "OutputError",
+    "KernelError",
+    "__version__",
+}
+
+# What each unit of the package may import, lowest first: an entry names only units above it in this table, so that
+# nothing imports upward. A unit is a top-level module or folder; "saccade" is the lazy facade `__init__.py`.
+SELECTION = {"errors", "types", "kernels", "select"}
+ENGINE = {*SELECTION, "roles", "plan", "spec", "counters", "state", "runtime", "recall", "stats"}
+TOOLS = {*ENGINE, "rules", "scorers", "options", "registry", "adapters", "saccade"}
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "types": {"errors"},
+    "kernels": {"errors", "types"},
+    "select": {"errors", "types", "kernels"},
+    "rules": SELECTION,
+    "scorers": SELECTION,
+    "roles": {"errors", "types"},
+    "options": {"errors"},
+    "plan": {"errors", "types", "roles", "select"},
+    "methods": {*SELECTION, "rules", "scorers", "roles", "options", "plan"},
+    "registry": {"errors", "types", "options", "plan", "methods"},
+    "spec": {"errors", "types", "options", "plan", "registry"},
+    "counters": set(),
+    "rolling": {"types", "roles"},
+    "state": {*SELECTION, "roles", "plan", "counters", "rolling"},
+    "runtime": {*SELECTION, "roles", "plan", "state"},
+    "recall": {*SELECTION, "roles"},
+    "stats": {"counters"},
+    "adapters": ENGINE,
+    "machine": {"saccade"},
+    "eval": {*TOOLS, "machine"},
+    "bench": {*TOOLS, "machine", "eval"},
+    "testbed": {*TOOLS, "eval"},
+    "calibrate": {*TOOLS, "eval", "testbed"},
+    "report": {*TOOLS, "eval", "bench"},
+}
+ARROWS["cli"] = {*ARROWS, "saccade"}
+ARROWS["__main__"] = {"cli"}
+
+# The one arrow upward: where the bundled weights lie. `testbed/__init__.py` holds that path and imports none of ours.
+UPWARD = {("saccade.adapters.hf.load", "saccade.testbed")}
+
+# Which units may import which library; the standard library is free.
+LIBRARIES: dict[str, set[str]] = {
+    "torch": {*ARROWS} - {"errors", "options", "methods", "registry", "spec", "__main__"},
+    "triton": {"kernels"},
+    "pydantic": {"options", "methods"},
+    "transformers": {"adapters", "eval", "testbed", "calibrate", "bench", "cli"},
+    "vllm": {"adapters"},
+    "numpy": {"eval", "testbed", "calibrate", "bench", "report", "cli"},
+    "scipy": {"eval", "calibrate", "bench", "report"},
+    "tokenizers": {"eval", "testbed"},
+    "safetensors": {"adapters", "eval", "testbed", "calibrate"},
+    "matplotlib": {"report"},
+    "jinja2": {"report"},
+    "typer": {"cli"},
+    "rich": {"bench", "report", "cli"},
+}
+
+IMPLEMENTATIONS = {"reference", "cpu", "triton"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement somewhere in a module, at whatever depth: lazy imports are arrows too."""
+
+    importer: str
+    target: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.target}"
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted names, from the package's own on, of all modules below `root`."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = (root.name, *path.relative_to(root).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(name: str, path: Path, known: set[str]) -> Iterator[Import]:
+    """Every module that `path` imports; `from a import b` counts as `a.b` where that is a module."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join(filter(None, (*above, base)))
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield Import(name, inner if inner in known else base, node.lineno)
+
+
+def unit(module: str) -> str:
+    """The row of the table that a module of the package belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def broken_arrows(root: Path) -> list[str]:
+    """Everything below `root` that imports what the tables do not allow."""
+    found = modules(root)
+    names = set(found)
+    complaints = []
+    for name, path in found.items():
+        own = unit(name)
+        if name == root.name:
+            continue
+        if own not in ARROWS:
+            complaints.append(f"{name}: unknown unit {own!r}; give it a row in ARROWS")
+            continue
+        for edge in imports(name, path, names):
+            top = edge.target.partition(".")[0]
+            if top == root.name:
+                other = unit(edge.target)
+                if other != own and other not in ARROWS[own] and (name, edge.target) not in UPWARD:
+                    complaints.append(f"{edge}: {own} has no arrow to {other}")
+                if own == other == "kernels" and not _op_arrow(name, edge.target):
+                    complaints.append(f"{edge}: implementations stand alone; only their own api.py chooses")
+            elif top not in sys.stdlib_module_names and own not in LIBRARIES.get(top, ()):
+                complaints.append(f"{edge}: only {sorted(LIBRARIES.get(top, ())) or 'no unit'} may")
+    return complaints
+
+
+def _op_arrow(importer: str, target: str) -> bool:
+    """Whether one module below `kernels` may import another: shared helpers always, an op only from its own api."""
+    source, goal = importer.split(".")[2:], target.split(".")[2:]
+    if len(goal) < 1 or goal[0].startswith("_"):
+        return True
+    if not source or source[0].startswith("_"):
+        return False
+    if source[0] != goal[0]:
+        return goal[1:] in ([], ["api"]) and source[-1] not in IMPLEMENTATIONS
+    return source[-1] not in IMPLEMENTATIONS and (goal[-1] not in IMPLEMENTATIONS or source[-1] == "api")
+
+
+def test_arrows() -> None:
+    assert broken_arrows(PACKAGE) == []
+
+
+def test_the_arrow_upward_is_needed_and_ends_there() -> None:
+    found = modules(PACKAGE)
+    for importer, target in UPWARD:
+        assert target in {edge.target for edge in imports(importer, found[importer], set(found))}
+        own = [edge for edge in imports(target, found[target], set(found)) if edge.target.startswith(PACKAGE.name)]
+        assert own == []
+
+
+def test_the_table_has_no_arrow_upward() -> None:
+    seen = {"saccade"}
+    for name, below in ARROWS.items():
+        assert below <= seen, f"{name} may import {below - seen}, which stand below it in the table"
+        seen.add(name)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("kernels/topk/api.py", "from saccade.plan import Plan"),
+        ("kernels/topk/api.py", "from ...roles import RoleMap"),
+        ("kernels/topk/cpu.py", "from saccade.kernels.topk import reference"),
+        ("kernels/topk/cpu.py", "from . import reference"),
+        ("kernels/topk/reference.py", "from .cpu import topk"),
+        ("kernels/topk/reference.py", "from saccade.kernels.topk.api import topk"),
+        ("kernels/topk/api.py", "from saccade.kernels.page_bounds.cpu import page_scores"),
+        ("kernels/topk/cpu.py", "from saccade.kernels.page_bounds.api import page_scores"),
+        ("kernels/_flat.py", "from .topk.api import topk"),
+        ("kernels/topk/api.py", "import transformers"),
+        ("kernels/topk/api.py", "import numpy as np"),
+        ("rules.py", "from .methods import quest"),
+        ("scorers/exact.py", "from ..runtime import attend"),
+        ("methods/quest.py", "from ..adapters.hf import sparsify"),
+        ("methods/quest.py", "def late():\n    from saccade import sparsify"),
+        ("methods/quest.py", "import saccade.registry"),
+        ("runtime.py", "import transformers.cache_utils"),
+        ("adapters/hf/run.py", "from ...eval import facts"),
+        ("eval/facts.py", "import matplotlib.pyplot"),
+        ("eval/facts.py", "from ..cli import main"),
+        ("eval/facts.py", "from rich.console import Console"),
+        ("types.py", "import somebody_elses_library"),
+        ("novel.py", ""),
+    ],
+)
+def test_a_broken_arrow_is_found(tmp_path: Path, file: str, line: str) -> None:
+    package = tmp_path / "saccade"
+    for name in ("", "kernels", "kernels/topk", "kernels/page_bounds", "eval", "adapters", "adapters/hf", "methods"):
+        (package / name).mkdir(exist_ok=True)
+        (package / name / "__init__.py").touch()
+    for name in ("kernels/topk/api", "kernels/topk/cpu", "kernels/topk/reference", "kernels/page_bounds/api"):
+        (package / f"{name}.py").touch()
+    for name in ("kernels/page_bounds/cpu", "registry", "plan", "roles", "eval/facts", "runtime"):
+        (package / f"{name}.py").touch()
+    assert broken_arrows(package) == []
+    path = package / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{line}\n")
+    assert len(broken_arrows(package)) == 1
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def python(code: str) -> str:
+    """Standard output of a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_public_names() -> None:
+    import saccade
+
+    assert set(saccade.__all__) == PUBLIC_NAMES
+    assert len(saccade.__all__) == len(PUBLIC_NAMES)
+    for name in PUBLIC_NAMES:
+        assert getattr(saccade, name) is not None
+
+
+def test_importing_saccade_loads_no_library() -> None:
+    heavy = ("torch", "transformers", "vllm", "triton", "matplotlib", "numpy", "pydantic")
+    assert python(f"import sys, saccade\nprint([name for name in {heavy} if name in sys.modules])").strip() == "[]"
+
+
+def test_help_does_not_load_torch() -> None:
+    code = """
+import sys
+from saccade.cli import main
+sys.argv = ["saccade", "--help"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print([name for name in ("torch", "transformers", "matplotlib") if name in sys.modules])
+"""
+    assert python(code).strip().splitlines()[-1] == "[]"
+
+
+IMPORT_EVERYTHING = """
+from importlib import import_module
+from pkgutil import walk_packages
+import saccade
+for module in walk_packages(saccade.__path__, "saccade."):
+    if not module.name.endswith("__main__"):
+        import_module(module.name)
+"""
+
+
+def test_public_names_survive_the_import_of_every_submodule() -> None:
+    # A submodule called `policy` would replace the function of that name the moment somebody imports it.
+    code = """
+from types import ModuleType
+print([name for name in saccade.__all__ if isinstance(getattr(saccade, name), ModuleType)])
+assert saccade.policy("dense").name == "dense" and "dense" in saccade.policies()
+"""
+    assert python(IMPORT_EVERYTHING + code).strip() == "[]"
+
+
+def test_importing_patches_nothing() -> None:
+    before = """
+import sys
+import torch, transformers
+import transformers.cache_utils, transformers.masking_utils, transformers.modeling_utils
+import transformers.models.llama.modeling_llama, transformers.integrations.sdpa_attention
+from transformers import AttentionInterface, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+watched = {
+    name: module for name, module in list(sys.modules.items())
+    if name == "torch" or name.startswith(("torch.nn", "transformers.")) or name == "transformers"
+}
+owners = {**watched, "model": PreTrainedModel, "generation": GenerationMixin, "module": torch.nn.Module}
+snapshot = {name: dict(vars(owner)) for name, owner in owners.items()}
+names = sorted(AttentionInterface().valid_keys()), sorted(AttentionMaskInterface().valid_keys())
+"""
+    after = """
+changed = [
+    f"{name}.{key}" for name, owner in owners.items() for key, value in snapshot[name].items()
+    if vars(owner).get(key, None) is not value and not key.startswith("__")
+]
+assert (sorted(AttentionInterface().valid_keys()), sorted(AttentionMaskInterface().valid_keys())) == names
+print(changed)
+"""
+    assert python(before + IMPORT_EVERYTHING + after).strip() == "[]"
