@@ -15,7 +15,9 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
         raise KernelError(f"{operation}: q must be [B, Hq, d], got {list(q.shape)}")
     batch, heads, head_dim = q.shape
     if kv.k.dim() != 4 or kv.v.shape != kv.k.shape:
-        raise KernelError(f"{operation}: k and v must be [pages, page, Hkv, d], got {list(kv.k.shape)}, {list(kv.v.shape)}")
+        raise KernelError(
+            f"{operation}: k and v must be [pages, page, Hkv, d], got {list(kv.k.shape)}, {list(kv.v.shape)}"
+        )
     if head_dim != kv.head_dim or batch != kv.rows.batch:
         raise KernelError(
             f"{operation}: q {list(q.shape)} does not match {kv.rows.batch} rows of head dim {kv.head_dim}"

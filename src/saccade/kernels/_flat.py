@@ -9,6 +9,7 @@ from torch import Tensor
 
 from saccade.types import KVView, Rows
 
+_INT32_ROWS = 2**31 - 1
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -25,6 +26,15 @@ class FlatCache:
     page: int
     slot: int
     head: int
+
+    @property
+    def index_dtype(self) -> torch.dtype:
+        """int32 is half the index traffic, where every row's number fits."""
+        return torch.int32 if self.table.shape[0] <= _INT32_ROWS else torch.int64
+
+    def steps_like(self, other: FlatCache) -> bool:
+        """Whether the same index vector reads the same tokens of both."""
+        return (self.page, self.slot, self.head) == (other.page, other.slot, other.head)
 
 
 def flatten(storage: Tensor) -> FlatCache:
@@ -59,24 +69,43 @@ def host_bounds(rows: Rows) -> tuple[tuple[int, int], ...]:
     return tuple(zip(rows.row_start.tolist(), rows.seq_lens.tolist(), strict=True))
 
 
+def shared_slice(storage: Tensor, rows: Rows) -> Tensor | None:
+    """All rows' tokens as one view `[B, n, Hkv, d]`, or None unless they lie alike in consecutive pages."""
+    if not rows.uniform or rows.bounds is None or rows.page_table.shape[1] != 1:
+        return None
+    start, length = rows.bounds[0]
+    numbers = rows.page_table[:, 0].tolist()
+    if numbers != list(range(numbers[0], numbers[0] + rows.batch)):
+        return None
+    return storage[numbers[0] : numbers[0] + rows.batch, start : start + length]
+
+
 class RowReader:
-    """The tokens of one batch row, head by head: a slice where its slots are contiguous, else a gather."""
+    """The tokens of one batch row: a view where its slots are contiguous, else gathered."""
 
     def __init__(self, storage: Tensor, rows: Rows, row: int, start: int, length: int) -> None:
         page = storage.shape[1]
-        self._storage = storage
-        self._start = start % page
         first, last = start // page, (start + length - 1) // page
-        self._page = int(rows.page_table[row, first]) if first == last else None
-        if self._page is None:
-            flat = flatten(storage)
-            slots = torch.arange(start, start + length)
-            pages = rows.page_table[row].long().index_select(0, slots // page)
-            self._flat = flat
-            self._index = pages * flat.page + (slots % page) * flat.slot
+        self._tokens: Tensor | None = None
+        if first == last:
+            offset = start % page
+            self._tokens = storage[int(rows.page_table[row, first]), offset : offset + length].transpose(0, 1)
+            return
+        self._flat = flatten(storage)
+        slots = torch.arange(start, start + length)
+        pages = rows.page_table[row].long().index_select(0, slots // page)
+        self._index = pages * self._flat.page + slots % page * self._flat.slot
+        self._heads = torch.arange(storage.shape[2])[:, None] * self._flat.head
 
     def read(self, head: int, start: int, stop: int) -> Tensor:
         """Tokens `[stop - start, d]` of a KV head at logical positions `start..stop`."""
-        if self._page is not None:
-            return self._storage[self._page, self._start + start : self._start + stop, head]
+        if self._tokens is not None:
+            return self._tokens[head, start:stop]
         return self._flat.table.index_select(0, self._index[start:stop] + head * self._flat.head)
+
+    def read_heads(self, start: int, stop: int) -> Tensor:
+        """Tokens `[Hkv, stop - start, d]` of all KV heads at logical positions `start..stop`."""
+        if self._tokens is not None:
+            return self._tokens[:, start:stop]
+        index = self._index[start:stop] + self._heads
+        return self._flat.table.index_select(0, index.flatten()).view(*index.shape, -1)

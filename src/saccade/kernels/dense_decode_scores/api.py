@@ -45,13 +45,12 @@ def dense_decode_scores(
     return reference.dense_decode_scores(q, kv, scale, pooling)
 
 
-def decode_scores(
-    q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Implementation = "auto"
-) -> Tensor:
+def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Implementation = "auto") -> Tensor:
     """Raw scores q·k of every token, unscaled, in float32 from the cached keys.
 
     Poolings over the g = Hq / Hkv query heads of a KV head: "max" is their largest score, "mean" the score of their
-    mean query (LycheeDecode section 3; ReSA section 2.2), "each" one score per query head (TidalDecode section 3.2).
+    mean query (ReSA, section 2.1; LycheeDecode, appendix F), "each" one score per query head
+    (TidalDecode, section 3.1).
 
     Args:
         q: queries `[B, Hq, d]`, floating point.

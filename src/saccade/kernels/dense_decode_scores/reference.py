@@ -17,9 +17,7 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     return _hide_absent(_pool(raw, queries, keys, pooling), kv, positions)
 
 
-def dense_decode_scores(
-    q: Tensor, kv: KVView, scale: float, pooling: Pooling | None
-) -> tuple[Tensor, Tensor | None]:
+def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
     positions = _positions(kv)
     keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
     queries = _grouped(q, kv.kv_heads)

@@ -24,7 +24,7 @@ def update_page_bounds(
 ) -> None:
     """Recompute, in place, the bounds of every page that positions `start .. start + count - 1` touch.
 
-    A page's bounds are the elementwise minimum and maximum of its keys (ReSA, section 2.2). They are taken from the
+    A page's bounds are the elementwise minimum and maximum of its keys (ReSA, section 2.1). They are taken from the
     cache, never updated from the old ones: keys that rectification has rewritten leave no trace. Pages are aligned
     to each row's logical position 0 and cover only tokens below its length; positions beyond it touch nothing.
     Bounds of untouched pages keep their values.
@@ -76,7 +76,7 @@ def page_scores(
 ) -> Tensor:
     """An upper bound of q·k over each page: `Σ_j max(q_j·upper_j, q_j·lower_j)`, unscaled, in float32.
 
-    Computed as `q⁺·upper + q⁻·lower` with the positive and negative parts of q (ReSA, section 2.2, after Quest).
+    Computed as `q⁺·upper + q⁻·lower` with the positive and negative parts of q (ReSA, section 2.1, after Quest).
     "max" takes the largest bound of a group's query heads, "mean" the bound of their mean query (it is not linear:
     the query is pooled first), "each" one bound per query head.
 

@@ -8,30 +8,36 @@ from torch import Tensor
 from saccade.kernels._flat import RowReader, host_bounds
 from saccade.types import KVView, Pooling
 
+# Pages recomputed at a time: bounds the copy that a scattered cache needs.
+_PAGES = 1024
+
 
 def update_page_bounds(lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int) -> None:
     for row, (begin, (row_start, length)) in enumerate(zip(start.tolist(), host_bounds(kv.rows), strict=True)):
         end = min(begin + count, length)
         if end <= max(begin, 0):
             continue
-        first, last = max(begin, 0) // page, (end - 1) // page
         keys = RowReader(kv.k, kv.rows, row, row_start, length)
-        stop = min((last + 1) * page, length)
-        whole = (stop - first * page) // page
-        for head in range(kv.kv_heads):
-            tokens = keys.read(head, first * page, stop)
-            if whole:
-                full = tokens[: whole * page].unflatten(0, (whole, page))
-                torch.amin(full, dim=1, out=lower[row, head, first : first + whole])
-                torch.amax(full, dim=1, out=upper[row, head, first : first + whole])
-            if first + whole <= last:
-                torch.amin(tokens[whole * page :], dim=0, out=lower[row, head, last])
-                torch.amax(tokens[whole * page :], dim=0, out=upper[row, head, last])
+        last = (end - 1) // page
+        for first in range(max(begin, 0) // page, last + 1, _PAGES):
+            stop = min(first + _PAGES, last + 1)
+            tokens = keys.read_heads(first * page, min(stop * page, length))
+            _reduce(tokens, page, lower[row, :, first:stop], upper[row, :, first:stop])
 
 
-def page_scores(
-    q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, page: int, pooling: Pooling
-) -> Tensor:
+def _reduce(tokens: Tensor, page: int, lower: Tensor, upper: Tensor) -> None:
+    """Write the bounds `[Hkv, p, d]` of consecutive tokens `[Hkv, n, d]`; the last page may be partial."""
+    whole = tokens.shape[1] // page
+    if whole:
+        full = tokens[:, : whole * page].unflatten(1, (whole, page))
+        torch.amin(full, dim=2, out=lower[:, :whole])
+        torch.amax(full, dim=2, out=upper[:, :whole])
+    if whole < lower.shape[1]:
+        torch.amin(tokens[:, whole * page :], dim=1, out=lower[:, whole])
+        torch.amax(tokens[:, whole * page :], dim=1, out=upper[:, whole])
+
+
+def page_scores(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, page: int, pooling: Pooling) -> Tensor:
     batch, query_heads, head_dim = q.shape
     kv_heads, pages = lower.shape[1], lower.shape[2]
     queries = q.float().reshape(batch, kv_heads, query_heads // kv_heads, head_dim)

@@ -18,21 +18,17 @@ def update_page_bounds(lower: Tensor, upper: Tensor, kv: KVView, page: int, star
     # writes below need no host decision; a row that touches none writes back what it had.
     most = (count + page - 2) // page + 1
     pages = torch.minimum(begin // page + torch.arange(most, device=device), (end - 1).clamp(min=0) // page)
+    # A page's positions beyond the row are read as its last token, which lies in the same page: no mask is needed.
     positions = (pages[..., None] * page + torch.arange(page, device=device)).flatten(1)
-    keys = gather_tokens(kv.k, None, kv.rows, positions)
-    keys = keys.view(batch, most, page, kv.kv_heads, kv.head_dim)
-    absent = (positions >= seq_lens).view(batch, most, page, 1, 1)
+    keys = gather_tokens(kv.k, None, kv.rows, positions).view(batch, most, page, kv.kv_heads, kv.head_dim)
     touched = (end > begin)[..., None, None]
     row = torch.arange(batch, device=device)[:, None]
-    for bounds, hidden, extreme in ((lower, torch.inf, torch.amin), (upper, -torch.inf, torch.amax)):
-        fresh = extreme(keys.masked_fill(absent, hidden), dim=2).to(bounds.dtype)
+    for bounds, fresh in ((lower, keys.amin(dim=2)), (upper, keys.amax(dim=2))):
         by_page = bounds.transpose(1, 2)
-        by_page[row, pages.long()] = torch.where(touched, fresh, by_page[row, pages.long()])
+        by_page[row, pages.long()] = torch.where(touched, fresh.to(bounds.dtype), by_page[row, pages.long()])
 
 
-def page_scores(
-    q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, page: int, pooling: Pooling
-) -> Tensor:
+def page_scores(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, page: int, pooling: Pooling) -> Tensor:
     batch, query_heads, head_dim = q.shape
     kv_heads, pages = lower.shape[1], lower.shape[2]
     queries = q.float().reshape(batch, kv_heads, query_heads // kv_heads, head_dim)

@@ -13,7 +13,7 @@ from saccade.kernels.rank_union import cpu, reference
 def rank_union(
     ids: Tensor, counts: Tensor, limit: int, *, universe: int, implementation: Implementation = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Merge the heads' ranked lists: all first choices, then all second choices, ... (LessIsMore, section 3.2).
+    """Merge the heads' ranked lists: all first choices, then all second choices, ... (LessIsMore, section 3.1.1).
 
     Within a rank the lower head goes first. The first occurrence of a position is kept, until `limit` distinct ones
     are found or the lists end.
@@ -33,7 +33,9 @@ def rank_union(
     """
     check_integers("rank_union", ids=ids, counts=counts)
     if ids.dim() != 3 or counts.shape != ids.shape[:2]:
-        raise KernelError(f"rank_union: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}")
+        raise KernelError(
+            f"rank_union: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}"
+        )
     if limit < 1 or universe < 1:
         raise KernelError(f"rank_union: limit and universe must be at least 1, got {limit} and {universe}")
     refusal = None if ids.device.type == "cpu" else f"the ids are on {ids.device}"

@@ -15,10 +15,10 @@ from saccade.types import KVView, Selection
 def sparse_decode(
     q: Tensor, kv: KVView, selection: Selection, *, scale: float, implementation: Implementation = "auto"
 ) -> Tensor:
-    """Attend to the selected tokens only: position-persistent sparse attention (TidalDecode, section 3.2).
+    """Attend to the selected tokens only: position-persistent sparse attention (TidalDecode, section 3.1).
 
     `out[b, h] = Σ_{j∈S(b,h)} softmax_{j∈S(b,h)}(scale · q[b, h]·k[j]) v[j]`, softmax in float32. A selection of
-    `unit` n > 1 stands for the tokens `id·n .. id·n + n - 1` that lie below the row's length (ReSA, section 2.2).
+    `unit` n > 1 stands for the tokens `id·n .. id·n + n - 1` that lie below the row's length (ReSA, section 2.1).
 
     Args:
         q: queries `[B, Hq, d]`, floating point.

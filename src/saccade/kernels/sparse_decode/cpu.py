@@ -18,16 +18,15 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
     heads = query_heads if selection.groups == query_heads else kv.kv_heads
     tokens, invalid = _tokens(selection, kv.rows)
     width = tokens.shape[2]
-    keys_at = flatten(kv.k)
-    values_at = flatten(kv.v)
-    index = _flat_index(tokens, kv, keys_at, heads)
-    same = (keys_at.page, keys_at.slot, keys_at.head) == (values_at.page, values_at.slot, values_at.head)
-    keys = keys_at.table.index_select(0, index).view(-1, width, head_dim).float()
-    if not same:
-        index = _flat_index(tokens, kv, values_at, heads)
-    values = values_at.table.index_select(0, index).view(-1, width, head_dim)
-    queries = q.float().mul_(scale) if q.dtype != torch.float32 else q * scale
-    scores = torch.bmm(queries.reshape(batch * heads, -1, head_dim), keys.transpose(1, 2))
+    shape = (batch * heads, width, head_dim)
+    flat_keys, flat_values = flatten(kv.k), flatten(kv.v)
+    index = _flat_index(tokens, kv, flat_keys, heads)
+    keys = flat_keys.table.index_select(0, index).view(shape).float()
+    if not flat_values.steps_like(flat_keys):
+        index = _flat_index(tokens, kv, flat_values, heads)
+    values = flat_values.table.index_select(0, index).view(shape)
+    queries = (q.float() * scale).reshape(batch * heads, -1, head_dim)
+    scores = torch.bmm(queries, keys.transpose(1, 2))
     if invalid is not None:
         scores.view(batch, heads, -1, width).masked_fill_(invalid[:, :, None], -torch.inf)
     weights = torch.softmax(scores, dim=-1)
@@ -42,10 +41,12 @@ def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Token positions `[B, G, width]`, all inside their rows, and which of them to mask (None when none)."""
     ids, unit = selection.ids, selection.unit
     counts = [count for row in selection.counts.tolist() for count in row]
-    fewest, most = min(counts), max(counts)
-    ids = ids[..., : min(ids.shape[2], -(-most // _STEP) * _STEP)]
+    units = ids.shape[2]
+    most = -(-max(counts) // _STEP) * _STEP
+    if most < units:
+        ids, units = ids[..., :most], most
     if unit == 1:
-        if fewest == ids.shape[2]:
+        if min(counts) == units:
             return ids, None
         return ids.clamp(min=0), ids < 0
     tokens = (ids[..., None] * unit + torch.arange(unit, dtype=torch.int32)).flatten(2)
@@ -56,14 +57,16 @@ def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
 def _flat_index(tokens: Tensor, kv: KVView, flat: FlatCache, heads: int) -> Tensor:
     """Flat rows of tokens `[B, G, width]` for each of `heads` heads, as one vector."""
     rows, page = kv.rows, kv.page
-    bounds = host_bounds(rows)
-    head = torch.arange(heads) // (heads // kv.kv_heads) * flat.head
+    group = heads // kv.kv_heads
+    offsets = [head // group * flat.head for head in range(heads)]
     if rows.page_table.shape[1] == 1:
-        starts = [start * flat.slot + number * flat.page for (start, _), number in zip(bounds, rows.page_table[:, 0].tolist(), strict=True)]
-        base = torch.tensor(starts)[:, None] + head
-        index = (tokens if flat.slot == 1 else tokens.long() * flat.slot) + base[..., None]
-    else:
-        slots = tokens.long() + rows.row_start[:, None, None]
-        pages = rows.page_table.long().gather(1, (slots // page).flatten(1)).view(slots.shape)
-        index = pages * flat.page + slots % page * flat.slot + head[:, None]
-    return index.view(-1)
+        bases = [
+            [[number * flat.page + start * flat.slot + offset] for offset in offsets]
+            for (start, _), (number,) in zip(host_bounds(rows), rows.page_table.tolist(), strict=True)
+        ]
+        slots = tokens if flat.slot == 1 else tokens * flat.slot
+        return (slots + torch.tensor(bases, dtype=flat.index_dtype)).view(-1)
+    slots = tokens + rows.row_start[:, None, None]
+    pages = rows.page_table.to(flat.index_dtype).gather(1, (slots // page).flatten(1).long()).view(slots.shape)
+    places = pages * flat.page + slots % page * flat.slot
+    return (places + torch.tensor(offsets, dtype=flat.index_dtype)[:, None]).view(-1)

@@ -1,0 +1,158 @@
+"""Caches for the kernel tests: every layout, with NaN in all memory that no row owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from saccade.types import KVView, Rows
+
+LAYOUTS = ("buffer", "paged", "interleaved", "apart", "strided")
+"""transformers' [B, Hkv, cap, d]; vLLM's [pages, page, Hkv, d], plain, or k and v side by side, or v with other
+strides than k; head dim not last."""
+
+
+@dataclass(frozen=True, repr=False)
+class Case:
+    """A cache of ragged rows with a query, and the same numbers in logical order.
+
+    Attributes:
+        keys, values: `[row][head][position]` vectors, as the cache rounds them.
+    """
+
+    layout: str
+    lengths: list[int]
+    kv: KVView
+    q: Tensor
+    keys: list[list[list[list[float]]]]
+    values: list[list[list[list[float]]]]
+
+    def __repr__(self) -> str:
+        heads = f"{self.q.shape[1]} on {self.kv.kv_heads} heads of {self.kv.head_dim}"
+        return f"Case({self.layout}, {self.q.dtype}, lengths {self.lengths}, {heads})"
+
+    @property
+    def queries(self) -> list[list[list[float]]]:
+        return self.q.double().tolist()
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, longest: int = 40) -> Case:
+    batch = draw(st.integers(1, 3))
+    return make_case(
+        layout=draw(st.sampled_from(LAYOUTS)),
+        style=draw(st.sampled_from(("normal", "clustered", "constant", "peaked"))),
+        dtype=draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float16))),
+        lengths=draw(
+            st.one_of(
+                st.lists(st.integers(1, longest), min_size=batch, max_size=batch),
+                # Around page boundaries, and all alike.
+                st.lists(st.sampled_from((1, 15, 16, 17, 31, 32, 33)), min_size=batch, max_size=batch),
+                st.integers(1, longest).map(lambda length: [length] * batch),
+            )
+        ),
+        padding=draw(st.sampled_from((0, 1, 7))),
+        loose=draw(st.sampled_from((0, 0, 5))),
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.sampled_from((1, 2, 4, 8))),
+        head_dim=draw(st.sampled_from((1, 8, 24, 80))),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+def make_case(
+    *,
+    layout: str,
+    lengths: list[int],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    style: str = "normal",
+    padding: int = 0,
+    loose: int = 0,
+    seed: int = 0,
+) -> Case:
+    """Build a case; `padding` shifts the rows against the storage pages, `loose` raises the bound on the lengths."""
+    random = torch.Generator().manual_seed(seed)
+    batch, longest = len(lengths), max(lengths)
+    # With padding, rows end together or start together, as left and right padding do.
+    starts = [padding + (longest - length if padding % 2 else 0) for length in lengths]
+    shape = (batch, kv_heads, longest, head_dim)
+    k = _content(shape, style, random).to(dtype)
+    v = torch.randn(shape, generator=random).to(dtype)
+    q = torch.randn(batch, kv_heads * group, head_dim, generator=random).to(dtype)
+    if layout == "buffer":
+        order = torch.randperm(batch, generator=random)
+        table = order.int()[:, None]
+        k_pages = _buffer(k, starts, lengths)[order.argsort()].transpose(1, 2)
+        v_pages = _buffer(v, starts, lengths)[order.argsort()].transpose(1, 2)
+    else:
+        page = 16 if padding else 5
+        table, total = _page_table(starts, lengths, page, random)
+        k_pages = _paged(k, starts, lengths, page, table, total, layout)
+        v_pages = _paged(v, starts, lengths, page, table, total, layout)
+        if layout == "interleaved":
+            both = torch.cat((k_pages, v_pages), dim=-1)
+            k_pages, v_pages = both[..., :head_dim], both[..., head_dim:]
+        if layout == "apart":
+            v_pages = v_pages.transpose(1, 2).contiguous().transpose(1, 2)
+    return Case(
+        layout=layout,
+        lengths=lengths,
+        kv=KVView(k_pages, v_pages, Rows.on_host(table, starts, lengths, longest + loose)),
+        q=q,
+        keys=_logical(k, lengths),
+        values=_logical(v, lengths),
+    )
+
+
+def _content(shape: tuple[int, int, int, int], style: str, random: torch.Generator) -> Tensor:
+    if style == "normal":
+        return torch.randn(shape, generator=random)
+    if style == "peaked":
+        return 6 * torch.randn(shape, generator=random)
+    few = torch.randn((*shape[:2], 1 if style == "constant" else 3, shape[3]), generator=random)
+    which = torch.randint(few.shape[2], shape[:3], generator=random)
+    return few.gather(2, which[..., None].expand(shape))
+
+
+def _logical(tokens: Tensor, lengths: list[int]) -> list[list[list[list[float]]]]:
+    return [tokens[row, :, :length].double().tolist() for row, length in enumerate(lengths)]
+
+
+def _buffer(tokens: Tensor, starts: list[int], lengths: list[int]) -> Tensor:
+    batch, heads, longest, head_dim = tokens.shape
+    buffer = torch.full((batch, heads, max(starts) + longest + 3, head_dim), torch.nan, dtype=tokens.dtype)
+    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        buffer[row, :, start : start + length] = tokens[row, :, :length]
+    return buffer
+
+
+def _page_table(starts: list[int], lengths: list[int], page: int, random: torch.Generator) -> tuple[Tensor, int]:
+    """Shuffled storage pages per row; entries that a row does not need point nowhere."""
+    needed = [-(-(start + length) // page) for start, length in zip(starts, lengths, strict=True)]
+    total = sum(needed) + 2
+    numbers = torch.randperm(total, generator=random).tolist()
+    table = torch.full((len(lengths), max(needed) + 1), 10**6, dtype=torch.int32)
+    for row, count in enumerate(needed):
+        table[row, :count] = torch.tensor([numbers.pop() for _ in range(count)], dtype=torch.int32)
+    return table, total
+
+
+def _paged(
+    tokens: Tensor, starts: list[int], lengths: list[int], page: int, table: Tensor, total: int, layout: str
+) -> Tensor:
+    _, heads, _, head_dim = tokens.shape
+    if layout == "strided":
+        pages = torch.full((total, page, head_dim, heads), torch.nan, dtype=tokens.dtype).transpose(2, 3)
+    else:
+        pages = torch.full((total, page, heads, head_dim), torch.nan, dtype=tokens.dtype)
+    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        for position in range(length):
+            slot = start + position
+            pages[int(table[row, slot // page]), slot % page] = tokens[row, :, position]
+    return pages

@@ -1,0 +1,113 @@
+"""Dense decoding attention and its scores against float64 loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kernel_caches import LAYOUTS, Case, cases, make_case
+from kernel_checks import everything, expect_attention, expect_scores, implementations, poolings
+
+from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
+from saccade.types import Pooling
+
+
+@given(cases(), implementations, st.one_of(st.none(), poolings), st.sampled_from((0.125, 0.3)))
+def test_dense_decode_scores_matches_the_oracle(
+    case: Case, implementation: Implementation, pooling: Pooling | None, scale: float
+) -> None:
+    assume(implementation == "reference" or case.layout != "strided")
+    out, scores = dense_decode_scores(case.q, case.kv, scale=scale, pooling=pooling, implementation=implementation)
+    expect_attention(out, case, everything(case), scale)
+    if pooling is None:
+        assert scores is None
+    else:
+        assert scores is not None
+        expect_scores(scores, case, pooling)
+
+
+@given(cases(), implementations, poolings)
+def test_decode_scores_matches_the_oracle(case: Case, implementation: Implementation, pooling: Pooling) -> None:
+    assume(implementation == "reference" or case.layout != "strided")
+    expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation), case, pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["buffer", "paged"])
+def test_rows_of_several_blocks(layout: str, dtype: torch.dtype) -> None:
+    """Longer than every block of the CPU path, with a ragged end."""
+    case = make_case(layout=layout, lengths=[17000, 4103], kv_heads=1, group=2, head_dim=8, dtype=dtype, padding=7)
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="cpu")
+    assert scores is not None
+    expect_scores(scores, case, "max")
+    expect_attention(out, case, everything(case), 0.3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_auto_takes_every_layout(layout: str) -> None:
+    case = make_case(layout=layout, lengths=[9, 4], kv_heads=2, group=3, head_dim=8)
+    out, _ = dense_decode_scores(case.q, case.kv, scale=0.3)
+    expect_attention(out, case, everything(case), 0.3)
+
+
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+@pytest.mark.parametrize("length", [9, 20000])
+def test_results_outlive_the_next_call(pooling: Pooling, length: int) -> None:
+    """The CPU path keeps its working memory; nothing it returns may lie there."""
+    case = make_case(layout="buffer", lengths=[length], kv_heads=1, group=2, head_dim=8)
+    results = (
+        *dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="cpu"),
+        decode_scores(case.q, case.kv, pooling=pooling, implementation="cpu"),
+    )
+    before = [result.clone() for result in results if result is not None]
+    other = replace(case.kv, k=case.kv.k + 1.0, v=case.kv.v + 1.0)
+    dense_decode_scores(case.q, other, scale=0.3, pooling=pooling, implementation="cpu")
+    decode_scores(case.q, other, pooling=pooling, implementation="cpu")
+    assert len(before) == 3
+    assert all(torch.equal(result, copy) for result, copy in zip(results, before, strict=True) if result is not None)
+
+
+def test_an_explicit_implementation_never_falls_back() -> None:
+    case = make_case(layout="strided", lengths=[9], kv_heads=2, group=2, head_dim=8)
+    with pytest.raises(KernelError, match="strides"):
+        dense_decode_scores(case.q, case.kv, scale=0.3, implementation="cpu")
+    with pytest.raises(KernelError, match="strides"):
+        decode_scores(case.q, case.kv, pooling="max", implementation="cpu")
+    with pytest.raises(KernelError, match="unknown implementation"):
+        decode_scores(case.q, case.kv, pooling="max", implementation="fast")  # type: ignore[arg-type]
+
+
+def test_a_quantised_cache_is_scaled_by_the_reference() -> None:
+    case = make_case(layout="buffer", lengths=[9, 5], kv_heads=2, group=2, head_dim=8)
+    scaled = replace(case.kv, k_scale=torch.tensor([0.5, 2.0]), v_scale=torch.tensor(4.0))
+    with pytest.raises(KernelError, match="quantised"):
+        dense_decode_scores(case.q, scaled, scale=0.3, implementation="cpu")
+    factors = torch.tensor([0.5, 2.0])[:, None]
+    plain = replace(case.kv, k=case.kv.k * factors, v=case.kv.v * 4.0)
+    out, scores = dense_decode_scores(case.q, scaled, scale=0.3, pooling="each")
+    # Powers of two scale exactly, so that both orders of multiplication round alike.
+    wanted, wanted_scores = dense_decode_scores(case.q, plain, scale=0.3, pooling="each", implementation="reference")
+    assert torch.equal(out, wanted)
+    assert scores is not None
+    assert wanted_scores is not None
+    assert torch.equal(scores, wanted_scores)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=8)
+    with pytest.raises(KernelError, match="multiple"):
+        dense_decode_scores(case.q[:, :3], case.kv, scale=0.3)
+    with pytest.raises(KernelError, match="head dim"):
+        dense_decode_scores(case.q[..., :4], case.kv, scale=0.3)
+    with pytest.raises(KernelError, match=r"\[B, Hq, d\]"):
+        dense_decode_scores(case.q[0], case.kv, scale=0.3)
+    with pytest.raises(KernelError, match="pooling"):
+        decode_scores(case.q, case.kv, pooling="sum")  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="floating"):
+        dense_decode_scores(case.q.int(), case.kv, scale=0.3)

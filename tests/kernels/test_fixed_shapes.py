@@ -1,0 +1,37 @@
+"""Reference implementations never look at tensor contents: they run on tensors that have none."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
+from saccade.kernels.page_bounds import page_scores, update_page_bounds
+from saccade.kernels.rank_union import rank_union
+from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.topk import topk
+from saccade.types import KVView, Rows, Selection
+
+
+def test_no_reference_synchronises_with_the_host() -> None:
+    """`.item()`, `nonzero` and data-dependent shapes raise on a fake tensor."""
+    with FakeTensorMode():
+        zeros = torch.zeros(2, dtype=torch.int32)
+        rows = Rows(zeros[:, None].expand(-1, 3), zeros, zeros + 1, 40)
+        kv = KVView(torch.empty(6, 16, 2, 8), torch.empty(6, 16, 2, 8), rows)
+        q = torch.empty(2, 4, 8)
+        out, scores = dense_decode_scores(q, kv, scale=0.3, pooling="mean", implementation="reference")
+        assert out.shape == q.shape
+        assert scores is not None
+        assert scores.shape == (2, 2, 40)
+        each = decode_scores(q, kv, pooling="each", implementation="reference")
+        assert each.shape == (2, 4, 40)
+        ranked, counts = topk(each, rows.seq_lens, 5, order="score", implementation="reference")
+        merged, found = rank_union(ranked, counts, 7, universe=40, implementation="reference")
+        assert merged.shape == (2, 1, 7)
+        chosen = sparse_decode(q, kv, Selection(merged, found), scale=0.3, implementation="reference")
+        assert chosen.shape == q.shape
+        lower, upper = torch.empty(2, 2, 3, 8), torch.empty(2, 2, 3, 8)
+        update_page_bounds(lower, upper, kv, page=16, start=rows.row_start, count=17, implementation="reference")
+        pages = page_scores(q, lower, upper, rows.seq_lens, page=16, pooling="max", implementation="reference")
+        assert pages.shape == (2, 2, 3)

@@ -1,0 +1,135 @@
+"""Page bounds: recomputed from the cache, aligned to each row's first token, and never below a true score."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kernel_budgets import largest_query, score_error
+from kernel_caches import Case, cases, make_case
+from kernel_checks import implementations, poolings
+from torch import Tensor
+
+import oracles
+from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels.page_bounds import page_scores, update_page_bounds
+from saccade.types import Pooling
+
+pages = st.sampled_from((1, 3, 16))
+
+
+def poisoned(case: Case, page: int, spare: int = 2) -> tuple[Tensor, Tensor]:
+    count = -(-case.kv.rows.max_len // page) + spare
+    shape = (len(case.lengths), case.kv.kv_heads, count, case.kv.head_dim)
+    return torch.full(shape, torch.nan, dtype=case.kv.k.dtype), torch.full(shape, torch.nan, dtype=case.kv.k.dtype)
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def expect_update(case: Case, page: int, starts: list[int], count: int, implementation: Implementation) -> None:
+    """Update fresh bounds: touched pages are right, the others hold what they held."""
+    lower, upper = poisoned(case, page)
+    update_page_bounds(
+        lower, upper, case.kv, page=page, start=int32(starts), count=count, implementation=implementation
+    )
+    for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
+        touched = {position // page for position in range(start, min(start + count, length))}
+        for head, keys in enumerate(case.keys[row]):
+            expected = oracles.page_bounds(keys, page)
+            for number in range(lower.shape[2]):
+                got = (lower[row, head, number].tolist(), upper[row, head, number].tolist())
+                if number in touched:
+                    assert got == expected[number]
+                else:
+                    assert all(math.isnan(component) for side in got for component in side)
+
+
+@given(cases(), implementations, pages, st.data())
+def test_only_touched_pages_are_recomputed(
+    case: Case, implementation: Implementation, page: int, data: st.DataObject
+) -> None:
+    assume(implementation == "reference" or case.layout != "strided")
+    starts = [data.draw(st.integers(0, case.kv.rows.max_len + page)) for _ in case.lengths]
+    count = data.draw(st.integers(0, case.kv.rows.max_len))
+    expect_update(case, page, starts, count, implementation)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@pytest.mark.parametrize("page", [1, 2, 3, 4])
+def test_every_start_and_count(page: int, implementation: Implementation) -> None:
+    case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, head_dim=2, padding=1)
+    for start in range(11):
+        for count in range(11):
+            expect_update(case, page, [start, max(start - 2, 0)], count, implementation)
+
+
+@given(cases(), implementations, pages, poolings)
+def test_page_scores_match_the_oracle(case: Case, implementation: Implementation, page: int, pooling: Pooling) -> None:
+    lower, upper = poisoned(case, page)
+    update_page_bounds(
+        lower, upper, case.kv, page=page, start=int32([0] * len(case.lengths)), count=case.kv.rows.max_len
+    )
+    scores = page_scores(
+        case.q, lower, upper, case.kv.rows.seq_lens, page=page, pooling=pooling, implementation=implementation
+    )
+    group = case.q.shape[1] // case.kv.kv_heads
+    heads = case.q.shape[1] if pooling == "each" else case.kv.kv_heads
+    assert scores.dtype == torch.float32
+    assert scores.shape == (len(case.lengths), heads, lower.shape[2])
+    for row, length in enumerate(case.lengths):
+        queries, keys = case.queries[row], case.keys[row]
+        used = -(-length // page)
+        for index, expected in enumerate(oracles.page_scores(queries, keys, page, pooling)):
+            head = index // group if pooling == "each" else index
+            largest = largest_query(queries[head * group : (head + 1) * group])
+            for number, (low, high) in enumerate(oracles.page_bounds(keys[head], page)):
+                # Two products over the same components: each component counts at its larger bound, twice.
+                extreme = [max(abs(a), abs(b)) for a, b in zip(low, high, strict=True)] * 2
+                error = score_error(largest * 2, extreme, group)
+                assert abs(scores[row, index, number].item() - expected[number]) <= error
+            assert all(score == -math.inf for score in scores[row, index, used:].tolist())
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_rewritten_keys_leave_no_trace(implementation: Implementation) -> None:
+    """Rectification shrinks a bound: a running minimum and maximum would keep the old one."""
+    case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=1, head_dim=4)
+    lower, upper = poisoned(case, 16)
+    update_page_bounds(lower, upper, case.kv, page=16, start=int32([0]), count=40, implementation=implementation)
+    before = upper.clone()
+    case.kv.k[0, 20:22] = 100.0
+    update_page_bounds(lower, upper, case.kv, page=16, start=int32([20]), count=2, implementation=implementation)
+    assert upper[0, 0, 1].tolist() == [100.0] * 4
+    case.kv.k[0, 20:22] = torch.tensor(case.keys[0][0][20:22])[:, None]
+    update_page_bounds(lower, upper, case.kv, page=16, start=int32([20]), count=2, implementation=implementation)
+    assert torch.equal(upper[:, :, :3], before[:, :, :3])
+
+
+def test_many_pages_at_once() -> None:
+    """More than the CPU path takes in one piece."""
+    case = make_case(layout="paged", lengths=[2051, 1030], kv_heads=2, group=1, head_dim=2, padding=7)
+    lower, upper = poisoned(case, 1)
+    update_page_bounds(lower, upper, case.kv, page=1, start=int32([0, 3]), count=2051, implementation="cpu")
+    assert lower[0, :, :2051].tolist() == case.keys[0]
+    assert upper[1, :, 3:1030].tolist() == [head[3:] for head in case.keys[1]]
+    assert lower[1, :, 1030:].isnan().all()
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=2, head_dim=4)
+    lower, upper = poisoned(case, 16)
+    start = int32([0])
+    with pytest.raises(KernelError, match="cannot hold"):
+        update_page_bounds(lower[:, :, :2], upper[:, :, :2], case.kv, page=16, start=start, count=1)
+    with pytest.raises(KernelError, match="float32"):
+        update_page_bounds(lower.half(), upper.half(), case.kv, page=16, start=start, count=1)
+    with pytest.raises(KernelError, match="bounds must be"):
+        update_page_bounds(lower[0], upper[0], case.kv, page=16, start=start, count=1)
+    with pytest.raises(KernelError, match="match"):
+        page_scores(case.q[..., :2], lower, upper, case.kv.rows.seq_lens, page=16, pooling="max")

@@ -1,0 +1,78 @@
+"""LessIsMore's union against a loop over ranks and heads."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import implementations
+
+import oracles
+from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels.rank_union import rank_union
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 8),
+    st.integers(1, 30),
+    st.integers(1, 50),
+    st.integers(0, 3),
+    st.booleans(),
+    implementations,
+    st.integers(0, 2**31),
+)
+def test_rank_union_matches_the_oracle(
+    batch: int,
+    heads: int,
+    universe: int,
+    limit: int,
+    slack: int,
+    agreeing: bool,
+    implementation: Implementation,
+    seed: int,
+) -> None:
+    pick = random.Random(seed)
+    ranked = []
+    for _ in range(batch):
+        shared = pick.sample(range(universe), pick.randint(1, universe))
+        own = [pick.sample(range(universe), pick.randint(0, universe)) for _ in range(heads)]
+        ranked.append([shared] * heads if agreeing else own)
+    width = max(len(choices) for row in ranked for choices in row) + slack or 1
+    ids = [[choices + [-1] * (width - len(choices)) for choices in row] for row in ranked]
+    counts = [[len(choices) for choices in row] for row in ranked]
+    merged, found = rank_union(
+        torch.tensor(ids, dtype=torch.int32),
+        torch.tensor(counts, dtype=torch.int32),
+        limit,
+        universe=universe,
+        implementation=implementation,
+    )
+    assert merged.dtype == found.dtype == torch.int32
+    assert merged.shape == (batch, 1, limit)
+    assert found.shape == (batch, 1)
+    for row in range(batch):
+        wanted = sorted(oracles.rank_union(ranked[row], limit))
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
+
+
+def test_heads_take_turns() -> None:
+    """The worked example: second choices come after every head's first choice, lower head first."""
+    ids = torch.tensor([[[5, 1, 7], [5, 3, 1], [2, 9, 0]]], dtype=torch.int32)
+    merged, _ = rank_union(ids, torch.full((1, 3), 3, dtype=torch.int32), 4, universe=10)
+    assert merged.tolist() == [[[1, 2, 3, 5]]]
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    ids, counts = torch.zeros(1, 2, 3, dtype=torch.int32), torch.ones(1, 2, dtype=torch.int32)
+    with pytest.raises(KernelError, match="fit"):
+        rank_union(ids, counts[0], 2, universe=9)
+    with pytest.raises(KernelError, match="int32"):
+        rank_union(ids.long(), counts, 2, universe=9)
+    with pytest.raises(KernelError, match="limit"):
+        rank_union(ids, counts, 0, universe=9)

@@ -1,0 +1,96 @@
+"""Attention over a chosen set against float64 loops."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kernel_caches import Case, cases, make_case
+from kernel_checks import everything, expect_attention, implementations
+
+import oracles
+from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels.sparse_decode import sparse_decode
+from saccade.types import Selection
+
+
+def choose(case: Case, sets: str, unit: int, slack: int, seed: int) -> tuple[Selection, list[list[list[int]]]]:
+    """A random selection, its buffer `slack` wider than the largest set; and its tokens per row and query head."""
+    pick = random.Random(seed)
+    query_heads, kv_heads = case.q.shape[1], case.kv.kv_heads
+    groups = {"all": 1, "kv": kv_heads, "query": query_heads}[sets]
+    chosen = []
+    for length in case.lengths:
+        units = -(-length // unit)
+        chosen.append([sorted(pick.sample(range(units), pick.randint(1, units))) for _ in range(groups)])
+    width = max(len(units) for row in chosen for units in row) + slack
+    ids = [[units + [-1] * (width - len(units)) for units in row] for row in chosen]
+    counts = [[len(units) for units in row] for row in chosen]
+    tokens = [
+        [oracles.unit_tokens(row[head * groups // query_heads], unit, length) for head in range(query_heads)]
+        for row, length in zip(chosen, case.lengths, strict=True)
+    ]
+    selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32), unit)
+    return selection, tokens
+
+
+@given(
+    cases(),
+    implementations,
+    st.sampled_from(("all", "kv", "query")),
+    st.sampled_from((1, 4, 16)),
+    st.sampled_from((0, 3, 300)),
+    st.integers(0, 2**31),
+)
+def test_sparse_decode_matches_the_oracle(
+    case: Case, implementation: Implementation, sets: str, unit: int, slack: int, seed: int
+) -> None:
+    assume(implementation == "reference" or case.layout != "strided")
+    selection, tokens = choose(case, sets, unit, slack, seed)
+    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
+    expect_attention(out, case, tokens, 0.3)
+
+
+@given(cases(), implementations, st.sampled_from((1, 16)))
+def test_a_set_of_everything_is_dense_attention(case: Case, implementation: Implementation, unit: int) -> None:
+    assume(implementation == "reference" or case.layout != "strided")
+    units = [-(-length // unit) for length in case.lengths]
+    ids = [[[*range(count), *[-1] * (max(units) - count)]] for count in units]
+    selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(units, dtype=torch.int32)[:, None], unit)
+    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
+    expect_attention(out, case, everything(case), 0.3)
+
+
+@pytest.mark.parametrize("layout", ["buffer", "paged"])
+@pytest.mark.parametrize("count", [512, 700])
+def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int) -> None:
+    case = make_case(layout=layout, lengths=[900], kv_heads=2, group=2, head_dim=24, dtype=torch.bfloat16, padding=7)
+    chosen = sorted(random.Random(0).sample(range(900), count))
+    selection = Selection(torch.tensor([[chosen]], dtype=torch.int32), torch.tensor([[count]], dtype=torch.int32))
+    out = sparse_decode(case.q, case.kv, selection, scale=0.2, implementation="cpu")
+    expect_attention(out, case, [[chosen] * 4], 0.2)
+
+
+def test_an_explicit_implementation_never_falls_back() -> None:
+    case = make_case(layout="strided", lengths=[9], kv_heads=2, group=2, head_dim=8)
+    selection, tokens = choose(case, "kv", 1, 0, 0)
+    with pytest.raises(KernelError, match="strides"):
+        sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="cpu")
+    expect_attention(sparse_decode(case.q, case.kv, selection, scale=0.3), case, tokens, 0.3)
+
+
+def test_selections_that_do_not_fit_are_named() -> None:
+    case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=8)
+    ids, counts = torch.zeros(1, 2, 3, dtype=torch.int32), torch.ones(1, 2, dtype=torch.int32)
+    with pytest.raises(KernelError, match="int32"):
+        sparse_decode(case.q, case.kv, Selection(ids.long(), counts), scale=0.3)
+    with pytest.raises(KernelError, match="3 sets"):
+        sparse_decode(case.q, case.kv, Selection(ids[:, [0, 1, 1]], counts[:, [0, 1, 1]]), scale=0.3)
+    with pytest.raises(KernelError, match="counts"):
+        sparse_decode(case.q, case.kv, Selection(ids, counts[0]), scale=0.3)
+    with pytest.raises(KernelError, match="M >= 1"):
+        sparse_decode(case.q, case.kv, Selection(ids[..., :0], counts), scale=0.3)
