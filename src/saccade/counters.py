@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,3 @@ class Counters:
             return [(0.0, 0.0)] * self._layers
         summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
         return [(tokens, share) for tokens, share in summed.tolist()]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Counters:
-        """A copied cache goes on counting for the same run."""
-        return self

@@ -24,11 +24,17 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
 def _layers(value: Any) -> Any:
     if value is None or isinstance(value, (tuple, list)):
         return value
     if isinstance(value, str):
-        return tuple(part for part in value.split("+") if part)
+        return tuple(value.split("+")) if value else ()
     return (value,)
 
 
@@ -37,7 +43,9 @@ Budget = Annotated[Whole, Field(ge=1, description="tokens a sparse head attends 
 Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
 Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
 Recent = Annotated[
-    float, Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens")
+    float,
+    BeforeValidator(_number),
+    Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens"),
 ]
 DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
 Reselect = Annotated[

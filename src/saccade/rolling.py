@@ -10,30 +10,29 @@ from .types import Rows, Selection
 
 
 class RollingSelection:
-    """Whoever refreshes overwrites the rows of its heads; whoever attends to a set reads the latest."""
+    """Whoever refreshes overwrites the rows of its heads; whoever attends to a set reads the latest.
+
+    It holds one step: the first refresh for other rows than those it knows starts afresh.
+    """
 
     def __init__(self) -> None:
+        self._rows: Rows | None = None
         self._selection: Selection | None = None
         self._usage: Tensor | None = None
 
     def publish(self, span: HeadSpan, kv_heads: int, selection: Selection, rows: Rows) -> None:
         """Make `selection` the latest set of the span's heads."""
         usage = _usage(selection, rows)
-        if span.stop - span.start == kv_heads or self._selection is None:
-            self._selection, self._usage = _widen(span, kv_heads, selection, usage)
-            return
-        assert self._usage is not None
-        old = self._selection
-        width = max(old.ids.shape[-1], selection.ids.shape[-1])
-        per_head = old.groups // kv_heads
-        heads = slice(span.start * per_head, span.stop * per_head)
-        ids, counts, all_usage = _pad(old.ids, width), old.counts.clone(), self._usage.clone()
-        ids[:, heads], counts[:, heads], all_usage[:, heads] = _pad(selection.ids, width), selection.counts, usage
-        self._selection, self._usage = Selection(ids, counts, selection.unit), all_usage
+        if span.stop - span.start < kv_heads:
+            old, old_usage = (self._selection, self._usage) if self._rows is rows else (None, None)
+            selection, usage = _merged(old, old_usage, span, kv_heads, selection, usage)
+        self._rows, self._selection, self._usage = rows, selection, usage
 
-    def read(self, span: HeadSpan, kv_heads: int) -> Selection:
-        """The latest sets of the span's heads."""
-        assert self._selection is not None, "the role map guarantees a refresher below every reader"
+    def read(self, span: HeadSpan, kv_heads: int, rows: Rows) -> Selection:
+        """The latest sets of the span's heads; `rows` are those of the refresh: all layers of a step share them."""
+        assert self._selection is not None and self._rows is rows, (
+            "the role map guarantees a refresher below every reader"
+        )
         return self._selection.heads(span.start, span.stop, kv_heads)
 
     def usage(self, span: HeadSpan, kv_heads: int) -> Tensor:
@@ -50,16 +49,22 @@ def _usage(selection: Selection, rows: Rows) -> Tensor:
     return torch.stack((tokens.mean(0), (tokens / rows.seq_lens[:, None]).mean(0)))
 
 
-def _widen(span: HeadSpan, kv_heads: int, selection: Selection, usage: Tensor) -> tuple[Selection, Tensor]:
-    """Sets for all heads of a layer, empty where the span does not reach."""
-    if selection.groups == 1 or span.stop - span.start == kv_heads:
-        return selection, usage
+def _merged(
+    old: Selection | None, old_usage: Tensor | None, span: HeadSpan, kv_heads: int, selection: Selection, usage: Tensor
+) -> tuple[Selection, Tensor]:
+    """`old` with the sets of the span's heads replaced; heads that nobody has refreshed yet hold an empty set."""
     per_head = selection.groups // (span.stop - span.start)
-    before, after = span.start * per_head, (kv_heads - span.stop) * per_head
-    pad = torch.nn.functional.pad
-    ids = pad(selection.ids, (0, 0, before, after), value=-1)
-    counts = pad(selection.counts, (before, after))
-    return Selection(ids, counts, selection.unit), pad(usage, (before, after))
+    batch, _, width = selection.ids.shape
+    if old is None or old_usage is None:
+        ids = selection.ids.new_full((batch, kv_heads * per_head, width), -1)
+        counts = selection.counts.new_zeros(ids.shape[:2])
+        all_usage = usage.new_zeros((2, ids.shape[1]))
+    else:
+        width = max(width, old.ids.shape[-1])
+        ids, counts, all_usage = _pad(old.ids, width).clone(), old.counts.clone(), old_usage.clone()
+    heads = slice(span.start * per_head, span.stop * per_head)
+    ids[:, heads], counts[:, heads], all_usage[:, heads] = _pad(selection.ids, width), selection.counts, usage
+    return Selection(ids, counts, selection.unit), all_usage
 
 
 def _pad(ids: Tensor, width: int) -> Tensor:

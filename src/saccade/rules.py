@@ -21,28 +21,28 @@ class TopK:
 
     budget: int
 
-    def units(self, unit: int) -> int:
-        return self.budget // unit
-
     def covers(self, length: int, unit: int) -> bool:
-        return -(-length // unit) <= self.units(unit)
+        return length <= self.budget
 
     def choose(self, scores: Tensor, rows: Rows, unit: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
         current = (rows.seq_lens - 1).div(unit, rounding_mode="floor")
-        others = self.units(unit) - 1
+        others = self.budget // unit - 1
         if others == 0:
             ids = current[:, None, None].expand(-1, scores.shape[1], 1)
-            return Selection(ids, torch.ones_like(ids[..., 0]), unit)
-        ids, counts = topk(scores, current, others, order="position")
-        return Selection(*_append(ids, counts, current), unit)
+            counts = torch.ones_like(ids[..., 0])
+        else:
+            ids, counts = _append(*topk(scores, current, others, order="position"), current)
+        if self.budget % unit:
+            ids, counts = _whole_where(rows.seq_lens <= self.budget, current + 1, ids, counts)
+        return Selection(ids, counts, unit)
 
 
 @dataclass(frozen=True, slots=True)
 class RankUnion:
-    """LessIsMore's set: sinks, a recent window and the rank-ordered union of the heads' rankings (sections 3.1.1, 3.1.2).
+    """LessIsMore's set: sinks, a recent window and the rank-ordered union of the heads' rankings (3.1.1, 3.1.2).
 
-    With R = floor(budget * recent), raised to sinks + 1, the window holds R - sinks tokens and M = budget - R are chosen.
+    With R = floor(budget * recent), raised to sinks + 1, the window holds R - sinks tokens; budget - R are chosen.
     """
 
     budget: int
@@ -92,8 +92,16 @@ def _append(ids: Tensor, counts: Tensor, current: Tensor) -> tuple[Tensor, Tenso
     return wider.scatter(-1, counts[..., None].long(), last), counts + 1
 
 
+def _whole_where(fits: Tensor, units: Tensor, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """All `units` `[B]` of rows that fit the budget: one more than it holds if the last one is partial."""
+    slot = torch.arange(ids.shape[-1] + 1, dtype=torch.int32, device=ids.device)
+    whole = torch.where(slot < units[:, None], slot, -1)[:, None]
+    wider = torch.nn.functional.pad(ids, (0, 1), value=-1)
+    return torch.where(fits[:, None, None], whole, wider), torch.where(fits[:, None], units[:, None], counts)
+
+
 def _frame(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
-    """Sinks, then `chosen` `[B, 1, M]`, then the last `window` tokens; rows too short for both share without overlap."""
+    """Sinks, then `chosen` `[B, 1, M]`, then the last `window` tokens, which never overlap however short the row."""
     lengths = lengths[:, None]
     sink_counts = lengths.clamp(max=sinks)
     window_counts = (lengths - sink_counts).clamp(max=window)
@@ -101,6 +109,8 @@ def _frame(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: 
     slot = torch.arange(sinks + chosen.shape[-1] + window, dtype=torch.int32, device=lengths.device)[None]
     middle = slot - sink_counts
     recent = lengths - total + slot
-    picked = chosen[:, 0].gather(-1, middle.clamp(0, max(chosen.shape[-1] - 1, 0)).long()) if chosen.shape[-1] else middle
+    picked = (
+        chosen[:, 0].gather(-1, middle.clamp(0, max(chosen.shape[-1] - 1, 0)).long()) if chosen.shape[-1] else middle
+    )
     ids = torch.where(slot < sink_counts, slot, torch.where(middle < counts, picked, recent))
     return torch.where(slot < total, ids, -1)[:, None], total

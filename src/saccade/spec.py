@@ -59,12 +59,12 @@ class Policy:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
             raise PolicyError(f"policy JSON cannot be read: {error}") from None
         keys = {"version", "name", "options"}
         if not isinstance(data, dict) or set(data) != keys or not isinstance(data["options"], dict):
             raise PolicyError(f"policy JSON needs exactly the keys {', '.join(sorted(keys))}")
-        if data["version"] != VERSION:
+        if isinstance(data["version"], bool) or data["version"] != VERSION:
             raise PolicyError(f"policy JSON has version {data['version']!r}; this saccade reads version {VERSION}")
         if not isinstance(data["name"], str):
             raise PolicyError(f"policy JSON name={data['name']!r} is not a string")

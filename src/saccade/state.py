@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class DecodeState:
         self.counters = counters
         self.observers = tuple(observers)
         self.exhaustive_is_dense = exhaustive_is_dense
-        self.rolling = RollingSelection()
+        self._rolling: list[RollingSelection] = []
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
         self._dense_usage: tuple[Rows, Tensor] | None = None
@@ -55,6 +56,19 @@ class DecodeState:
     def fresh(self) -> DecodeState:
         """The state of new sequences under the same plan, counters and observers."""
         return DecodeState(self.plan, self.counters, self.observers, self.exhaustive_is_dense)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DecodeState:
+        """For a copied cache: indexes of its own, counted and observed by the same run."""
+        twin = self.fresh()
+        twin._indexes = copy.deepcopy(self._indexes, memo)
+        twin._covered = dict(self._covered)
+        return twin
+
+    def begin(self, past: int) -> None:
+        """Start a call on a cache of `past` tokens: forget the last call's sets and tokens taken back since."""
+        self._rolling.clear()
+        for layer, covered in self._covered.items():
+            self._covered[layer] = min(covered, past)
 
     def needs_selection(self, max_len: int) -> bool:
         """Whether some row may be longer than its set."""
@@ -78,11 +92,25 @@ class DecodeState:
             self._covered[layer] = length
         return index
 
+    def rolling(self, position: int) -> RollingSelection:
+        """The rolling selection of new token number `position` of the call at hand; each token chooses for itself."""
+        while len(self._rolling) <= position:
+            self._rolling.append(RollingSelection())
+        return self._rolling[position]
+
     def account(
-        self, layer: int, span: HeadSpan, kv_heads: int, selection: Selection | None, q: Tensor, kv: KVView, scale: float
+        self,
+        layer: int,
+        span: HeadSpan,
+        kv_heads: int,
+        selection: Selection | None,
+        q: Tensor,
+        kv: KVView,
+        scale: float,
+        position: int,
     ) -> None:
         """Count what the span's heads attended to (None: all tokens) and show it to the observers."""
-        usage = self._all_tokens(kv.rows) if selection is None else self.rolling.usage(span, kv_heads)
+        usage = self._all_tokens(kv.rows) if selection is None else self.rolling(position).usage(span, kv_heads)
         self.counters.add(layer, usage, (span.stop - span.start) / kv_heads)
         for observer in self.observers:
             observer.observe(layer, span, q, kv, selection, scale)
@@ -98,11 +126,6 @@ class DecodeState:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
         if layer in self._indexes:
             self._indexes[layer].permute(rows)
-
-    def truncate(self, layer: int, length: int) -> None:
-        """Forget what a layer's index knows at or after length `length`."""
-        if self._covered.get(layer, 0) > length:
-            self._covered[layer] = length
 
     @property
     def index_bytes(self) -> int:

@@ -69,7 +69,7 @@ class KVView:
         k: keys `[pages, page, Hkv, d]` by strides, RoPE already applied.
         v: values `[pages, page, Hkv, d]` by strides.
         rows: the batch rows that point into the pages.
-        k_scale, v_scale: factors of a quantised (fp8) cache, broadcastable to `[Hkv]`; None otherwise.
+        k_scale, v_scale: factors `[Hkv]` of a quantised (fp8) cache; None otherwise.
     """
 
     k: Tensor

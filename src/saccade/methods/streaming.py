@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Sinks
 from ..plan import Plan, selection_layers
 from ..roles import RoleMap
@@ -15,6 +17,15 @@ class StreamingOptions(Options):
     budget: Budget = DEFAULT_BUDGET
     sinks: Sinks = 4
     dense_layers: DenseLayers = 0
+
+    @model_validator(mode="after")
+    def _holds_what_it_must(self) -> StreamingOptions:
+        if self.budget < self.sinks + 1:
+            raise ValueError(
+                f"budget={self.budget} cannot hold {self.sinks} sinks and the current token; "
+                f"the smallest is {self.sinks + 1}"
+            )
+        return self
 
 
 def plan(options: StreamingOptions, shape: ModelShape) -> Plan:

@@ -12,7 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ...errors import AttachmentError, UnsupportedModelError
 from ...runtime import attend
-from .session import Session
+from .session import Session, lasting
 
 NAME = "saccade"
 SESSION_ATTRIBUTE = "_saccade_session"
@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def attention_forward(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -43,6 +43,8 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention for queries `[B, Hq, n, d]` over keys and values `[B, Hkv, T, d]`; returns `[B, n, Hq, d]`.
+
+    Gradients flow through prompt positions only.
 
     Raises:
         AttachmentError: if the module belongs to no attached model.
@@ -68,8 +70,10 @@ def attention_forward(
             return output, None
         outputs.append(output)
         key, value = whole_key, whole_value
-    for position, view in enumerate(session.views(key, value, attention_mask), start=prompt):
-        outputs.append(attend(session.state, module.layer_idx, query[:, :, position], view, scale=scale)[:, None])
+    with lasting():
+        for position, view in enumerate(session.views(key, value, attention_mask)):
+            q = query[:, :, prompt + position]
+            outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), None
 
 

@@ -6,10 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from ...errors import UnsupportedModelError
-from .session import Session
+from .session import Session, lasting
 
 MINIMUM_GROWTH = 256
 
@@ -18,7 +24,7 @@ class GrowingLayer(DynamicLayer):
     """A `DynamicLayer` that appends in place; `keys` and `values` are views `[B, Hkv, T, d]` of larger buffers."""
 
     def __init__(self, session: Session, layer: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.session = session
         self.layer = layer
         self._buffers: tuple[Tensor, Tensor] | None = None
@@ -27,7 +33,7 @@ class GrowingLayer(DynamicLayer):
     def adopt(cls, stock: DynamicLayer, session: Session, layer: int) -> GrowingLayer:
         """Take over what a stock layer or an earlier run's layer holds, without a copy; its first append makes room."""
         adopted = cls(session, layer)
-        if stock.get_seq_length() > 0:
+        if stock.keys is not None and stock.values is not None and stock.get_seq_length() > 0:
             adopted._hold(stock.keys, stock.values, stock.get_seq_length())
             if isinstance(stock, GrowingLayer):
                 adopted._buffers = stock._buffers
@@ -39,12 +45,7 @@ class GrowingLayer(DynamicLayer):
         keys, values = self._room(key_states, value_states, past, length)
         keys[:, :, past:length].copy_(key_states)
         values[:, :, past:length].copy_(value_states)
-        self._hold(keys, values, length)
-        return self.keys, self.values
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        super().crop(*args, **kwargs)
-        self.session.state.truncate(self.layer, self.get_seq_length())
+        return self._hold(keys, values, length)
 
     def reset(self) -> None:
         self.keys = self.values = None
@@ -56,25 +57,28 @@ class GrowingLayer(DynamicLayer):
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.get_seq_length() > 0:
+        if self.keys is not None and self.get_seq_length() > 0:
             rows = torch.arange(self.keys.shape[0], device=self.keys.device)
             self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         length = self.get_seq_length()
-        if length > 0:
+        if self.keys is not None and self.values is not None and length > 0:
             keys, values = self._buffers or (self.keys, self.values)
             indices = indices.to(keys.device)
             if indices.dtype == torch.bool:
                 indices = indices.nonzero()[:, 0]
-            self._buffers = keys.index_select(0, indices), values.index_select(0, indices)
+            with lasting():
+                self._buffers = keys.index_select(0, indices), values.index_select(0, indices)
+                self.session.state.permute(self.layer, indices)
             self._hold(*self._buffers, length)
-            self.session.state.permute(self.layer, indices)
 
-    def _hold(self, keys: Tensor, values: Tensor, length: int) -> None:
-        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+    def _hold(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        held = keys[:, :, :length], values[:, :, :length]
+        self.keys, self.values = held
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
+        return held
 
     def _room(self, key_states: Tensor, value_states: Tensor, past: int, length: int) -> tuple[Tensor, Tensor]:
         """Buffers that hold `length` tokens, what is cached included."""
@@ -107,14 +111,28 @@ class IndexedStaticLayer(StaticLayer):
         super().reset()
         self.session.reset()
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         super().reorder_cache(beam_idx)
-        self.session.state.permute(self.layer, beam_idx.to(self.keys.device))
+        if self.keys is not None:
+            with lasting():
+                self.session.state.permute(self.layer, beam_idx.to(self.keys.device))
 
 
-def session_of(cache: Cache) -> Session | None:
+_ADOPTED = (
+    DynamicLayer,
+    GrowingLayer,
+    StaticLayer,
+    IndexedStaticLayer,
+    # Models are only attached if no window is narrower than their positions, so these hold everything too.
+    DynamicSlidingWindowLayer,
+    StaticSlidingWindowLayer,
+)
+
+
+def session_of(cache: Any) -> Session | None:
     """The session whose layers a cache holds, if any."""
-    first = cache.layers[0] if cache.layers else None
+    layers = getattr(cache, "layers", None)
+    first = layers[0] if layers else None
     return first.session if isinstance(first, (GrowingLayer, IndexedStaticLayer)) else None
 
 
@@ -145,15 +163,16 @@ def refuse_cache(cache: Any) -> None:
     if getattr(cache, "offloading", False):
         raise UnsupportedModelError("saccade does not support offloaded caches: selection reads the cache every step")
     for stock in cache.layers:
-        if type(stock) not in (DynamicLayer, GrowingLayer, StaticLayer, IndexedStaticLayer):
+        if type(stock) not in _ADOPTED:
             raise UnsupportedModelError(
                 f"saccade does not support cache layers of type {type(stock).__name__} "
-                "(quantized, sliding-window, linear-attention); use a DynamicCache or StaticCache"
+                "(quantized, chunked, linear-attention); use a DynamicCache or StaticCache"
             )
 
 
 def _grown(old: Tensor | None, new: Tensor, past: int, capacity: int) -> Tensor:
-    buffer = new.new_empty((*new.shape[:2], capacity, new.shape[-1]))
+    with lasting():
+        buffer = new.new_empty((*new.shape[:2], capacity, new.shape[-1]))
     if old is not None:
         buffer[:, :, :past].copy_(old)
     return buffer

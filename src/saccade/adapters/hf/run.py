@@ -14,8 +14,8 @@ from transformers import DynamicCache
 from ...counters import Counters
 from ...errors import AttachmentError, PolicyError, UnsupportedModelError
 from ...plan import Plan
-from ...spec import Policy
 from ...recall import RecallObserver
+from ...spec import Policy
 from ...state import DecodeState, Observer
 from ...stats import RunStats
 from . import attention, cache, support
@@ -97,10 +97,12 @@ class Run:
             for module in support.attention_modules(model):
                 self._set_attribute(module, attention.SESSION_ATTRIBUTE, self._slot)
             self._set_attribute(model, "generate", self._counting_prompt(model.generate))
+            # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
+            self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
                     self._set_attribute(model, name, _refuse_batching(name))
-            hook = model.base_model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            hook = model.get_decoder().register_forward_pre_hook(self._before_forward, with_kwargs=True)
             self._undo.append(hook.remove)
             stock = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
@@ -118,8 +120,7 @@ class Run:
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            prompt = next((p for p in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if p is not None), None)
-            before, self._generating = self._generating, 1 if prompt is None else int(prompt.shape[1])
+            before, self._generating = self._generating, _prompt_length(inputs, kwargs)
             try:
                 return generate(inputs, *args, **kwargs)
             finally:
@@ -198,9 +199,7 @@ def sparsify(
     return attach(model, policy, recall=recall, observers=observers, shortcut=True)
 
 
-def attach(
-    model: Any, policy: Policy | str, *, recall: bool, observers: Sequence[Observer], shortcut: bool
-) -> Run:
+def attach(model: Any, policy: Policy | str, *, recall: bool, observers: Sequence[Observer], shortcut: bool) -> Run:
     """`sparsify` with the dense shortcut below the budget as a switch, so that tests can force the sparse path."""
     policy = _resolve(policy)
     model = _unwrap(model)
@@ -225,13 +224,32 @@ def _resolve(policy: Policy | str) -> Policy:
 
 
 def _unwrap(model: Any) -> Any:
-    """The model below a PEFT wrapper; its adapters stay in place."""
+    """The model below a PEFT wrapper; its adapters stay in place.
+
+    Raises:
+        UnsupportedModelError: for prompt and prefix tuning, whose virtual tokens no caller counts as prompt.
+    """
+    configs = getattr(model, "peft_config", None)
+    learnt = [config.peft_type.value for config in configs.values() if config.is_prompt_learning] if configs else []
+    if learnt:
+        raise UnsupportedModelError(f"PEFT {learnt[0]} adds virtual tokens that are not part of the prompt's length")
     inner = getattr(model, "get_base_model", None)
     return inner() if callable(inner) else model
 
 
+def _prompt_length(inputs: Any, kwargs: dict[str, Any]) -> int:
+    """Positions before the first generated token; when only a new turn is passed, its mask still covers all of them."""
+    given = [inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+    mask = kwargs.get("attention_mask")
+    if mask is not None and mask.dim() == 2:
+        given.append(mask)
+    return max((int(tensor.shape[1]) for tensor in given if tensor is not None), default=1)
+
+
 def _refuse_batching(name: str) -> Callable[..., Any]:
     def refused(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedModelError(f"{name}: continuous batching takes no registered attention; serve with vLLM instead")
+        raise UnsupportedModelError(
+            f"{name}: continuous batching takes no registered attention; serve with vLLM instead"
+        )
 
     return refused

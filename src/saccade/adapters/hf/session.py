@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +12,13 @@ from torch import Tensor
 from ...errors import UnsupportedModelError
 from ...state import DecodeState
 from ...types import KVView, Rows
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Tensors made inside may be written in any later call: they belong to no graph and are no inference tensors."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class Session:
         """Start a forward call; rows are prepared when its first layer asks."""
         self.call = call
         self._steps = []
+        self.state.begin(call.past)
 
     def reset(self) -> None:
         """Forget everything about the sequences; the cache was emptied."""
@@ -54,10 +64,12 @@ class Session:
         call, batch = self.call, keys.shape[0]
         starts = [0] * batch if mask is None else _row_starts(mask, call.past + call.queries)
         table = torch.arange(batch, dtype=torch.int32, device=keys.device)[:, None]
-        lengths = range(call.past + call.prompt + 1, call.past + call.queries + 1)
-        return [
-            Rows.on_host(table, starts, [length - start for start in starts], max_len=length) for length in lengths
-        ]
+        steps = []
+        for length in range(call.past + call.prompt + 1, call.past + call.queries + 1):
+            # A query that is padding itself has no tokens yet; its own slot keeps it finite.
+            first = [min(start, length - 1) for start in starts]
+            steps.append(Rows.on_host(table, first, [length - start for start in first], max_len=length))
+        return steps
 
 
 def _row_starts(mask: Tensor, length: int) -> list[int]:
@@ -67,7 +79,7 @@ def _row_starts(mask: Tensor, length: int) -> list[int]:
         UnsupportedModelError: for a mask with holes, as right padding leaves.
     """
     visible = mask[:, 0, -1, :length].bool() if mask.dtype == torch.bool else mask[:, 0, -1, :length] == 0
-    starts = visible.int().argmax(-1)
+    starts = torch.where(visible.any(-1), visible.int().argmax(-1), length)
     if not torch.equal(visible.sum(-1), length - starts):
         raise UnsupportedModelError(
             "the attention mask has holes; saccade decodes left-padded batches: set tokenizer.padding_side='left'"

@@ -15,8 +15,10 @@ def reasons_against(model: Any) -> list[str]:
     """Every reason why a model cannot be attached; empty if it can."""
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         return [f"expected a loaded transformers model, got {type(model).__name__}"]
-    if hasattr(model, "_orig_mod"):
-        return ["the model is wrapped by torch.compile; attach to the original model"]
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        return [
+            "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
+        ]
     return [*_structure(model), *_attention(model.config), *_state(model)]
 
 
@@ -63,6 +65,11 @@ def _structure(model: Any) -> list[str]:
     modules = attention_modules(model)
     if [module.layer_idx for module in modules] != list(range(config.num_hidden_layers)):
         return [f"found {len(modules)} plain attention layers for {config.num_hidden_layers} decoder layers"]
+    groups = {getattr(module, "num_key_value_groups", 1) for module in modules}
+    if groups != {shape_of(config).group}:
+        return [
+            f"its layers have {sorted(groups)} query heads per KV head, its configuration says {shape_of(config).group}"
+        ]
     return []
 
 
@@ -83,7 +90,9 @@ def _attention(config: Any) -> list[str]:
         "num_kv_shared_layers": "layers that share a KV cache are not supported",
         "attention_chunk_size": "chunked attention already limits what layers see",
     }
-    reasons += [f"{name}={getattr(config, name)}: {why}" for name, why in present.items() if getattr(config, name, None)]
+    reasons += [
+        f"{name}={getattr(config, name)}: {why}" for name, why in present.items() if getattr(config, name, None)
+    ]
     if getattr(config, "alibi", False):
         reasons.append("ALiBi biases change the scores that selection ranks")
     return reasons

@@ -1,0 +1,181 @@
+"""Budget below the context: every set in every way of generating is the oracle's, and the ways agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import saccade
+from saccade.adapters.hf.run import attach
+
+from . import tiny
+from .checking import OracleObserver
+from .ways import NEW, WAYS, generate
+
+BUDGET = 9
+
+SAME_AS_GREEDY = [
+    "chunked prefill",
+    "prompt lookup",
+    "assisted",
+    "static cache",
+    "prefilled plain cache",
+    "embeddings",
+    "by hand",
+    "by hand, static",
+]
+
+STEPS = {"several turns": 2 * (NEW - 1), "new turn alone": 2 * (NEW - 1)}
+"""Decode steps where it is not `NEW - 1`: the first token of every `generate` comes from its prompt, which is dense."""
+
+SPECULATIVE = ("prompt lookup", "assisted")
+
+
+def run(policy: str, way: str) -> tuple[torch.Tensor, saccade.RunStats, OracleObserver]:
+    spec = tiny.spec(policy, BUDGET)
+    checker = OracleObserver(spec)
+    with saccade.sparsify(tiny.llama(), spec, observers=(checker,)) as attached:
+        return WAYS[way](tiny.llama()), attached.stats(), checker
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_sets_are_the_oracles(policy: str, way: str) -> None:
+    """Through beams that reorder rows, drafts that are cropped, chunks, turns, padding and static buffers."""
+    _, stats, checker = run(policy, way)
+    assert checker.seen
+    if way in SPECULATIVE:
+        assert stats.steps >= NEW - 1  # rejected drafts decode too
+    else:
+        assert stats.steps == STEPS.get(way, NEW - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_sets_are_the_oracles_in_half_precision(policy: str, dtype: torch.dtype) -> None:
+    """Scores come from the rounded keys of the cache, in float32."""
+    spec = tiny.spec(policy, BUDGET)
+    checker = OracleObserver(spec)
+    with saccade.sparsify(model := tiny.fresh().to(dtype), spec, observers=(checker,)):
+        generate(model, **tiny.padded([30, 7, 19]))
+    assert checker.seen
+
+
+@pytest.mark.parametrize("way", SAME_AS_GREEDY)
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_ways_agree_with_plain_greedy(policy: str, way: str) -> None:
+    """Speculation verifies several sparse positions at once; each must choose for itself, as if it came alone."""
+    plain, _, alone = run(policy, "greedy")
+    tokens, _, checker = run(policy, way)
+    assert tokens[:, -NEW:].tolist() == plain[:, -NEW:].tolist()
+    # Drafts that were rejected are in `seen` only until the accepted token at that length overwrites them.
+    for key, sets in alone.seen.items():
+        assert checker.seen[key] == sets
+
+
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_sparse_differs_from_dense(policy: str) -> None:
+    """Otherwise nothing above would be tested."""
+    logits = []
+    for spec in ("dense", tiny.spec(policy, BUDGET)):
+        with saccade.sparsify(tiny.llama(), spec):
+            out = generate(tiny.llama(), return_dict_in_generate=True, output_logits=True)
+            logits.append(torch.stack(out.logits))
+    torch.testing.assert_close(logits[0][0], logits[1][0])  # the prompt is dense
+    assert (logits[0][1] - logits[1][1]).abs().max() > 0.05
+
+
+def test_speculation_rejects_some_and_accepts_some() -> None:
+    """More positions than tokens, and with an assistant fewer calls than tokens: else nothing above would be tested."""
+    for way in SPECULATIVE:
+        calls: list[int] = []
+        hook = tiny.llama().register_forward_pre_hook(
+            lambda module, args, kwargs, calls=calls: calls.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        with saccade.sparsify(tiny.llama(), tiny.spec("quest", BUDGET)):
+            WAYS[way](tiny.llama())
+        hook.remove()
+        assert sum(calls) > 30 + NEW - 1 and (way == "prompt lookup" or len(calls) < NEW), way
+
+
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_a_padded_row_is_the_row_alone(policy: str) -> None:
+    batch = tiny.padded([30, 14, 19])
+    with saccade.sparsify(tiny.llama(), tiny.spec(policy, BUDGET)):
+        together = generate(tiny.llama(), **batch)
+        for row, mask in enumerate(batch["attention_mask"].bool()):
+            alone = generate(tiny.llama(), input_ids=batch["input_ids"][row, mask][None])
+            assert together[row, -NEW:].tolist() == alone[0, -NEW:].tolist()
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+@torch.no_grad()
+def test_several_positions_at_once_are_one_by_one(policy: str, padding: bool) -> None:
+    """`run.decoding()`: sets equal, logits equal within float32 rounding."""
+    batch = (
+        tiny.padded([30, 12]) if padding else {"input_ids": tiny.prompt(), "attention_mask": torch.ones(1, 30).long()}
+    )
+    new = tiny.prompt(6, rows=batch["input_ids"].shape[0], seed=9)
+    mask = torch.cat((batch["attention_mask"], torch.ones_like(new)), dim=1)
+    results = []
+    for widths in ([6], [1] * 6, [1, 3, 2]):
+        spec = tiny.spec(policy, BUDGET)
+        checker = OracleObserver(spec)
+        with saccade.sparsify(tiny.llama(), spec, observers=(checker,)) as attached:
+            cache = tiny.llama()(**batch, use_cache=True).past_key_values
+            logits, done = [], 0
+            with attached.decoding():
+                for width in widths:
+                    step = new[:, done : done + width]
+                    done += width
+                    seen = mask[:, : 30 + done]
+                    logits.append(tiny.llama()(step, attention_mask=seen, past_key_values=cache).logits)
+            assert attached.stats().steps == 6
+        results.append((torch.cat(logits, dim=1), checker.seen))
+    for logits, seen in results[1:]:
+        assert seen == results[0][1]
+        # Logits of order 10 through four float32 layers: some hundred roundings of 2**-24 each.
+        torch.testing.assert_close(logits, results[0][0], rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_prompt_chunks_of_a_hand_written_loop_are_dense() -> None:
+    """Longer calls outside `decoding()` are prompt; one-token calls decode."""
+    ids = tiny.prompt(40)
+    with saccade.sparsify(tiny.llama(), tiny.spec("tidal", BUDGET)) as attached:
+        cache = tiny.llama()(ids[:, :20], use_cache=True).past_key_values
+        chunked = tiny.llama()(ids[:, 20:], past_key_values=cache).logits
+        assert attached.stats().steps == 0
+        tiny.llama()(ids[:, :1], past_key_values=cache)
+        assert attached.stats().steps == 1
+    torch.testing.assert_close(chunked, tiny.llama()(ids).logits[:, 20:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+@torch.no_grad()
+def test_everything_decoding_from_the_first_token(policy: str) -> None:
+    """Sparse-only, as in ReSA's protocol: no prompt at all; padding has no query of its own."""
+    spec = tiny.spec(policy, BUDGET)
+    with saccade.sparsify(tiny.llama(), spec, observers=(OracleObserver(spec),)) as attached, attached.decoding():
+        alone = tiny.llama()(tiny.prompt(20)).logits
+        assert attached.stats().steps == 20
+    batch = tiny.padded([26, 20])
+    batch["input_ids"][1, 6:] = tiny.prompt(20)[0]
+    # Page bounds depend on absolute positions, so the padded row's must start where its tokens do.
+    positions = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    with saccade.sparsify(tiny.llama(), spec) as attached, attached.decoding():
+        together = tiny.llama()(**batch, position_ids=positions).logits
+    assert together.isfinite().all()
+    torch.testing.assert_close(together[1:, 6:], alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["streaming", "quest", "tidal", "less_is_more"])
+def test_shortcut_changes_nothing(policy: str) -> None:
+    """The dense shortcut below the budget is only a shortcut, also where a batch or a text grows across it."""
+    budget = 33
+    tokens = []
+    for shortcut in (True, False):
+        with attach(tiny.llama(), tiny.spec(policy, budget), recall=False, observers=(), shortcut=shortcut):
+            tokens.append(generate(tiny.llama(), **tiny.padded([30, 7, 19])).tolist())
+    assert tokens[0] == tokens[1]

@@ -1,0 +1,36 @@
+"""Budget at or above the context: the same tokens as the stock sdpa model, however one generates."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from saccade.adapters.hf.run import attach
+
+from . import tiny
+from .ways import NEW, WAYS
+
+
+@functools.cache
+def stock(way: str) -> torch.Tensor:
+    return WAYS[way](tiny.llama())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shortcut", [True, False], ids=["dense shortcut", "sparse path"])
+@pytest.mark.parametrize("policy", tiny.POLICIES)
+def test_same_tokens_as_stock(policy: str, shortcut: bool, way: str) -> None:
+    expected = stock(way)
+    with attach(tiny.llama(), tiny.spec(policy), recall=False, observers=(), shortcut=shortcut) as run:
+        tokens = WAYS[way](tiny.llama())
+        assert run.stats().steps > 0
+        assert run.stats().share_attended == pytest.approx(1.0)
+    assert tokens.tolist() == expected.tolist()
+
+
+def test_ways_differ_enough_to_test_something() -> None:
+    """Random models may repeat one token: then equality would prove little."""
+    continuations = {way: stock(way)[:, -NEW:] for way in WAYS}
+    assert all(len(tokens.unique()) > 3 for tokens in continuations.values())

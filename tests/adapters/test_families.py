@@ -1,0 +1,259 @@
+"""Families that run, and families that are refused with the reason before any work."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+
+import saccade
+from saccade.adapters.hf.run import attach
+
+from . import tiny
+from .checking import OracleObserver
+
+MHA = {"num_key_value_heads": ...}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "phi3": {},
+    "gemma": {"head_dim": 16},
+    "smollm3": {},
+    "olmo2": {},
+    "granite": {},
+    "stablelm": {},
+    "starcoder2": {"sliding_window": None},
+    "cohere": {},
+    "glm4": {"head_dim": 8},
+    "mixtral": {"sliding_window": None, "num_local_experts": 4},
+    "gpt_neox": MHA,
+    "opt": {**MHA, "ffn_dim": 48, "word_embed_proj_dim": 32, "hidden_size": 32},
+    # Windows as wide as the positions never bind; Phi-3-mini-128k is published that way.
+    "phi3 with an idle window": {"sliding_window": 512},
+    "mistral with an idle window": {"sliding_window": 256},
+    "qwen3 with an idle window": {
+        "head_dim": 8,
+        "sliding_window": 256,
+        "use_sliding_window": True,
+        "max_window_layers": 2,
+    },
+}
+
+
+def family(name: str) -> PreTrainedModel:
+    return tiny.fresh(name.partition(" ")[0], **FAMILIES[name])
+
+
+def generate(model: PreTrainedModel, **options: Any) -> list[list[int]]:
+    return model.generate(**tiny.padded([24, 11]), do_sample=False, max_new_tokens=8, **options).tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_decodes(name: str) -> None:
+    """The stock tokens above the budget with the shortcut off, the oracle's sets below it."""
+    model = family(name)
+    stock = generate(model)
+    with attach(model, tiny.spec("less_is_more"), recall=False, observers=(), shortcut=False):
+        assert generate(model) == stock
+        assert generate(model, cache_implementation="static") == stock
+    spec = tiny.spec("less_is_more", 9)
+    checker = OracleObserver(spec)
+    with saccade.sparsify(model, spec, observers=(checker,)) as run:
+        generate(model)
+        assert run.stats().steps == 7 and checker.seen
+    assert generate(model) == stock
+
+
+DEEPSEEK = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 4,
+}
+
+# Name: model type and changes, and what the message must say.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gemma2": ({"head_dim": 8}, "attn_logit_softcapping=50.0: logit soft-cap"),
+    "gemma3_text": ({"head_dim": 8, "sliding_window": 16}, "sliding-window attention .sliding_window=16"),
+    "mistral": ({"sliding_window": 16}, "sliding-window attention .sliding_window=16"),
+    "qwen2": ({"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, "sliding-window attention"),
+    "starcoder2": ({"sliding_window": 16}, "sliding-window attention .sliding_window=16"),
+    "gpt_oss": ({"head_dim": 8, "num_local_experts": 4, "sliding_window": 16}, "sinks as parameters"),
+    "deepseek_v2": ({**DEEPSEEK, "q_lora_rank": None}, "kv_lora_rank=16: multi-head latent attention"),
+    "deepseek_v3": (DEEPSEEK, "kv_lora_rank=16: multi-head latent attention"),
+    "mamba": ({"num_hidden_layers": 2}, "AttentionInterface|plain attention layers"),
+    "jamba": ({}, "linear_attention"),
+    "falcon_h1": ({}, "layers of type hybrid"),
+    "qwen3_next": ({}, "linear_attention"),
+    "bloom": ({"n_layer": 2, "n_head": 4}, "AttentionInterface"),
+    "mpt": ({"d_model": 32, "n_layers": 2, "n_heads": 4}, "AttentionInterface"),
+    "falcon": ({"alibi": True}, "AttentionInterface"),
+    "llama4_text": ({"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}, "attention_chunk_size=8192"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_family_is_refused(kind: str) -> None:
+    changes, reason = REFUSED[kind]
+    model = tiny.fresh(kind, attention="eager", **changes)
+    check_refusal(model, reason)
+
+
+def check_refusal(model: Any, reason: str) -> None:
+    """One line with the reason, and nothing left on the model."""
+    before = dict(vars(model)) if hasattr(model, "__dict__") else {}
+    with pytest.raises(saccade.UnsupportedModelError, match=reason) as error:
+        saccade.sparsify(model, "streaming:budget=16")
+    assert "\n" not in str(error.value)
+    assert dict(vars(model)) == before
+
+
+def test_encoder_decoder_is_refused() -> None:
+    config = AutoConfig.for_model(
+        "t5", vocab_size=64, d_model=32, d_ff=32, num_layers=1, num_heads=2, d_kv=8, decoder_start_token_id=0
+    )
+    check_refusal(AutoModelForSeq2SeqLM.from_config(config).eval(), "encoder-decoder")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(saccade.UnsupportedModelError, match="expected a loaded transformers model, got str"):
+        saccade.sparsify("gpt2", "dense")
+    check_refusal(torch.nn.Linear(2, 2), "expected a loaded transformers model, got Linear")
+    check_refusal(tiny.llama().model, "no language-model head")
+
+
+def test_compiled_model_is_refused() -> None:
+    check_refusal(torch.compile(tiny.llama()), "torch.compile")
+    compiled = tiny.fresh()
+    compiled.compile()
+    check_refusal(compiled, "torch.compile")
+
+
+def test_training_mode_is_refused() -> None:
+    model = tiny.fresh().train()
+    check_refusal(model, "training mode; call model.eval")
+    with saccade.sparsify(model.eval(), "streaming:budget=16"):
+        model.train()
+        with pytest.raises(saccade.UnsupportedModelError, match="training mode"):
+            model(tiny.prompt())
+
+
+def test_layers_spread_over_devices_are_refused() -> None:
+    model = tiny.fresh()
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "disk"}
+    check_refusal(model, "its layers are spread over 0, disk")
+
+
+def test_heads_that_the_configuration_does_not_name_are_refused() -> None:
+    """A policy is bound to the shape that the configuration gives."""
+    check_refusal(tiny.fresh("gpt_neox"), "its configuration says 2")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_cache": False}, "use_cache=False"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
+        ({"cache_implementation": "offloaded"}, "offloaded caches"),
+        ({"cache_implementation": "offloaded_static"}, "offloaded"),
+    ],
+)
+def test_call_is_refused(options: dict[str, Any], reason: str) -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, "streaming:budget=16"):
+        with pytest.raises(saccade.UnsupportedModelError, match=reason) as error:
+            generate(model, **options)
+        assert "\n" not in str(error.value)
+        generate(model)  # a refused call leaves the run usable
+
+
+def test_quantized_cache_is_refused() -> None:
+    from transformers.cache_utils import Cache, DynamicLayer
+
+    class QuantizedLayer(DynamicLayer):
+        """Stands for transformers' own, whose back ends are optional packages."""
+
+    with (
+        saccade.sparsify(tiny.llama(), "streaming:budget=16"),
+        pytest.raises(saccade.UnsupportedModelError, match="cache layers of type QuantizedLayer"),
+    ):
+        tiny.llama()(tiny.prompt(), past_key_values=Cache(layers=[QuantizedLayer() for _ in range(4)]))
+
+
+def test_tuple_cache_is_refused() -> None:
+    with (
+        saccade.sparsify(tiny.llama(), "streaming:budget=16"),
+        pytest.raises(saccade.UnsupportedModelError, match="cache of type tuple"),
+    ):
+        tiny.llama()(tiny.prompt(), past_key_values=((torch.zeros(1), torch.zeros(1)),))
+
+
+def test_continuous_batching_is_refused() -> None:
+    model = tiny.llama()
+    with (
+        saccade.sparsify(model, "streaming:budget=16"),
+        pytest.raises(saccade.UnsupportedModelError, match="generate_batch"),
+    ):
+        model.generate_batch([[1, 2, 3]])
+
+
+def test_output_attentions_in_the_configuration_is_refused() -> None:
+    model = tiny.fresh(attention="eager", output_attentions=True)
+    with (
+        saccade.sparsify(model, "streaming:budget=16"),
+        pytest.raises(saccade.UnsupportedModelError, match="output_attentions"),
+    ):
+        generate(model)
+
+
+@pytest.mark.parametrize("holes", ["right padding", "middle"])
+def test_mask_with_holes_is_refused(holes: str) -> None:
+    batch = tiny.padded([24, 20])
+    if holes == "right padding":
+        batch = {name: tensor.flip(1) for name, tensor in batch.items()}
+    else:
+        batch["attention_mask"][1, 10] = 0
+    with (
+        saccade.sparsify(tiny.llama(), "streaming:budget=16"),
+        pytest.raises(saccade.UnsupportedModelError, match=r"mask has holes.*padding_side='left'"),
+    ):
+        tiny.llama().generate(**batch, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("policy", ["auto", 3, None, "no_such:budget=3", "quest:budget=3"])
+def test_bad_policy_is_refused_before_the_model_is_touched(policy: Any) -> None:
+    model = tiny.llama()
+    before = copy.copy(vars(model))
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.sparsify(model, policy)
+    assert "\n" not in str(error.value)
+    assert vars(model) == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tidal:reselect=4,budget=8", "reselect=4 is not a selection layer of this model; valid layers are 2 to 3"),
+        ("tidal:reselect=1,budget=8", "reselect=1 is not a selection layer of this model; valid layers are 2 to 3"),
+        ("less_is_more:reselect=3+9,budget=8", "reselect=9"),
+        ("quest:dense_layers=4", "dense_layers=4 leaves no layer to select at.* 4 layers, so 0 to 3 are valid"),
+        ("streaming:budget=4", "the smallest is 5"),
+    ],
+)
+def test_policy_that_does_not_fit_the_model_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(saccade.PolicyError, match=message) as error:
+        saccade.sparsify(tiny.llama(), spec)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,407 @@
+"""Attaching and restoring, several models and caches at once, and what a cache goes through between calls."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+
+import saccade
+
+from . import tiny
+from .checking import OracleObserver
+
+BUDGET = 9
+
+
+def generate(model: Any, ids: torch.Tensor | None = None, **options: Any) -> list[list[int]]:
+    ids = tiny.prompt() if ids is None else ids
+    mask = torch.ones_like(ids)
+    return model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=8, **options).tolist()
+
+
+def traces(model: PreTrainedModel) -> list[tuple[str, list[str], int]]:
+    """Every attribute and hook of every module."""
+    return [
+        (name, sorted(vars(module)), len(module._forward_pre_hooks) + len(module._forward_hooks))
+        for name, module in model.named_modules()
+    ]
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    cache = model(tiny.prompt(), use_cache=True).past_key_values
+    return model(tiny.prompt(1), past_key_values=cache).logits
+
+
+# --- restore -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("policy", tiny.POLICIES)
+def test_restore_gives_back_the_stock_model(policy: str, attention: str) -> None:
+    model = tiny.fresh(attention=attention)
+    before, configuration, expected = traces(model), model.config.to_dict(), logits(model)
+    generate_function = model.generate.__func__
+    with saccade.sparsify(model, tiny.spec(policy, BUDGET)):
+        generate(model)
+    assert traces(model) == before
+    assert model.config.to_dict() == configuration
+    assert model.config._attn_implementation == attention
+    assert model.generate.__func__ is generate_function
+    assert torch.equal(logits(model), expected)
+
+
+def test_restore_after_an_exception() -> None:
+    model = tiny.fresh()
+    before, expected = traces(model), logits(model)
+    with pytest.raises(ZeroDivisionError), saccade.sparsify(model, tiny.spec("quest", BUDGET)):
+        raise ZeroDivisionError(generate(model))
+    assert traces(model) == before and torch.equal(logits(model), expected)
+
+
+def test_restore_after_a_failed_forward() -> None:
+    model = tiny.fresh()
+    before, expected = traces(model), logits(model)
+    with pytest.raises(IndexError), saccade.sparsify(model, tiny.spec("quest", BUDGET)):
+        generate(model, torch.tensor([[tiny.VOCABULARY + 5]]))
+    assert traces(model) == before and torch.equal(logits(model), expected)
+
+
+def test_a_failed_call_leaves_the_run_usable() -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, tiny.spec("quest", BUDGET)) as run:
+        expected = generate(model)
+        with pytest.raises(IndexError):
+            generate(model, torch.tensor([[tiny.VOCABULARY + 5]]))
+        steps = run.stats().steps
+        logits(model)  # outside `generate` the first call is the prompt again
+        assert run.stats().steps == steps + 1
+        assert generate(model) == expected
+
+
+def test_failed_attachment_leaves_nothing() -> None:
+    model = tiny.fresh()
+    before = traces(model)
+
+    def refuse(name: str) -> None:
+        raise RuntimeError("no")
+
+    model.set_attn_implementation = refuse
+    with pytest.raises(RuntimeError):
+        saccade.sparsify(model, "dense")
+    del model.set_attn_implementation
+    assert traces(model) == before
+
+
+def test_restore_twice_is_once() -> None:
+    model = tiny.fresh()
+    run = saccade.sparsify(model, "dense")
+    run.restore()
+    run.restore()
+    other = saccade.sparsify(model, "dense")
+    run.restore()  # the first run's: not the second's to undo
+    assert model.config._attn_implementation == "saccade"
+    other.restore()
+
+
+# --- errors of use -----------------------------------------------------------------------------------------------
+
+
+def test_nesting_and_double_attachment_are_errors() -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, "streaming:budget=16"):
+        with pytest.raises(saccade.AttachmentError, match="already attached with streaming:budget=16"):
+            saccade.sparsify(model, "dense")
+        generate(model)  # still attached and working
+    with saccade.sparsify(model, "dense"):
+        pass
+
+
+def test_a_restored_run_is_over() -> None:
+    run = saccade.sparsify(tiny.llama(), "dense")
+    run.restore()
+    with pytest.raises(saccade.AttachmentError, match="restored"), run:
+        pass
+    with pytest.raises(saccade.AttachmentError, match="restored"), run.decoding():
+        pass
+    assert "restored" in repr(run) and run.stats().steps == 0
+
+
+def test_the_attention_name_without_a_run_is_an_error() -> None:
+    saccade.sparsify(tiny.llama(), "dense").restore()
+    model = tiny.fresh()
+    model.set_attn_implementation("saccade")
+    with pytest.raises(saccade.AttachmentError, match="not attached"):
+        model(tiny.prompt())
+
+
+def test_importing_patches_nothing() -> None:
+    """Nor does it load torch or transformers."""
+    code = (
+        "import sys, saccade; saccade.SaccadeError; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+# --- several models ----------------------------------------------------------------------------------------------
+
+
+def test_two_models_do_not_mix() -> None:
+    first, second, stock = tiny.fresh(seed=0), tiny.fresh(seed=1), tiny.fresh(seed=2)
+    alone = {}
+    for model, policy in ((first, "quest"), (second, "tidal")):
+        with saccade.sparsify(model, tiny.spec(policy, BUDGET)):
+            alone[model] = generate(model)
+    expected = generate(stock)
+    with (
+        saccade.sparsify(first, tiny.spec("quest", BUDGET)) as one,
+        saccade.sparsify(second, tiny.spec("tidal", BUDGET)) as two,
+    ):
+        assert generate(first) == alone[first]
+        assert generate(second) == alone[second]
+        assert generate(stock) == expected
+        assert one.stats().steps == two.stats().steps == 7
+
+
+@torch.no_grad()
+def test_interleaved_calls_do_not_mix() -> None:
+    """Two models, and two sequences of each, one token each in turn."""
+    models = [tiny.fresh(seed=0), tiny.fresh(seed=1)]
+    starts = [(model, ids) for model in models for ids in (tiny.prompt(), tiny.prompt(25, seed=1))]
+    with (
+        saccade.sparsify(models[0], tiny.spec("quest", BUDGET)),
+        saccade.sparsify(models[1], tiny.spec("less_is_more", BUDGET)),
+    ):
+        expected = [tiny.by_hand(model, ids, 6).tolist() for model, ids in starts]
+        sequences, caches = [ids for _, ids in starts], [DynamicCache() for _ in starts]
+        for _ in range(6):
+            for i, (model, _) in enumerate(starts):
+                step = sequences[i][:, caches[i].get_seq_length() :]
+                new = model(step, past_key_values=caches[i]).logits[:, -1:].argmax(-1)
+                sequences[i] = torch.cat((sequences[i], new), dim=1)
+    assert [ids.tolist() for ids in sequences] == expected
+
+
+# --- one cache, many calls ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_copied_cache_continues_on_its_own() -> None:
+    """`copy.deepcopy` of a cache under a run: both copies decode, with an index of their own."""
+    model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
+    checker = OracleObserver(spec)
+    with saccade.sparsify(model, spec, observers=(checker,)) as run:
+        cache = model(tiny.prompt(), use_cache=True).past_key_values
+        model(torch.tensor([[3]]), past_key_values=cache)
+        twin = copy.deepcopy(cache)
+        assert twin.layers[0].keys.data_ptr() != cache.layers[0].keys.data_ptr()
+        results = {}
+        for token in (5, 6):
+            for name, one in (("cache", cache), ("twin", twin)):
+                results[name, token] = model(
+                    torch.tensor([[token if name == "cache" else 5]]), past_key_values=one
+                ).logits
+        assert torch.equal(results["cache", 5], results["twin", 5])
+        assert not torch.equal(results["cache", 6], results["twin", 6])
+        assert run.stats().steps == 5, "copies count for the same run"
+
+
+@torch.no_grad()
+def test_a_copied_cache_is_seen_by_the_same_observers() -> None:
+    class Observer:
+        """A list of its own, which a deep copy would copy too."""
+
+        def __init__(self) -> None:
+            self.layers: list[int] = []
+
+        def observe(self, layer: int, *args: Any) -> None:
+            self.layers.append(layer)
+
+    observer = Observer()
+    model = tiny.llama()
+    with saccade.sparsify(model, tiny.spec("quest", BUDGET), observers=(observer,)):
+        cache = copy.deepcopy(model(tiny.prompt(), use_cache=True).past_key_values)
+        model(torch.tensor([[3]]), past_key_values=cache)
+    assert observer.layers == [0, 1, 2, 3]
+
+
+@torch.no_grad()
+def test_the_cache_outlives_its_run() -> None:
+    """After restore, the stock model continues on the same cache, and then another run does."""
+    model, ids = tiny.llama(), tiny.prompt(20)
+    reference = model(torch.cat((ids, tiny.prompt(4, seed=3)), dim=1)).logits[:, 20:]
+    with saccade.sparsify(model, tiny.spec("quest")):
+        cache = model(ids, use_cache=True).past_key_values
+        got = [model(tiny.prompt(4, seed=3)[:, :1], past_key_values=cache).logits]
+    got.append(model(tiny.prompt(4, seed=3)[:, 1:2], past_key_values=cache).logits)
+    spec = tiny.spec("tidal", BUDGET)
+    with saccade.sparsify(model, tiny.spec("tidal")):
+        got.append(model(tiny.prompt(4, seed=3)[:, 2:3], past_key_values=cache).logits)
+    cache.crop(-1)
+    got[-1] = model(tiny.prompt(4, seed=3)[:, 2:], past_key_values=cache).logits
+    torch.testing.assert_close(torch.cat(got, dim=1), reference, rtol=0, atol=1e-4)
+    cache.reset()
+    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)) as run:
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)
+        assert run.stats().steps == 1
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@torch.no_grad()
+def test_a_reset_cache_starts_again(kind: str) -> None:
+    model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
+    cache = DynamicCache() if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=50)
+    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
+        for seed in (0, 1, 2):
+            tiny.by_hand(model, tiny.prompt(20 - seed, seed=seed), 5, cache)
+            cache.reset()
+
+
+@torch.no_grad()
+def test_a_static_cache_may_be_rewound() -> None:
+    """`StaticLayer` has no `crop`: callers set its length, and no hook tells us."""
+    model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
+    cache = StaticCache(config=model.config, max_cache_len=50)
+    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
+        model(tiny.prompt(20), past_key_values=cache)
+        for first, steps in ((2, 9), (30, 15)):
+            for token in range(first, first + steps):
+                model(torch.tensor([[token]]), past_key_values=cache)
+            for layer in cache.layers:
+                layer.cumulative_length -= 9
+
+
+@torch.no_grad()
+def test_rows_may_leave_and_multiply() -> None:
+    model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
+    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
+        cache = model(tiny.prompt(20, rows=3), use_cache=True).past_key_values
+        model(tiny.prompt(1, rows=3), past_key_values=cache)
+        cache.batch_select_indices(torch.tensor([2, 0]))
+        model(tiny.prompt(1, rows=2), past_key_values=cache)
+        cache.batch_repeat_interleave(2)
+        model(tiny.prompt(1, rows=4), past_key_values=cache)
+        cache.batch_select_indices(torch.tensor([True, False, False, True]))
+        model(tiny.prompt(1, rows=2), past_key_values=cache)
+        assert cache.layers[0].keys.shape == (2, 2, 24, 8)
+
+
+# --- gradient modes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", tiny.POLICIES)
+def test_a_loop_without_no_grad(policy: str) -> None:
+    """Many a hand-written loop forgets `no_grad`; stock models run it."""
+    with saccade.sparsify(tiny.llama(), tiny.spec(policy, BUDGET), recall=True) as run:
+        expected = tiny.by_hand(tiny.llama(), tiny.prompt(), 6)
+        recall = run.stats().recall
+        with torch.enable_grad():
+            assert tiny.by_hand.__wrapped__(tiny.llama(), tiny.prompt(), 6).tolist() == expected.tolist()
+        assert run.stats().recall == pytest.approx(recall)
+
+
+@pytest.mark.parametrize("policy", tiny.POLICIES)
+def test_a_cache_may_cross_inference_mode(policy: str) -> None:
+    """Buffers made inside `inference_mode` are written outside of it, and the other way round."""
+    model, spec = tiny.llama(), tiny.spec(policy, BUDGET)
+    modes = [torch.inference_mode(), torch.no_grad(), torch.enable_grad()]
+    for order in (modes, modes[::-1]):
+        with saccade.sparsify(model, spec, recall=True) as run:
+            cache, tokens = DynamicCache(), tiny.prompt(40, rows=2)
+            expected = tiny.by_hand(model, tokens, 12)
+            for mode in (*order, *order):
+                with mode:
+                    # Cloned, since autograd does not even embed token ids that are inference tensors.
+                    tokens = tiny.by_hand.__wrapped__(model, tokens.clone(), 2, cache)
+                    cache.reorder_cache(torch.tensor([0, 1]))
+            assert tokens.tolist() == expected.tolist()
+            assert run.stats().steps == 22
+
+
+# --- compilation -------------------------------------------------------------------------------------------------
+
+
+def test_generate_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a static cache on an accelerator, transformers compiles on its own; it would recompile at every step."""
+    config = CompileConfig()
+    config._compile_all_devices = True  # transformers' own switch for tests on CPU
+
+    def compiled(self: Any, compile_config: Any) -> Any:
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr(type(tiny.llama()), "get_compiled_call", compiled)
+    with saccade.sparsify(tiny.llama(), tiny.spec("quest", BUDGET)):
+        generate(tiny.llama(), cache_implementation="static", compile_config=config)
+    with pytest.raises(AssertionError, match="compiles"):
+        generate(tiny.llama(), cache_implementation="static", compile_config=config)
+
+
+# --- speculation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_a_sparse_assistant_drafts_for_a_dense_model(policy: str) -> None:
+    """Assisted decoding is exact whatever the draft; the two models' caches do not meet."""
+    main, drafter = tiny.fresh(), tiny.fresh()
+    stock = generate(main)
+    with saccade.sparsify(drafter, tiny.spec(policy, BUDGET)) as run:
+        assert generate(main, assistant_model=drafter) == stock
+        assert run.stats().steps > 0
+
+
+# --- wrappers ----------------------------------------------------------------------------------------------------
+
+
+def lora(model: PreTrainedModel) -> peft.PeftModel:
+    torch.manual_seed(5)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config).eval()
+
+
+def test_peft_lora() -> None:
+    """Attached through the wrapper; its adapters stay in force."""
+    plain = generate(tiny.fresh())
+    model = lora(tiny.fresh())
+    stock = generate(model)
+    assert stock != plain
+    with saccade.sparsify(model, tiny.spec("less_is_more")) as run:
+        assert generate(model) == stock
+        assert run.stats().steps == 7
+        with pytest.raises(saccade.AttachmentError):
+            saccade.sparsify(model.get_base_model(), "dense")
+    spec = tiny.spec("tidal", BUDGET)
+    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
+        generate(model)
+    assert generate(model) == stock
+
+
+@pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, {"model": "cpu", "lm_head": "cpu"}], ids=str)
+def test_device_map_of_one_device(device_map: Any, tmp_path: Path) -> None:
+    """accelerate's hooks stay in place."""
+    tiny.fresh().save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map)
+    stock = generate(model)
+    before = traces(model)
+    with saccade.sparsify(model, tiny.spec("quest")):
+        assert generate(model) == stock
+    spec = tiny.spec("quest", BUDGET)
+    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
+        generate(model)
+    assert generate(model) == stock and traces(model) == before
+
+
+def test_peft_prompt_learning_is_refused() -> None:
+    config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny.fresh(), config).eval()
+    with pytest.raises(saccade.UnsupportedModelError, match="PROMPT_TUNING adds virtual tokens"):
+        saccade.sparsify(model, "dense")

@@ -1,0 +1,92 @@
+"""Tiny random models of the supported families, and the policies they are run under."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY = 64
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Large weights: attention that picks few tokens, logits that depend on it.
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+LARGE = 250
+"""A budget above every context in these tests, and no multiple of a page."""
+
+POLICIES = {
+    "dense": "dense",
+    "streaming": "streaming:budget={budget}",
+    "quest": "quest:page=4,budget={budget}",
+    "quest-query": "quest:page=4,heads=query,dense_layers=0,budget={budget}",
+    "tidal": "tidal:reselect=3,dense_layers=1,budget={budget}",
+    "tidal-query": "tidal:reselect=,dense_layers=1,heads=query,budget={budget}",
+    "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget={budget}",
+}
+SPARSE = [name for name in POLICIES if name != "dense"]
+
+
+def spec(name: str, budget: int = LARGE) -> str:
+    return POLICIES[name].format(budget=budget)
+
+
+def fresh(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
+    """A new random model of a transformers model type, in eval mode; sizes set to `...` are left to the family."""
+    torch.manual_seed(seed)
+    sizes = {name: size for name, size in {**SIZES, **changes}.items() if size is not ...}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), attn_implementation=attention).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@functools.cache
+def llama(seed: int = 0) -> PreTrainedModel:
+    """A shared Llama; tests that attach to it must restore it."""
+    return fresh("llama", seed)
+
+
+def prompt(length: int = 30, rows: int = 1, seed: int = 0) -> torch.Tensor:
+    """Tokens with repeats, so that prompt lookup finds n-grams."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(2, 14, (rows, length - length // 2), generator=generator)
+    return torch.cat((words, words), dim=1)[:, :length]
+
+
+def padded(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """A left-padded batch."""
+    width = max(lengths)
+    ids = torch.zeros((len(lengths), width), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, width - length :] = prompt(length, seed=seed + row)[0]
+        mask[row, width - length :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@torch.no_grad()
+def by_hand(model: PreTrainedModel, ids: torch.Tensor, new: int, cache: Any = None, **inputs: Any) -> torch.Tensor:
+    """A hand-written greedy loop; `cache` may already hold a part of the prompt."""
+    past = 0 if cache is None else int(cache.get_seq_length())
+    step = ids[:, past:]
+    mask = inputs.get("attention_mask")
+    for _ in range(new):
+        out = model(step, past_key_values=cache, use_cache=True, attention_mask=mask)
+        cache, step = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat((ids, step), dim=1)
+        mask = None if mask is None else torch.cat((mask, torch.ones_like(step)), dim=1)
+    return ids

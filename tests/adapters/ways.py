@@ -1,0 +1,94 @@
+"""The ways in which people generate: name -> what a model is called with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel, StaticCache, set_seed
+
+from . import tiny
+
+Way = Callable[[PreTrainedModel], torch.Tensor]
+
+NEW = 9
+
+
+def generate(model: PreTrainedModel, **options: Any) -> torch.Tensor:
+    set_seed(3)
+    options = {"input_ids": tiny.prompt(), "do_sample": False, "max_new_tokens": NEW, **options}
+    return model.generate(**options)
+
+
+def assisted(model: PreTrainedModel) -> torch.Tensor:
+    return generate(model, assistant_model=assistant())
+
+
+@functools.cache
+def assistant() -> PreTrainedModel:
+    """The model under test with a little noise: it agrees often, but not always."""
+    other = tiny.fresh("llama")
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.02)
+    return other
+
+
+def prefilled_plain_cache(model: PreTrainedModel) -> torch.Tensor:
+    """The cache comes from a stock call of another model object with the same weights."""
+    stock, ids = tiny.fresh("llama"), tiny.prompt()
+    with torch.no_grad():
+        cache = stock(ids[:, :-1], use_cache=True, past_key_values=DynamicCache()).past_key_values
+    return generate(model, input_ids=ids, past_key_values=cache)
+
+
+def several_turns(model: PreTrainedModel) -> torch.Tensor:
+    cache = DynamicCache()
+    first = generate(model, past_key_values=cache)
+    ids = torch.cat((first, tiny.prompt(7, seed=5)), dim=1)
+    # Without a mask, transformers takes a generated token that happens to be the pad token for padding.
+    return generate(model, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
+
+
+def new_turn_alone(model: PreTrainedModel) -> torch.Tensor:
+    """The second call passes only the new tokens and the mask of everything, which transformers allows."""
+    cache = DynamicCache()
+    generate(model, past_key_values=cache)
+    new = tiny.prompt(7, seed=5)
+    mask = torch.ones((1, cache.get_seq_length() + 7), dtype=torch.long)
+    return generate(model, input_ids=new, attention_mask=mask, past_key_values=cache)
+
+
+WAYS: dict[str, Way] = {
+    "greedy": generate,
+    "sampling": functools.partial(generate, do_sample=True, temperature=1.3),
+    "beams": functools.partial(generate, num_beams=3, repetition_penalty=2.0),
+    "beam sampling": functools.partial(generate, num_beams=3, do_sample=True),
+    "several returned": functools.partial(generate, do_sample=True, num_return_sequences=3),
+    "several returned beams": functools.partial(generate, num_beams=4, num_return_sequences=2, repetition_penalty=2.0),
+    "left-padded": lambda model: generate(model, **tiny.padded([30, 7, 19])),
+    "left-padded beams": lambda model: generate(model, **tiny.padded([12, 7]), num_beams=2),
+    "chunked prefill": functools.partial(generate, prefill_chunk_size=7),
+    "prompt lookup": functools.partial(generate, prompt_lookup_num_tokens=4, max_matching_ngram_size=1),
+    "assisted": assisted,
+    "static cache": functools.partial(generate, cache_implementation="static"),
+    "static cache, left-padded": lambda model: generate(model, **tiny.padded([30, 7]), cache_implementation="static"),
+    "static cache, beams": functools.partial(
+        generate, cache_implementation="static", num_beams=3, repetition_penalty=2.0
+    ),
+    "prefilled plain cache": prefilled_plain_cache,
+    "several turns": several_turns,
+    "new turn alone": new_turn_alone,
+    "embeddings": lambda model: generate(
+        model, input_ids=None, inputs_embeds=model.get_input_embeddings()(tiny.prompt()).detach()
+    ),
+    "by hand": lambda model: tiny.by_hand(model, tiny.prompt(), NEW),
+    "by hand, left-padded": lambda model: tiny.by_hand(
+        model, (batch := tiny.padded([30, 7, 19]))["input_ids"], NEW, attention_mask=batch["attention_mask"]
+    ),
+    "by hand, static": lambda model: tiny.by_hand(
+        model, tiny.prompt(), NEW, StaticCache(config=model.config, max_cache_len=50)
+    ),
+}
