@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 from ..errors import ModelFolderError
 
 _LLAMA_3 = {"vocab_size": 128_256, "rope_theta": 500_000.0}
 
-SHAPES: Mapping[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = MappingProxyType(
+SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingProxyType(
     {
         "smollm2-135m": (
             LlamaConfig,
@@ -99,7 +99,7 @@ def refuse_unknown_shape(shape: str) -> None:
         )
 
 
-def _config(shape: str) -> PreTrainedConfig:
+def _config(shape: str) -> PretrainedConfig:
     refuse_unknown_shape(shape)
     if shape in SHAPES:
         kind, sizes = SHAPES[shape]

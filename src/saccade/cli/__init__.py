@@ -16,7 +16,7 @@ from .policies import policies
 app = typer.Typer(
     name="saccade",
     cls=OneLineErrors,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -38,7 +38,7 @@ def _saccade(
 ) -> None:
     """Sparse decoding attention for long-context language models.
 
-    A policy decides which cached tokens the attention reads for every new token. [bold]saccade compare[/bold] shows
+    A policy decides which cached tokens the attention reads for every new token. `saccade compare` shows
     what that costs in answers and saves in time, on a bundled model and a text that every Python carries; nothing is
     downloaded.
     """

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .group import INTERRUPTED
-from .options import Device, Document, Dtype, Model, Seed
+from .options import Device, Document, Dtype, Model, Seed, at_least
 
 DEFAULT_POLICIES = ["dense", "streaming", "quest", "tidal", "less_is_more"]
 
@@ -21,16 +21,21 @@ def compare(
         list[str],
         typer.Option(
             metavar="SPEC",
-            help="Policy to compare, name:key=value,key=value; once per policy. See [bold]saccade policies[/bold].",
+            help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`.",
         ),
     ] = DEFAULT_POLICIES,
     budget: Annotated[
         str, typer.Option(metavar="N,N", help="Budgets in tokens, for policies that have one and were not given one.")
     ] = "64,256",
     context: Annotated[
-        int, typer.Option(min=256, metavar="TOKENS", help="Length of the contexts cut from the built-in text.")
+        int,
+        typer.Option(
+            parser=at_least(1024), metavar="TOKENS", help="Length of the contexts taken from the built-in text."
+        ),
     ] = 8192,
-    limit: Annotated[int, typer.Option(min=1, help="Questions in all, a dozen per context.")] = 48,
+    limit: Annotated[
+        int, typer.Option(parser=at_least(1), metavar="N", help="Questions in all, a dozen per context.")
+    ] = 48,
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -45,16 +50,18 @@ def compare(
     threads: Annotated[
         int,
         typer.Option(
-            min=1, help="CPU threads of decoding. One is steady on a shared machine; prefill uses what torch would."
+            parser=at_least(1),
+            metavar="N",
+            help="CPU threads of decoding. One is steady on a shared machine; prefill uses what torch would.",
         ),
     ] = 1,
 ) -> None:
     """Ask a long document the same questions under every policy; compare answers and speed.
 
     Facts are hidden in a long text, by default the Python language reference. The text is read once with dense
-    attention; questions and answers are then decoded token by token under each policy. You get a table, and a folder
-    with [bold]report.html[/bold] (figures), [bold]results.json[/bold], [bold]samples.jsonl[/bold] (every answer) and
-    [bold]config.json[/bold].
+    attention; questions and answers are then decoded under each policy, token by token. You get a table, and a folder
+    with `report.html` (figures), `results.json`, `samples.jsonl` (every answer) and
+    `config.json`.
 
     Examples:
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Document, Dtype, Model, Seed
+from .options import Device, Document, Dtype, Model, Seed, at_least
 
 
 def generate(
@@ -17,14 +17,16 @@ def generate(
     model: Model = None,
     document: Document = None,
     policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="Policy to decode with. See [bold]saccade policies[/bold].")
+        str, typer.Option(metavar="SPEC", help="Policy to decode with. See `saccade policies`.")
     ] = "less_is_more",
     budget: Annotated[
         str | None,
         typer.Option(metavar="N", help="Budget in tokens, for a policy that was not given one.", show_default=False),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option(parser=at_least(1), metavar="N", help="Most tokens to generate.")
+    ] = 256,
+    temperature: Annotated[float, typer.Option(min=0, metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -45,9 +47,9 @@ def generate(
     import torch
     from transformers import TextStreamer
 
-    from ..adapters.hf.load import load
+    from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
     from ..adapters.hf.run import sparsify
-    from ..errors import DocumentError
+    from ..errors import DocumentError, PolicyError
     from ..eval.context import read_document
     from ..eval.entry import parse_budgets
     from ..spec import Policy
@@ -56,21 +58,30 @@ def generate(
     quiet_libraries()
     chosen = Policy.from_spec(policy)
     if budget is not None:
-        chosen = chosen.with_budget(*parse_budgets(budget))
+        budgets = parse_budgets(budget)
+        if len(budgets) > 1:
+            raise PolicyError(f"budget {budget!r} is not valid here: one whole number of tokens")
+        chosen = chosen.with_budget(budgets[0])
     parts = [] if document is None else [read_document(document)]
     if prompt is not None or document is None:
         parts.append(sys.stdin.read() if prompt is None else prompt)
     text = "\n\n".join(parts)
     if not text.strip():
         raise DocumentError("the prompt is empty")
-    loaded, tokenizer = load(model, device, dtype)
-    inputs = tokenizer(text, return_tensors="pt", verbose=False).to(loaded.device)
-    length, positions = inputs["input_ids"].shape[1], loaded.config.max_position_embeddings
+    source = ModelSource.locate(model)
+    picked = pick_device(device)
+    kind = pick_dtype(dtype, source, picked)
+    shape, positions = source.shape()
+    chosen.plan(shape)
+    tokenizer = source.tokenizer()
+    inputs = tokenizer(text, return_tensors="pt", verbose=False).to(picked)
+    length = inputs["input_ids"].shape[1]
     if length + max_new_tokens > positions:
         raise DocumentError(
             f"the prompt has {length} tokens; with {max_new_tokens} new ones that exceeds the model's "
             f"{positions} positions"
         )
+    loaded = source.weights(picked, kind)
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     with sparsify(loaded, chosen) as run:

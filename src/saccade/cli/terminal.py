@@ -25,6 +25,7 @@ def quiet_libraries() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     # Any handler keeps logging's last resort from printing every note at each attachment.
     logging.getLogger("saccade").addHandler(logging.NullHandler())
 

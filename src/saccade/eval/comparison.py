@@ -1,0 +1,160 @@
+"""The main job: the same questions about the same contexts under every policy, first for quality, then for time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from statistics import median
+from typing import Any
+
+import torch
+
+from ..adapters.hf.run import sparsify
+from .context import Context, Question
+from .entry import Entry
+from .facts import is_right
+from .folder import ResultsFolder
+from .gaze import Focus, GazeObserver
+from .reader import Reader
+from .tally import Tally
+
+TIMED_QUESTIONS = 2
+"""Questions per context that the timing pass decodes under every policy in turn."""
+
+WARM_STEPS = 2
+"""First steps of a timed question that are not counted: they build indexes and warm caches."""
+
+
+@dataclass
+class Comparison:
+    """One comparison; `run` it, then read `rows`, which are also right in the middle of it.
+
+    Attributes:
+        model, tokenizer: loaded, in eval mode.
+        contexts: what is read and asked.
+        entries: what is compared; the first one is the dense baseline.
+        folder: where answers are written as they come.
+        threads: CPU threads of decoding; prefill keeps torch's own number.
+    """
+
+    model: Any
+    tokenizer: Any
+    contexts: Sequence[Context]
+    entries: Sequence[Entry]
+    folder: ResultsFolder
+    threads: int = 1
+    tallies: list[Tally] = field(init=False)
+
+    def __post_init__(self) -> None:
+        layers = self.model.config.num_hidden_layers
+        self.tallies = [Tally(entry, layers) for entry in self.entries]
+
+    @property
+    def units(self) -> int:
+        """Units of work of a whole run: a prefill, an answer or a timed question each."""
+        asked = sum(len(context.questions) for context in self.contexts)
+        timed = sum(min(len(context.questions), TIMED_QUESTIONS) for context in self.contexts)
+        return len(self.contexts) + (asked + timed) * len(self.entries)
+
+    def run(self, advance: Callable[[str], None]) -> None:
+        """Read every context, ask under every policy, then time. Interrupt it at will: `rows` tell what is done.
+
+        Args:
+            advance: called after every unit of work with its name.
+        """
+        prefill_threads = torch.get_num_threads()
+        try:
+            for number, context in enumerate(self.contexts):
+                torch.set_num_threads(prefill_threads)
+                reader = Reader(self.model, self.tokenizer, context)
+                torch.set_num_threads(self.threads)
+                advance(f"context {number + 1} of {len(self.contexts)}")
+                for tally in self.tallies:
+                    for _ in self._ask(reader, number, context, tally):
+                        advance(tally.entry.spec)
+                for spec in self._time(reader, context):
+                    advance(f"timing {spec}")
+        finally:
+            torch.set_num_threads(prefill_threads)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per entry, as `results.json` holds them."""
+        dense = self.tallies[0].seconds
+        baseline = median(dense) if dense else None
+        return [tally.row(baseline) for tally in self.tallies]
+
+    def _ask(self, reader: Reader, number: int, context: Context, tally: Tally) -> Iterator[None]:
+        """The quality pass of one policy over one context; yields after every answer."""
+        gaze = GazeObserver(len(context.tokens))
+        focus = Focus(tally.recall, gaze)
+        # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV.
+        shared = _shared_beginning(context.questions)
+        with sparsify(self.model, tally.entry.policy, observers=(focus,)) as run, run.decoding():
+            try:
+                if shared:
+                    reader.feed(context.questions[0].tokens[:shared])
+                for question in context.questions:
+                    gaze.look_for(question.value_span)
+                    reader.feed(question.tokens[shared:-1])
+                    focus.on = True
+                    answer = reader.answer(reader.feed(question.tokens[-1:]))
+                    focus.on = False
+                    reader.crop(shared)
+                    self._record(number, question, answer, gaze, tally)
+                    yield
+            finally:
+                reader.crop()
+                tally.add_run(run.stats())
+
+    def _record(self, number: int, question: Question, answer: str, gaze: GazeObserver, tally: Tally) -> None:
+        correct = is_right(answer, question.fact)
+        tally.add_answer(correct, gaze.fact_held)
+        entry = tally.entry
+        key = {"policy": entry.policy.name, "budget": entry.policy.budget, "spec": entry.spec}
+        self.folder.add_sample(
+            {
+                **key,
+                "question": f"What is the code of the {question.fact.key}?",
+                "expected": question.fact.value,
+                "answer": answer,
+                "correct": correct,
+                "context": number,
+                "depth": round(question.depth, 4),
+                "fact_held": gaze.fact_held,
+            }
+        )
+        if gaze.bins is not None:
+            self.folder.add_gaze(
+                {
+                    **key,
+                    "context": number,
+                    "depth": question.depth,
+                    "correct": correct,
+                    "fact_held": gaze.fact_held,
+                    "bins": gaze.bins,
+                }
+            )
+
+    def _time(self, reader: Reader, context: Context) -> Iterator[str]:
+        """The timing pass: no observers, the same tokens for all, policies taking turns; yields each one's spec."""
+        turns = list(self.tallies)
+        for question in context.questions[:TIMED_QUESTIONS]:
+            value = self.tokenizer(f" {question.fact.value}.", add_special_tokens=False)["input_ids"]
+            for tally in turns:
+                with sparsify(self.model, tally.entry.policy):
+                    try:
+                        tally.seconds += list(reader.timed([*question.tokens, *value]))[WARM_STEPS:]
+                    finally:
+                        reader.crop()
+                yield tally.entry.spec
+            # Whoever was first is last next time, so that a drift of the machine's speed falls on all alike.
+            turns.reverse()
+
+
+def _shared_beginning(questions: Sequence[Question]) -> int:
+    """How many first tokens all questions share, their last two excepted."""
+    if len(questions) < 2:
+        return 0
+    columns = zip(*(question.tokens[:-2] for question in questions), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))

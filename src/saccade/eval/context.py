@@ -1,0 +1,189 @@
+"""Contexts: long texts as tokens, with facts hidden in them, and the questions put to them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ..errors import DocumentError
+from .document import language_reference
+from .facts import Fact, hide, make_facts, question, sentence, sentence_ends
+
+QUESTIONS_PER_CONTEXT = 12
+FACTS_PER_CONTEXT = 24
+ANSWER_TOKENS = 12
+"""Longest answer in tokens; it ends earlier at a full stop, a new line or the end-of-sequence token."""
+
+BUILT_IN = "Python language reference (held-out topics)"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about one hidden fact.
+
+    Attributes:
+        fact: what is asked for.
+        tokens: the question and the beginning of its answer.
+        value_span: first token and the one behind the last of the fact's value in the context.
+        depth: where the fact lies, 0 (first token of the context) to 1 (last).
+    """
+
+    fact: Fact
+    tokens: tuple[int, ...]
+    value_span: tuple[int, int]
+    depth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A text that is prefilled once, and the questions about it."""
+
+    tokens: tuple[int, ...]
+    questions: tuple[Question, ...]
+
+
+def built_in_contexts(tokenizer: Any, *, length: int, limit: int, positions: int, seed: int) -> list[Context]:
+    """Stretches of the held-out language reference, at least `length` tokens each, with `limit` questions in all.
+
+    Raises:
+        DocumentError: if the text has too few tokens for that, the model too few positions, or the facts no room.
+    """
+    text = language_reference().evaluation
+    ends = [end for _, end in _encode(tokenizer, text)[1]]
+    if length > len(ends):
+        raise DocumentError(f"--context {length}: the built-in document has only {len(ends)} tokens; pass --document")
+    stops = sentence_ends(text)
+    shares = _shares(limit)
+    contexts = []
+    for number, asked in enumerate(shares):
+        # Stretches are spread over the text; they overlap when they are longer together than it is.
+        first = (len(ends) - length) * number // max(len(shares) - 1, 1)
+        begin = ends[first - 1] if first else 0
+        # Some of the text is tables and grammar: a whole sentence first makes sure that there is a place for facts.
+        sentences_before = bisect_right(stops, begin)
+        if sentences_before:
+            begin = max(stops[sentences_before - 1] - 200, 0)
+        rng = numpy.random.default_rng([seed, number])
+        contexts.append(_built_in(tokenizer, text[begin:], length, asked, rng))
+    return _fitting(contexts, f"--context {length}", positions)
+
+
+def document_contexts(tokenizer: Any, document: Path, *, limit: int, positions: int, seed: int) -> list[Context]:
+    """The whole document, once for every dozen questions, each time with other facts in it.
+
+    Raises:
+        DocumentError: a document that is absent, empty, not UTF-8, has no sentence end or does not fit the model.
+    """
+    text = read_document(document)
+    name = f"document {str(document)!r}"
+    contexts = []
+    for number, asked in enumerate(_shares(limit)):
+        rng = numpy.random.default_rng([seed, number])
+        contexts.append(_with_facts(tokenizer, text, make_facts(FACTS_PER_CONTEXT, rng, "eval"), asked, rng, name))
+    return _fitting(contexts, name, positions)
+
+
+def read_document(path: Path) -> str:
+    """The text of a document.
+
+    Raises:
+        DocumentError: if it is absent, empty or not UTF-8.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"document {str(path)!r} is not UTF-8: byte {error.start} cannot be read") from None
+    except OSError as error:
+        raise DocumentError(f"document {str(path)!r} cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise DocumentError(f"document {str(path)!r} is empty")
+    return text
+
+
+def _fitting(contexts: list[Context], name: str, positions: int) -> list[Context]:
+    """The contexts, if the model has positions enough for the longest one with a question and its answer."""
+    longest = max(len(context.tokens) for context in contexts)
+    needed = longest + ANSWER_TOKENS + max(len(q.tokens) for context in contexts for q in context.questions)
+    if needed > positions:
+        raise DocumentError(
+            f"{name}: {longest} tokens with the facts in it, {needed} with a question and its answer; "
+            f"the model has {positions} positions"
+        )
+    return contexts
+
+
+def _shares(limit: int) -> list[int]:
+    """Questions per context, `limit` in all."""
+    whole, rest = divmod(limit, QUESTIONS_PER_CONTEXT)
+    return [QUESTIONS_PER_CONTEXT] * whole + ([rest] if rest else [])
+
+
+def _built_in(tokenizer: Any, text: str, length: int, asked: int, rng: numpy.random.Generator) -> Context:
+    facts = make_facts(FACTS_PER_CONTEXT, rng, "eval")
+    ends = [end for _, end in _encode(tokenizer, text)[1]]
+    added = sum(len(_encode(tokenizer, f" {sentence(fact)}")[0]) for fact in facts)
+    kept = max(length - added, 1)
+    state = rng.bit_generator.state
+    # Token counts do not add up exactly where sentences are inserted, so a short text is made a little longer.
+    while True:
+        rng.bit_generator.state = state
+        stretch = text[: ends[min(kept, len(ends)) - 1]]
+        context = _with_facts(tokenizer, stretch, facts, asked, rng, f"--context {length}")
+        if len(context.tokens) >= length or kept >= len(ends):
+            return context
+        kept += length - len(context.tokens)
+
+
+def _with_facts(
+    tokenizer: Any, text: str, facts: Sequence[Fact], asked: int, rng: numpy.random.Generator, name: str
+) -> Context:
+    """The text with the facts hidden in it, `asked` of them asked for; `name` is what errors call the text."""
+    try:
+        hidden, spans = hide(text, facts, rng)
+    except ValueError as error:
+        raise DocumentError(f"{name}: {error}") from error
+    ids, offsets = _encode(tokenizer, hidden)
+    by_depth = sorted(range(len(facts)), key=lambda index: spans[index])
+    # Every other fact or so: the questions are spread over all depths, whatever their number.
+    chosen = [by_depth[(2 * number + 1) * len(by_depth) // (2 * asked)] for number in range(asked)]
+    questions = []
+    for index in rng.permutation(chosen):
+        fact, end = facts[index], spans[index][1] - 1
+        first, stop = _tokens_between(offsets, end - len(fact.value), end)
+        tokens = tuple(_encode(tokenizer, question(fact))[0])
+        questions.append(Question(fact, tokens, (first, stop), first / len(ids)))
+    start = _beginning(tokenizer)
+    shifted = tuple(
+        Question(q.fact, q.tokens, (q.value_span[0] + len(start), q.value_span[1] + len(start)), q.depth)
+        for q in questions
+    )
+    return Context((*start, *ids), shifted)
+
+
+def _beginning(tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
+    with_special = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    for count in range(len(with_special)):
+        if with_special[count : count + len(plain)] == plain:
+            return tuple(with_special[:count])
+    return ()
+
+
+def _tokens_between(offsets: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+    """First token that ends behind character `begin`, and the first one that starts at or behind `end`."""
+    first = next(index for index, offset in enumerate(offsets) if offset[1] > begin)
+    stop = next((index for index in range(first, len(offsets)) if offsets[index][0] >= end), len(offsets))
+    return first, stop
+
+
+def _encode(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids and their character offsets; no special tokens."""
+    # The length warning does not apply: what is too long is refused or cut.
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return encoded["input_ids"], encoded["offset_mapping"]

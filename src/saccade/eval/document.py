@@ -1,0 +1,60 @@
+"""Long texts that every Python installation has: the language reference and the standard library.
+
+Nothing is copied into the repository. Topics and modules are held out of training by the CRC-32 of their
+name, so the split does not move when Python adds one.
+"""
+
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from zlib import crc32
+
+from pydoc_data.topics import topics
+
+_SKIPPED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "encodings", "__pycache__")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The language reference in two halves that share no paragraph."""
+
+    train: str
+    evaluation: str
+
+
+def _held_out(name: str, every: int) -> bool:
+    return crc32(name.encode()) % every == every - 1
+
+
+@cache
+def language_reference() -> Reference:
+    """The topics of `pydoc_data` in alphabetical order, one in three of them held out for evaluation.
+
+    Topics quote one another (`compound` contains `for`), so a paragraph is kept where it appears first,
+    and one that an evaluation topic contains never appears in the training half.
+    """
+    seen: set[str] = set()
+    halves: dict[bool, list[str]] = {True: [], False: []}
+    for held_out in (True, False):
+        for name in sorted(topics):
+            if _held_out(name, 3) is held_out:
+                for paragraph in topics[name].strip().split("\n\n"):
+                    if (identity := " ".join(paragraph.split())) not in seen:
+                        seen.add(identity)
+                        halves[held_out].append(paragraph)
+    return Reference(train="\n\n".join(halves[False]), evaluation="\n\n".join(halves[True]))
+
+
+def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> str:
+    """Sources of the standard library up to about `characters`; one module in ten is held out."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    texts: list[str] = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if not set(_SKIPPED).intersection(relative.parts) and _held_out(relative.as_posix(), 10) is held_out:
+            texts.append(path.read_text(encoding="utf-8", errors="ignore"))
+            characters -= len(texts[-1])
+            if characters <= 0:
+                break
+    return "\n\n".join(texts)

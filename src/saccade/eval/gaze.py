@@ -1,0 +1,71 @@
+"""Where a policy looks: which parts of the document the attended sets touch, beside attention recall."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..recall import membership
+from ..roles import HeadSpan
+from ..state import Observer
+from ..types import KVView, Selection
+
+BINS = 160
+"""Parts of equal length that a document is cut into."""
+
+
+class GazeObserver:
+    """Means over steps, sparse layers and heads: which bins of the document a set touches, whether it holds the fact.
+
+    Args:
+        length: tokens of the document; what is decoded behind it is not looked at.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._edges = torch.arange(length) * BINS // length
+        self.look_for((0, 1))
+
+    def look_for(self, value_span: tuple[int, int]) -> None:
+        """Start anew, for a fact whose value lies at these tokens (first, and the one behind the last)."""
+        self._span = value_span
+        self._bins = torch.zeros(BINS)
+        self._held = 0.0
+        self._sets = 0
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+    ) -> None:
+        if selection is None:
+            return
+        heads = span.stop - span.start
+        chosen = membership(selection, kv.rows.seq_lens, kv.rows.max_len)[0, :, : self._length].cpu()
+        touched = torch.zeros(chosen.shape[0], BINS, dtype=torch.int64).index_add_(1, self._edges, chosen.long())
+        self._bins += (touched > 0).float().mean(0) * heads
+        self._held += float(chosen[:, slice(*self._span)].any(-1).float().mean()) * heads
+        self._sets += heads
+
+    @property
+    def bins(self) -> list[float] | None:
+        """Share 0..1 of sets that hold a token of each bin; None if every layer attended to everything."""
+        return [round(share, 3) for share in (self._bins / self._sets).tolist()] if self._sets else None
+
+    @property
+    def fact_held(self) -> float | None:
+        """Share 0..1 of sets that hold a token of the fact's value; None if every layer attended to everything."""
+        return self._held / self._sets if self._sets else None
+
+
+class Focus:
+    """Passes on to other observers while `on`; so that they see the answer's tokens only."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+        self.on = False
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+    ) -> None:
+        if self.on:
+            for observer in self._observers:
+                observer.observe(layer, span, q, kv, selection, scale)

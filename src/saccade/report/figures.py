@@ -1,0 +1,206 @@
+"""The figures of a report, drawn without a display and returned as SVG data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from .palette import DENSE, FACT, GRID, INK, MUTED, marks
+
+Row = Mapping[str, Any]
+
+_WIDTH = 10.0  # inches; the page scales figures to its own width
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "svg.fonttype": "path",
+    # Without these two the same results would give another file every time.
+    "svg.hashsalt": "saccade",
+}
+_LOOKS = LinearSegmentedColormap.from_list("looks", ["#ffffff", "#c6dbef", "#4a90c4", "#08306b"])
+
+
+def accuracy_against_budget(rows: Sequence[Row]) -> str:
+    """Share of right answers with intervals, policies side by side at each budget, dense as a band."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        sparse = _sparse(rows)
+        budgets = sorted({row["budget"] for row in sparse if row["budget"] is not None})
+        position = {budget: number for number, budget in enumerate(budgets)}
+        labels = list(dict.fromkeys(row["label"] for row in sparse))
+        drawn = marks(labels)
+        _dense_band(axes, rows, len(budgets))
+        for number, label in enumerate(labels):
+            own = [row for row in sparse if row["label"] == label and row["n"]]
+            own.sort(key=lambda row: row["budget"] or 0)
+            shift = 0.12 * (number - (len(labels) - 1) / 2)
+            x = [position.get(row["budget"], 0) + shift for row in own]
+            y = [row["correct"] / row["n"] for row in own]
+            low = [share - row["interval"][0] for share, row in zip(y, own, strict=True)]
+            high = [row["interval"][1] - share for share, row in zip(y, own, strict=True)]
+            mark = drawn[label]
+            axes.plot(x, y, color=mark.color, linewidth=1, alpha=0.45)
+            axes.errorbar(
+                x,
+                y,
+                yerr=[numpy.clip(low, 0, None), numpy.clip(high, 0, None)],
+                color=mark.color,
+                marker=mark.marker,
+                markersize=7,
+                linestyle="none",
+                capsize=3,
+                label=label,
+            )
+        axes.set_xticks(list(position.values()), [f"{budget:,}" for budget in budgets])
+        axes.set_xlim(-0.5, max(len(budgets), 1) - 0.5)
+        axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(axis="y")
+        axes.set_xlabel("budget (tokens a sparse head attends to)")
+        axes.set_ylabel("answers right")
+        figure.legend(loc="outside right upper", frameon=False)
+        return _data_uri(figure)
+
+
+def recall_per_layer(rows: Sequence[Row]) -> str:
+    """Attention recall over the layers, one panel per budget."""
+    with matplotlib.rc_context(_STYLE):
+        sparse = [row for row in _sparse(rows) if row["recall"] is not None]
+        budgets = _budgets(sparse)
+        figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
+        panels = figure.subplots(1, max(len(budgets), 1), sharey=True, squeeze=False)[0]
+        order = list(dict.fromkeys(row["label"] for row in sparse))
+        drawn = marks(order)
+        handles = {}
+        for axes, budget in zip(panels, budgets, strict=False):
+            for row in (row for row in sparse if row["budget"] == budget):
+                mark = drawn[row["label"]]
+                recall = [numpy.nan if value is None else value for value in row["recall_per_layer"]]
+                # Policies that agree would hide each other.
+                layers = numpy.arange(len(recall)) + 0.06 * (order.index(row["label"]) - (len(order) - 1) / 2)
+                handles[row["label"]] = axes.plot(
+                    layers, recall, color=mark.color, marker=mark.marker, markersize=5, linewidth=1.6, alpha=0.9
+                )[0]
+            axes.set_title(_budget_title(budget))
+            axes.set_xlabel("layer")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(axis="y")
+            axes.set_ylim(-0.03, 1.03)
+        panels[0].set_ylabel("attention recall")
+        figure.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+        return _data_uri(figure)
+
+
+def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
+    """Where each policy looked (columns: the document) for each question (rows: by the depth of its fact)."""
+    with matplotlib.rc_context(_STYLE):
+        looked = {gaze["spec"] for gaze in gazes}
+        sparse = [row for row in rows if row["spec"] in looked]
+        labels, budgets = list(dict.fromkeys(row["label"] for row in sparse)), _budgets(sparse)
+        questions = len(gazes) / max(len(looked), 1)
+        height = min(max(questions * 0.05, 0.9), 4.0) + 0.45
+        figure = Figure(figsize=(_WIDTH, height * len(labels) + 0.8), layout="constrained")
+        panels = figure.subplots(max(len(labels), 1), max(len(budgets), 1), squeeze=False, sharex=True)
+        for axes in panels.flat:
+            axes.set_visible(False)
+        image = None
+        for row in sparse:
+            line, column = labels.index(row["label"]), budgets.index(row["budget"])
+            axes = panels[line][column]
+            axes.set_visible(True)
+            own = sorted((gaze for gaze in gazes if gaze["spec"] == row["spec"]), key=lambda gaze: gaze["depth"])
+            image = _gaze_map(axes, own)
+            held = "" if row["fact_held"] is None else f"   fact in {row['fact_held']:.0%} of the sets"
+            axes.set_title(f"{row['label']}, {_budget_title(row['budget'])}{held}", fontsize=9)
+            if line == len(labels) - 1:
+                axes.set_xlabel("place in the document")
+        figure.supylabel("questions, sorted by the depth of their fact", fontsize=10)
+        if image is not None:
+            bar = figure.colorbar(image, ax=panels, shrink=min(0.5, 2.4 / len(labels)), aspect=24, pad=0.015)
+            bar.set_label("share of the sets that hold a token there")
+            bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+        return _data_uri(figure)
+
+
+def _gaze_map(axes: Axes, gazes: Sequence[Row]) -> Any:
+    shares = numpy.array([gaze["bins"] for gaze in gazes])
+    count, bins = shares.shape
+    # Faint looks matter as much as strong ones, hence the power.
+    image = axes.imshow(
+        shares,
+        cmap=_LOOKS,
+        norm=PowerNorm(0.7, vmin=0, vmax=1),
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, bins, count, 0),
+    )
+    width = bins / 50
+    boxes = [Rectangle((gaze["depth"] * bins - width / 2, line), width, 1) for line, gaze in enumerate(gazes)]
+    fills = [to_rgba(FACT, gaze["fact_held"]) for gaze in gazes]
+    axes.add_collection(PatchCollection(boxes, facecolor="white", linewidth=0))
+    axes.add_collection(PatchCollection(boxes, facecolor=fills, edgecolor=FACT, linewidth=0.8))
+    wrong = [line + 0.5 for line, gaze in enumerate(gazes) if not gaze["correct"]]
+    axes.scatter([bins * 1.012] * len(wrong), wrong, marker="x", s=9, linewidths=0.9, color=INK, clip_on=False)
+    axes.set_xlim(0, bins)
+    axes.set_xticks([0, bins / 4, bins / 2, 3 * bins / 4, bins], ["start", "25%", "50%", "75%", "end"])
+    axes.set_yticks([])
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(True)
+    axes.spines[:].set_color(GRID)
+    return image
+
+
+def _dense_band(axes: Axes, rows: Sequence[Row], budgets: int) -> None:
+    dense = next((row for row in rows if row["label"] == "dense" and row["n"]), None)
+    if dense is None:
+        return
+    low, high = dense["interval"]
+    axes.axhspan(low, high, color=DENSE.color, alpha=0.12, linewidth=0)
+    share = dense["correct"] / dense["n"]
+    line = LineCollection([[(-0.5, share), (max(budgets, 1) - 0.5, share)]], colors=DENSE.color, linestyles="dashed")
+    line.set_label("dense (all tokens)")
+    axes.add_collection(line)
+
+
+def _sparse(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["label"] != "dense"]
+
+
+def _budgets(rows: Sequence[Row]) -> list[int | None]:
+    return sorted({row["budget"] for row in rows}, key=lambda budget: -1 if budget is None else budget)
+
+
+def _budget_title(budget: int | None) -> str:
+    return "no fixed budget" if budget is None else f"budget {budget:,}"
+
+
+def _data_uri(figure: Figure) -> str:
+    """The figure as SVG inside the page: nothing is fetched when it is read."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,0 +1,59 @@
+"""The page: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from . import figures
+from .wording import COLUMNS, cells, lengths
+
+_TEMPLATE = "page.html"
+
+
+def comparison_page(
+    results: Mapping[str, Any], gazes: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
+) -> str:
+    """The report of a comparison as HTML.
+
+    Args:
+        results: content of `results.json`.
+        gazes: lines of `gaze.jsonl`.
+        samples: lines of `samples.jsonl`.
+    """
+    rows = results["rows"]
+    loader = FileSystemLoader(Path(__file__).parent)
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
+    return template.render(
+        complete=results["complete"],
+        environment=results["environment"],
+        notes=results["notes"],
+        lengths=lengths(results["environment"]["context_tokens"]),
+        columns=COLUMNS,
+        rows=[cells(row) for row in rows],
+        labels=[row["label"] for row in rows],
+        accuracy=figures.accuracy_against_budget(rows),
+        recall=figures.recall_per_layer(rows),
+        gaze=figures.gaze_maps(rows, gazes) if gazes else None,
+        examples=_examples(samples),
+    )
+
+
+def _examples(samples: Sequence[Mapping[str, Any]], count: int = 6) -> list[dict[str, Any]]:
+    """A few questions with the answer under every policy, those on which policies differ first."""
+    questions: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
+    for sample in samples:
+        questions.setdefault((sample["context"], sample["question"]), []).append(sample)
+    differing = sorted(questions.values(), key=_verdicts, reverse=True)
+    return [
+        {"question": answers[0]["question"], "expected": answers[0]["expected"], "answers": answers}
+        for answers in differing[:count]
+    ]
+
+
+def _verdicts(answers: Sequence[Mapping[str, Any]]) -> int:
+    """2 if some answers are right and some wrong, else 1."""
+    return len({answer["correct"] for answer in answers})

@@ -1,0 +1,41 @@
+"""The table that a comparison prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from .wording import COLUMNS, cells, lengths
+
+
+def comparison_table(results: Mapping[str, Any], notes: Sequence[str]) -> Table:
+    """Rows of `results.json` as a table, with the setting above and the notes below."""
+    here = results["environment"]
+    asked, where = here["questions"], lengths(here["context_tokens"])
+    title = f"{asked} questions in {where}: {here['document']}, model {here['model']}"
+    if not results["complete"]:
+        title += " (interrupted)"
+    table = Table(
+        title=title,
+        caption="\n".join(notes) or None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for number, name in enumerate(COLUMNS):
+        # Headers of two lines let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
+        header = "\n".join(name.rsplit(" ", 1))
+        table.add_column(header, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
+    previous = None
+    for row in results["rows"]:
+        if previous not in (None, row["label"]):
+            table.add_section()
+        previous = row["label"]
+        table.add_row(*cells(row))
+    return table

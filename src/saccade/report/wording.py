@@ -1,0 +1,45 @@
+"""How numbers are written in tables and figures; what was not measured is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NOTHING = "-"
+
+COLUMNS = (
+    "policy",
+    "budget",
+    "share of cache",
+    "attention recall",
+    "right",
+    "95% interval",
+    "ms per token",
+    "speed vs dense",
+)
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row of `results.json` as text, in the order of `COLUMNS`."""
+    low, high = row["interval"]
+    return (
+        row["label"],
+        NOTHING if row["budget"] is None else f"{row['budget']:,}",
+        _number(row["share_attended"], "{:.1%}"),
+        _number(row["recall"], "{:.2f}"),
+        f"{row['correct']}/{row['n']}",
+        f"{low:.2f}-{high:.2f}" if row["n"] else NOTHING,
+        _number(row["ms_per_token"], "{:.2f}"),
+        _number(row["speedup"], "{:.2f}x"),
+    )
+
+
+def lengths(contexts: Sequence[int]) -> str:
+    """How many contexts, and how long."""
+    shortest, longest = min(contexts), max(contexts)
+    span = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    return f"{len(contexts)} context{'s' if len(contexts) > 1 else ''} of {span} tokens"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else form.format(value)

@@ -1,0 +1,185 @@
+"""`saccade compare` from end to end on a tiny random model: files, schema, determinism, interruption, silence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.eval import comparison, context, reader
+from saccade.eval.reader import Reader
+
+ROW_NAMES = {"policy", "budget", "share_attended", "recall", "correct", "n", "ms_per_token", "speedup"}
+SAMPLE_NAMES = {"policy", "budget", "question", "expected", "answer", "correct"}
+POLICIES = ("streaming", "quest", "tidal", "less_is_more")
+PER_CONTEXT = 3
+QUESTIONS = 5  # two contexts
+
+Compare = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def compare(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compare]:
+    """Run a small comparison; gives its result and its folder."""
+    from typer.testing import CliRunner
+
+    from saccade.cli import app
+
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
+    monkeypatch.setattr(comparison, "TIMED_QUESTIONS", 1)
+    monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
+
+    def run(*arguments: str, policies: tuple[str, ...] = POLICIES, budget: str = "32,64") -> tuple[Any, Path]:
+        folder = tmp_path_factory.mktemp("results") / "inner"
+        specs = [part for policy in policies for part in ("--policy", policy)]
+        fixed = ["--model", str(model_folder), "--context", "1024", "--budget", budget, "--output-dir", str(folder)]
+        return CliRunner().invoke(app, ["compare", *fixed, "--limit", str(QUESTIONS), *specs, *arguments]), folder
+
+    yield run
+    monkeypatch.undo()
+
+
+@pytest.fixture(scope="session")
+def finished(compare: Compare) -> tuple[Any, Path]:
+    result, folder = compare()
+    assert result.exit_code == 0, result.output
+    return result, folder
+
+
+def samples_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def answers_of(folder: Path) -> dict[tuple[str, int, str], str]:
+    return {(sample["spec"], sample["context"], sample["question"]): sample["answer"] for sample in samples_of(folder)}
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return results
+
+
+def test_results_have_the_promised_names(finished: tuple[Any, Path]) -> None:
+    results = results_of(finished[1])
+    rows = results["rows"]
+    assert results["complete"] is True
+    assert all(set(row) >= ROW_NAMES for row in rows)
+    expected = [("dense", None), *((policy, budget) for policy in POLICIES for budget in (32, 64))]
+    assert [(row["policy"], row["budget"]) for row in rows] == expected
+    for row in rows:
+        assert row["n"] == QUESTIONS
+        assert 0 < row["share_attended"] <= 1
+        assert 0 < row["recall"] <= 1
+        assert row["ms_per_token"] > 0
+        assert row["interval"][0] <= row["correct"] / row["n"] <= row["interval"][1]
+    assert (rows[0]["share_attended"], rows[0]["recall"], rows[0]["speedup"]) == (1.0, 1.0, 1.0)
+
+
+def test_the_environment_tells_how_to_repeat_it(finished: tuple[Any, Path]) -> None:
+    environment = results_of(finished[1])["environment"]
+    assert set(environment) >= {"versions", "machine", "cpu", "threads", "dtype", "device", "model", "seed", "document"}
+    assert set(environment["versions"]) >= {"saccade", "torch", "transformers"}
+    assert len(environment["context_tokens"]) == 2
+    assert min(environment["context_tokens"]) >= 1024
+    configuration = json.loads((finished[1] / "config.json").read_text())
+    assert configuration["seed"] == 0
+    assert len(configuration["policies"]) == 9
+    assert configuration["environment"] == environment
+
+
+def test_every_question_is_a_sample(finished: tuple[Any, Path]) -> None:
+    samples = samples_of(finished[1])
+    rows = results_of(finished[1])["rows"]
+    assert all(set(sample) >= SAMPLE_NAMES for sample in samples)
+    assert len(samples) == sum(row["n"] for row in rows) == 9 * QUESTIONS
+    assert all(re.fullmatch(r"\d{4}", sample["expected"]) for sample in samples)
+    # Facts at all depths are asked for, and the same ones of every policy.
+    assert {round(sample["depth"] * PER_CONTEXT - 0.5) for sample in samples} == {0, 1, 2}
+    assert len({(sample["context"], sample["question"]) for sample in samples}) == QUESTIONS
+
+
+def test_answers_differ_between_policies(finished: tuple[Any, Path]) -> None:
+    """Otherwise the tests of determinism below would prove nothing."""
+    answers = answers_of(finished[1])
+    dense = {key[1:]: answer for key, answer in answers.items() if key[0] == "dense"}
+    other = {key[1:]: answer for key, answer in answers.items() if key[0] == "tidal:budget=32"}
+    assert dense.keys() == other.keys()
+    assert dense != other
+
+
+def test_the_report_needs_nothing_else(finished: tuple[Any, Path]) -> None:
+    page = (finished[1] / "report.html").read_text()
+    assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)
+    assert page.count("data:image/svg+xml;base64,") == 3
+    assert "streaming" in page
+
+
+def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]) -> None:
+    result, folder = finished
+    assert result.stderr == ""
+    assert len([line for line in result.stdout.splitlines() if "less_is_more " in line]) == 2
+    assert result.stdout.splitlines()[-1] == f"report: {folder / 'report.html'}"
+    # Each note once, however many budgets and contexts there are.
+    assert result.stdout.count("tidal: no reselect given") == 1
+
+
+def test_a_seed_gives_the_same_answers_in_any_order(compare: Compare, finished: tuple[Any, Path]) -> None:
+    _, again = compare(policies=tuple(reversed(POLICIES)), budget="64,32")
+    assert answers_of(again) == answers_of(finished[1])
+    _, other = compare("--seed", "1", policies=("tidal",))
+    assert not {key[1:] for key in answers_of(other)} & {key[1:] for key in answers_of(finished[1])}
+
+
+def test_a_policy_alone_answers_as_among_others(compare: Compare, finished: tuple[Any, Path]) -> None:
+    _, folder = compare(policies=("quest",), budget="64")
+    alone, among = answers_of(folder), answers_of(finished[1])
+    assert {key[0] for key in alone} == {"dense", "quest:budget=64"}
+    assert all(among[key] == answer for key, answer in alone.items())
+
+
+def test_a_given_budget_stays_and_that_is_said(compare: Compare) -> None:
+    result, folder = compare("--limit", "1", policies=("tidal:budget=48,reselect=3", "dense", "streaming"), budget="64")
+    rows = results_of(folder)["rows"]
+    assert [(row["policy"], row["budget"]) for row in rows] == [("dense", None), ("tidal", 48), ("streaming", 64)]
+    assert "dense: --budget is ignored, this policy has none" in result.stdout
+    assert "tidal:budget=48,reselect=3: --budget is ignored, this policy has its own" in result.stdout
+
+
+def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Reader.answer
+    asked = 0
+
+    def impatient(self: Reader, logits: Any) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            raise KeyboardInterrupt
+        return answer(self, logits)
+
+    monkeypatch.setattr(Reader, "answer", impatient)
+    result, folder = compare(policies=("tidal", "streaming"))
+    assert result.exit_code == 130
+    results = results_of(folder)
+    assert results["complete"] is False
+    assert [row["n"] for row in results["rows"]] == [PER_CONTEXT, 1, 0, 0, 0]
+    assert results["rows"][2]["ms_per_token"] is None
+    assert len(samples_of(folder)) == 4
+    assert "interrupted" in (folder / "report.html").read_text()
+    assert "interrupted" in result.stdout
+
+
+def test_a_document_of_ones_own(compare: Compare, tmp_path: Path) -> None:
+    document = tmp_path / "own.txt"
+    document.write_text("A short sentence about nothing in particular. " * 40, encoding="utf-8")
+    result, folder = compare("--document", str(document), policies=("streaming",), budget="32")
+    assert result.exit_code == 0, result.output
+    environment = results_of(folder)["environment"]
+    assert environment["document"] == str(document)
+    # The same text twice, with other facts in it.
+    assert len(environment["context_tokens"]) == 2
+    assert len({sample["question"] for sample in samples_of(folder)}) == QUESTIONS

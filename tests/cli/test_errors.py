@@ -1,0 +1,202 @@
+"""Bad input: one line that names the value and the valid ones, exit code 2, and no work before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from saccade.adapters.hf.load import ModelSource
+
+from .conftest import Invoke
+
+Case = tuple[tuple[str, ...], tuple[str, ...]]
+
+BAD_OPTIONS: list[Case] = [
+    (("--policy", "foo"), ("'foo'", "less_is_more")),
+    (("--policy", "tidal:budge=3"), ("'budge'", "budget", "reselect")),
+    (("--policy", "tidal:budget"), ("'budget'", "key=value")),
+    (("--policy", "quest:budget=8"), ("budget=8", "16")),
+    (("--policy", "tidal:budget=0"), ("budget='0'", "1")),
+    (("--policy", "tidal:budget=-5"), ("budget='-5'", "1")),
+    (("--policy", "tidal:budget=nan"), ("budget='nan'", "integer")),
+    (("--policy", "less_is_more:recent=1.5"), ("recent='1.5'", "1")),
+    (("--policy", "less_is_more:recent=-0.1"), ("recent='-0.1'", "0")),
+    (("--policy", "less_is_more:recent=nan"), ("recent='nan'", "finite")),
+    (("--policy", "tidal:reselect=99"), ("reselect=99", "2 to 4")),
+    (("--policy", "tidal:reselect=1"), ("reselect=1", "2 to 4")),
+    (("--budget", "0"), ("'0'", "64,256")),
+    (("--budget", "64,-1"), ("'-1'", "64,256")),
+    (("--budget", "nan"), ("'nan'", "64,256")),
+    (("--budget", "1.5"), ("'1.5'", "64,256")),
+    (("--budget", ""), ("''", "64,256")),
+    (("--budget", "2"), ("budget=2", "5")),
+    (("--document", "absent.txt"), ("'absent.txt'",)),
+    (("--document", "."), ("'.'",)),
+    (("--context", "3"), ("'3'", "1024")),
+    (("--context", "5000"), ("5000", "1600")),
+    (("--context", "900000"), ("900000", "tokens")),
+    (("--limit", "0"), ("'0'", "from 1")),
+    (("--limit", "x"), ("'x'", "from 1")),
+    (("--threads", "-1"), ("'-1'", "from 1")),
+    (("--seed", "one"), ("'one'", "from 0")),
+    (("--device", "quantum"), ("'quantum'", "cpu")),
+    (("--dtype", "float8"), ("'float8'", "float32, bfloat16, float16")),
+    (("--output-dir", "/proc/saccade"), ("'/proc/saccade'",)),
+    (("--nonsense",), ("--nonsense",)),
+]
+
+
+@pytest.fixture
+def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run the command line, expect one line on stderr and exit code 2; gives the line."""
+
+    def no_work(*arguments: object) -> None:
+        raise AssertionError("weights were loaded before the input was checked")
+
+    monkeypatch.setattr(ModelSource, "weights", no_work)
+
+    def run(*arguments: object) -> str:
+        result = invoke(*arguments)
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("saccade: error: ")
+        return str(line)
+
+    return run
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_OPTIONS, ids=lambda part: " ".join(part))
+def test_bad_options(
+    fails: Callable[..., str],
+    model_folder: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
+    results = tmp_path / "results"
+    fixed = ("--model", model_folder, "--context", 1024)
+    line = fails("compare", *fixed, "--output-dir", results, *options)
+    assert all(word in line for word in words), line
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"caf\xe9. And more.", "not UTF-8: byte 3"),
+        (b"no sentence ends here", "no sentence"),
+        (b"This one is too long. " * 400, "1600 positions"),
+    ],
+)
+def test_bad_documents(
+    fails: Callable[..., str], model_folder: Path, tmp_path: Path, content: bytes, words: str
+) -> None:
+    document = tmp_path / "document.txt"
+    document.write_bytes(content)
+    line = fails("compare", "--model", model_folder, "--document", document, "--output-dir", tmp_path / "results")
+    assert str(document) in line
+    assert words in line
+
+
+def test_an_output_folder_that_is_a_file(fails: Callable[..., str], model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    line = fails("compare", "--model", model_folder, "--context", 1024, "--output-dir", file)
+    assert str(file) in line
+
+
+def broken(model_folder: Path, tmp_path: Path, damage: Callable[[Path], object]) -> Path:
+    folder = tmp_path / "broken"
+    shutil.copytree(model_folder, folder)
+    damage(folder)
+    return folder
+
+
+def truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def lie_about_the_header(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes((10**15).to_bytes(8, "little") + weights.read_bytes()[8:])
+
+
+def lie_about_offsets(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    next(entry for name, entry in header.items() if name != "__metadata__")["data_offsets"][1] += 2
+    changed = json.dumps(header).encode()
+    weights.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
+
+
+def forget_eos(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": None}))
+
+
+def forget_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def shrink_vocabulary(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 100}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: shutil.rmtree(folder), "does not exist"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "nonsense"}'), "configuration"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "t5"}'),
+            "no plain decoder",
+        ),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "model.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "truncated"),
+        (truncate, "truncated"),
+        (lie_about_the_header, "truncated"),
+        (lie_about_offsets, "truncated"),
+        (forget_tokenizer, "tokenizer"),
+        (forget_eos, "eos_token"),
+        (shrink_vocabulary, "100 embeddings"),
+    ],
+)
+def test_bad_model_folders(
+    fails: Callable[..., str], model_folder: Path, tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    folder = broken(model_folder, tmp_path, damage)
+    for command in (("compare", "--output-dir", tmp_path / "results"), ("generate", "a prompt")):
+        line = fails(*command, "--model", folder)
+        assert str(folder) in line
+        assert words in line
+    assert not (tmp_path / "results").exists()
+
+
+def test_weights_that_do_not_fit_the_configuration(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    def deepen(folder: Path) -> None:
+        path = folder / "config.json"
+        changed = {**json.loads(path.read_text()), "num_hidden_layers": 6}
+        path.write_text(json.dumps({**changed, "layer_types": ["full_attention"] * 6}))
+
+    result = invoke("generate", "a prompt", "--model", broken(model_folder, tmp_path, deepen))
+    assert result.exit_code == 2
+    assert "lack" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_unknown_commands(fails: Callable[..., str]) -> None:
+    assert "compar" in fails("compar")

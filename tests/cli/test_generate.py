@@ -1,0 +1,76 @@
+"""`saccade generate` streams what stock transformers would generate, and stops at bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from saccade.adapters.hf.load import ModelSource
+
+from .conftest import POSITIONS, Invoke
+
+PROMPT = "An assignment statement evaluates the expression list."
+
+
+def stock(model_folder: Path, text: str, tokens: int) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="sdpa")
+    inputs = tokenizer(text, return_tensors="pt")
+    generated = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+    return str(tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("policy", ["dense", "less_is_more:budget=500"])
+def test_a_budget_above_the_context_gives_stock_text(invoke: Invoke, model_folder: Path, policy: str) -> None:
+    result = invoke("generate", PROMPT, "--model", model_folder, "--policy", policy, "--max-new-tokens", 12)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rstrip("\n") == stock(model_folder, PROMPT, 12).rstrip("\n")
+
+
+def test_the_prompt_may_come_from_standard_input_and_a_document(
+    invoke: Invoke, model_folder: Path, tmp_path: Path
+) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text("Names refer to objects.", encoding="utf-8")
+    fixed = ("--model", model_folder, "--policy", "dense", "--max-new-tokens", 8)
+    joined = invoke("generate", f"Names refer to objects.\n\n{PROMPT}", *fixed).stdout
+    assert invoke("generate", "--document", document, PROMPT, *fixed).stdout == joined
+    assert invoke("generate", *fixed, stdin=f"Names refer to objects.\n\n{PROMPT}").stdout == joined
+
+
+def test_sampling_follows_the_seed(invoke: Invoke, model_folder: Path) -> None:
+    fixed = ("generate", PROMPT, "--model", model_folder, "--temperature", 1.5, "--max-new-tokens", 16)
+    first, again, other = (invoke(*fixed, "--seed", seed).stdout for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_notes_go_to_standard_error(invoke: Invoke, model_folder: Path) -> None:
+    result = invoke("generate", PROMPT, "--model", model_folder, "--policy", "tidal", "--max-new-tokens", 2)
+    assert "note: tidal: no reselect given" in result.stderr
+    assert "note:" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((" ",), "empty"),
+        ((PROMPT, "--max-new-tokens", 5000), f"{POSITIONS} positions"),
+        ((PROMPT, "--policy", "nonsense"), "'nonsense'"),
+        ((PROMPT, "--policy", "tidal:reselect=99"), "reselect=99"),
+        ((PROMPT, "--budget", "0"), "'0'"),
+        ((PROMPT, "--budget", "8,16"), "8,16"),
+        ((PROMPT, "--document", "absent.txt"), "'absent.txt'"),
+        ((PROMPT, "--temperature", "-1"), "--temperature"),
+    ],
+)
+def test_bad_input(
+    invoke: Invoke, model_folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], words: str
+) -> None:
+    monkeypatch.setattr(ModelSource, "weights", None)  # bad input is found before any weight is read
+    result = invoke("generate", *arguments, "--model", model_folder)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1

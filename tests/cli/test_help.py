@@ -1,0 +1,53 @@
+"""Help and lists: complete, and fast because nothing heavy is imported for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import saccade
+
+from .conftest import Invoke
+
+LIGHT = """
+import sys
+from typer.testing import CliRunner
+from saccade.cli import app
+for arguments in ({arguments}):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+heavy = {{"torch", "transformers", "matplotlib", "scipy"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    arguments = "['--help'], ['--version'], ['compare', '--help'], ['generate', '--help'], ['policies', '--help']"
+    subprocess.run([sys.executable, "-c", LIGHT.format(arguments=arguments)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["compare", "generate"])
+def test_help_teaches_by_example(invoke: Invoke, command: str) -> None:
+    result = invoke(command, "--help")
+    assert f"saccade {command} " in result.output.split("Examples:")[1]
+
+
+def test_no_command_shows_the_help(invoke: Invoke) -> None:
+    assert "compare" in invoke().output
+
+
+def test_policies_lists_every_policy_and_option(invoke: Invoke) -> None:
+    output = invoke("policies").output
+    for name, description in saccade.policies().items():
+        assert name in output
+        assert description.source in output
+        assert all(option in output for option in description.defaults)
+
+
+def test_the_module_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "saccade", "--version"], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == saccade.__version__

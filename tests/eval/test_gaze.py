@@ -1,0 +1,68 @@
+"""Where a policy looks: bins and facts against sets made by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.eval.gaze import BINS, Focus, GazeObserver
+from saccade.roles import HeadSpan
+from saccade.types import KVView, Role, Rows, Selection
+
+LENGTH = 10 * BINS
+SPAN = HeadSpan(0, 2, Role.REUSE)
+
+
+def view(decoded: int = 3) -> KVView:
+    cache = torch.zeros(1, LENGTH + decoded, 2, 4)
+    return KVView(cache, cache, Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [LENGTH + decoded]))
+
+
+def selection(*sets: list[int], unit: int = 1) -> Selection:
+    width = max(map(len, sets))
+    ids = torch.tensor([[[*chosen, *[-1] * (width - len(chosen))] for chosen in sets]], dtype=torch.int32)
+    return Selection(ids, (ids >= 0).sum(-1).int(), unit)
+
+
+def look(gaze: GazeObserver, chosen: Selection | None) -> None:
+    gaze.observe(3, SPAN, torch.zeros(1, 4, 4), view(), chosen, 1.0)
+
+
+def test_bins_count_sets_not_tokens() -> None:
+    gaze = GazeObserver(LENGTH)
+    look(gaze, selection([0, 1, 2, 15], [5, LENGTH - 1, LENGTH + 1]))
+    assert gaze.bins == [1.0, 0.5, *[0.0] * (BINS - 3), 0.5]
+
+
+def test_pages_touch_every_bin_they_reach_into() -> None:
+    gaze = GazeObserver(LENGTH)
+    look(gaze, selection([1], unit=16))
+    assert gaze.bins == [0.0, 1.0, 1.0, 1.0, *[0.0] * (BINS - 4)]
+
+
+def test_a_fact_is_held_by_the_sets_that_have_a_token_of_it() -> None:
+    gaze = GazeObserver(LENGTH)
+    gaze.look_for((100, 102))
+    look(gaze, selection([99, 102], [101, 400]))
+    assert gaze.fact_held == 0.5
+    look(gaze, selection([100, 101]))
+    assert gaze.fact_held == pytest.approx(0.75)
+    gaze.look_for((0, 1))
+    assert gaze.fact_held is None
+
+
+def test_attending_to_everything_is_no_look() -> None:
+    gaze = GazeObserver(LENGTH)
+    look(gaze, None)
+    assert gaze.bins is None
+    assert gaze.fact_held is None
+
+
+def test_a_focus_passes_on_only_while_it_is_on() -> None:
+    gaze = GazeObserver(LENGTH)
+    focus = Focus(gaze)
+    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), 1.0)
+    assert gaze.bins is None
+    focus.on = True
+    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), 1.0)
+    assert gaze.bins is not None

@@ -1,0 +1,21 @@
+"""Wilson intervals against the formula."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+
+from saccade.eval.interval import wilson
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 48), (1, 48), (24, 48), (48, 48), (3, 7)])
+def test_wilson(right: int, count: int) -> None:
+    z, share = 1.959963984540054, right / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    assert wilson(right, count) == pytest.approx((middle - half, middle + half), abs=1e-12)
+
+
+def test_nothing_counted_is_anything_possible() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)

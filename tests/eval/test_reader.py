@@ -1,0 +1,106 @@
+"""Reading: what is asked leaves no trace, and tokens fed together choose as if they came alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import saccade
+from saccade.eval.context import Context, built_in_contexts
+from saccade.eval.reader import Reader
+
+POLICIES = ["dense", "streaming:budget=32", "quest:budget=32", "tidal:budget=32,reselect=3", "less_is_more:budget=32"]
+
+
+@pytest.fixture(scope="module")
+def context(tokenizer: Any) -> Context:
+    return built_in_contexts(tokenizer, length=1024, limit=6, positions=4096, seed=0)[0]
+
+
+@pytest.fixture
+def reader(model: Any, tokenizer: Any, context: Context) -> Reader:
+    return Reader(model, tokenizer, context)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_fed_together_choose_as_if_they_came_alone(
+    model: Any, context: Context, reader: Reader, policy: str
+) -> None:
+    tokens = context.questions[0].tokens
+    with saccade.sparsify(model, policy) as run:
+        for token in tokens:
+            alone = reader.feed([token])
+        reader.crop()
+        with run.decoding():
+            together = reader.feed(tokens)
+    torch.testing.assert_close(alone, together, atol=1e-3, rtol=1e-4)
+
+
+def test_policies_leave_no_trace(model: Any, context: Context, reader: Reader) -> None:
+    def logits(policy: str, question: int) -> torch.Tensor:
+        with saccade.sparsify(model, policy) as run, run.decoding():
+            result = reader.feed(context.questions[question].tokens)
+            reader.crop()
+        return result
+
+    first = {(policy, question): logits(policy, question) for policy in POLICIES for question in (0, 1)}
+    for (policy, question), expected in reversed(first.items()):
+        assert torch.equal(logits(policy, question), expected)
+    assert reader.decoded == 0
+
+
+def test_a_shared_beginning_gives_the_same_as_the_whole_question(model: Any, context: Context, reader: Reader) -> None:
+    for policy in POLICIES:
+        with saccade.sparsify(model, policy) as run, run.decoding():
+            whole = [reader_feed_and_crop(reader, question.tokens, keep=0) for question in context.questions]
+            reader.feed(context.questions[0].tokens[:5])
+            rest = [reader_feed_and_crop(reader, question.tokens[5:], keep=5) for question in context.questions]
+            reader.crop()
+        for one, other in zip(whole, rest, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
+
+
+def reader_feed_and_crop(reader: Reader, tokens: tuple[int, ...], keep: int) -> torch.Tensor:
+    logits = reader.feed(tokens)
+    reader.crop(keep)
+    return logits
+
+
+def test_timing_takes_one_step_per_token(model: Any, context: Context, reader: Reader) -> None:
+    with saccade.sparsify(model, "dense") as run:
+        seconds = list(reader.timed(context.questions[0].tokens))
+        assert run.stats().steps == len(seconds) == len(context.questions[0].tokens)
+    assert all(second > 0 for second in seconds)
+    assert reader.decoded == len(seconds)
+
+
+def scripted(model: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, said: list[int]) -> str:
+    """The answer when the model says `said`."""
+    rest = iter(said)
+
+    def speak(*arguments: object, **options: object) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(next(rest)), 2048).float()
+
+    monkeypatch.setattr(reader, "_step", speak)
+    return reader.answer(speak())
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" 1234.\n\nQuestion", "1234."),
+        (" 1234\n\nQuestion", "1234"),
+        ("\n 1234. And more", "1234."),
+        (" 1234<|endoftext|> And more", "1234"),
+        (" word" * 40, "word"),
+    ],
+)
+def test_answers_end_where_they_should(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, text: str, answer: str
+) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    said = scripted(model, monkeypatch, reader, ids)
+    assert said.startswith(answer)
+    assert len(said) < len(text.strip()) - 3
