@@ -57,19 +57,17 @@ ARROWS: dict[str, set[str]] = {
     "runtime": {*SELECTION, "roles", "plan", "state"},
     "recall": {*SELECTION, "roles"},
     "stats": {"counters"},
-    "adapters": ENGINE,
-    "machine": {"saccade"},
+    "bundled": set(),
+    "adapters": {*ENGINE, "bundled"},
+    "machine": {"saccade", "kernels"},
     "eval": {*TOOLS, "machine"},
     "bench": {*TOOLS, "machine", "eval"},
-    "testbed": {*TOOLS, "eval"},
+    "testbed": {*TOOLS, "eval", "bundled"},
     "calibrate": {*TOOLS, "eval", "testbed"},
     "report": {*TOOLS, "eval", "bench"},
 }
 ARROWS["cli"] = {*ARROWS, "saccade"}
 ARROWS["__main__"] = {"cli"}
-
-# The one arrow upward: where the bundled weights lie. `testbed/__init__.py` holds that path and imports none of ours.
-UPWARD = {("saccade.adapters.hf.load", "saccade.testbed")}
 
 # Which units may import which library; the standard library is free.
 LIBRARIES: dict[str, set[str]] = {
@@ -88,7 +86,7 @@ LIBRARIES: dict[str, set[str]] = {
     "rich": {"bench", "report", "cli"},
 }
 
-IMPLEMENTATIONS = {"reference", "cpu", "triton"}
+IMPLEMENTATIONS = {"reference", "cpu", "native", "triton"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def broken_arrows(root: Path) -> list[str]:
             top = edge.target.partition(".")[0]
             if top == root.name:
                 other = unit(edge.target)
-                if other != own and other not in ARROWS[own] and (name, edge.target) not in UPWARD:
+                if other != own and other not in ARROWS[own]:
                     complaints.append(f"{edge}: {own} has no arrow to {other}")
                 if own == other == "kernels" and not _op_arrow(name, edge.target):
                     complaints.append(f"{edge}: implementations stand alone; only their own api.py chooses")
@@ -174,14 +172,6 @@ def _op_arrow(importer: str, target: str) -> bool:
 
 def test_arrows() -> None:
     assert broken_arrows(PACKAGE) == []
-
-
-def test_the_arrow_upward_is_needed_and_ends_there() -> None:
-    found = modules(PACKAGE)
-    for importer, target in UPWARD:
-        assert target in {edge.target for edge in imports(importer, found[importer], set(found))}
-        own = [edge for edge in imports(target, found[target], set(found)) if edge.target.startswith(PACKAGE.name)]
-        assert own == []
 
 
 def test_the_table_has_no_arrow_upward() -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from ...bundled import model_path
 from ...errors import ModelFolderError, UnsupportedModelError
 from ...types import ModelShape
 from .support import shape_of
@@ -62,9 +63,6 @@ class ModelSource:
             ModelFolderError: a folder that is missing, incomplete or truncated, or a name that cannot be a hub id.
         """
         if model is None:
-            # The testbed imports the evaluation texts; only this default needs it.
-            from ...testbed import model_path
-
             source = cls("bundled", str(model_path()), bundled=True)
         else:
             source = cls(str(model), str(Path(model).expanduser()))
