@@ -167,6 +167,7 @@ def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.Mo
     results = results_of(folder)
     assert results["complete"] is False
     assert [row["n"] for row in results["rows"]] == [PER_CONTEXT, 1, 0, 0, 0]
+    assert results["rows"][1]["share_attended"] is not None
     assert results["rows"][2]["ms_per_token"] is None
     assert len(samples_of(folder)) == 4
     assert "interrupted" in (folder / "report.html").read_text()

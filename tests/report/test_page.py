@@ -109,7 +109,9 @@ def test_partial_results_have_a_page_too(rows: tuple[dict[str, Any], ...]) -> No
 
 def test_the_table_fits_a_narrow_terminal() -> None:
     console = Console(width=80, record=True)
-    console.print(comparison_table(results(row("dense", None), row("less_is_more", 4096)), []))
+    console.print(comparison_table(results(row("dense", None), row("less_is_more", 4096)), ["a [red] note"]))
+    # Brackets are no markup.
+    assert "a [red] note" in console.export_text(clear=False)
     assert console.export_text().count("1.25x") == 2
 
 

@@ -60,8 +60,7 @@ def compare(
 
     Facts are hidden in a long text, by default the Python language reference. The text is read once with dense
     attention; questions and answers are then decoded under each policy, token by token. You get a table, and a folder
-    with `report.html` (figures), `results.json`, `samples.jsonl` (every answer) and
-    `config.json`.
+    with `report.html` (figures), `results.json`, `samples.jsonl` (every answer) and `config.json`.
 
     Examples:
 
@@ -119,6 +118,6 @@ def compare(
         folder.write_report(comparison_page(results, folder.gazes(), folder.samples()))
     console = output()
     console.print(comparison_table(results, job.notes))
-    console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False)
+    console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
     if not complete:
         raise typer.Exit(INTERRUPTED)

@@ -25,7 +25,8 @@ def quiet_libraries() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    for name in ("huggingface_hub", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # Any handler keeps logging's last resort from printing every note at each attachment.
     logging.getLogger("saccade").addHandler(logging.NullHandler())
 

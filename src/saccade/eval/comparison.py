@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import median
@@ -71,10 +71,8 @@ class Comparison:
                 torch.set_num_threads(self.threads)
                 advance(f"context {number + 1} of {len(self.contexts)}")
                 for tally in self.tallies:
-                    for _ in self._ask(reader, number, context, tally):
-                        advance(tally.entry.spec)
-                for spec in self._time(reader, context):
-                    advance(f"timing {spec}")
+                    self._ask(reader, number, context, tally, advance)
+                self._time(reader, context, advance)
         finally:
             torch.set_num_threads(prefill_threads)
 
@@ -84,8 +82,8 @@ class Comparison:
         baseline = median(dense) if dense else None
         return [tally.row(baseline) for tally in self.tallies]
 
-    def _ask(self, reader: Reader, number: int, context: Context, tally: Tally) -> Iterator[None]:
-        """The quality pass of one policy over one context; yields after every answer."""
+    def _ask(self, reader: Reader, number: int, context: Context, tally: Tally, advance: Callable[[str], None]) -> None:
+        """The quality pass of one policy over one context."""
         gaze = GazeObserver(len(context.tokens))
         focus = Focus(tally.recall, gaze)
         # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV.
@@ -102,7 +100,7 @@ class Comparison:
                     focus.on = False
                     reader.crop(shared)
                     self._record(number, question, answer, gaze, tally)
-                    yield
+                    advance(tally.entry.spec)
             finally:
                 reader.crop()
                 tally.add_run(run.stats())
@@ -136,8 +134,8 @@ class Comparison:
                 }
             )
 
-    def _time(self, reader: Reader, context: Context) -> Iterator[str]:
-        """The timing pass: no observers, the same tokens for all, policies taking turns; yields each one's spec."""
+    def _time(self, reader: Reader, context: Context, advance: Callable[[str], None]) -> None:
+        """The timing pass: no observers, the same tokens for all, policies taking turns."""
         turns = list(self.tallies)
         for question in context.questions[:TIMED_QUESTIONS]:
             value = self.tokenizer(f" {question.fact.value}.", add_special_tokens=False)["input_ids"]
@@ -147,7 +145,7 @@ class Comparison:
                         tally.seconds += list(reader.timed([*question.tokens, *value]))[WARM_STEPS:]
                     finally:
                         reader.crop()
-                yield tally.entry.spec
+                advance(f"timing {tally.entry.spec}")
             # Whoever was first is last next time, so that a drift of the machine's speed falls on all alike.
             turns.reverse()
 

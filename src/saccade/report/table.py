@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from .wording import COLUMNS, cells, lengths
 
@@ -19,8 +20,8 @@ def comparison_table(results: Mapping[str, Any], notes: Sequence[str]) -> Table:
     if not results["complete"]:
         title += " (interrupted)"
     table = Table(
-        title=title,
-        caption="\n".join(notes) or None,
+        title=Text(title),
+        caption=Text("\n".join(notes)) if notes else None,
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
@@ -37,5 +38,5 @@ def comparison_table(results: Mapping[str, Any], notes: Sequence[str]) -> Table:
         if previous not in (None, row["label"]):
             table.add_section()
         previous = row["label"]
-        table.add_row(*cells(row))
+        table.add_row(*map(Text, cells(row)))
     return table
