@@ -27,7 +27,10 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# What a change of rebuilds the C kernels of an editable install.
+NATIVE := hatch_build.py $(wildcard src/saccade/kernels/_native/*.[ch])
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@if ! $(RUN) -m pip --version >/dev/null 2>&1; then \
 	  found=; \
 	  for candidate in $(CANDIDATES); do \

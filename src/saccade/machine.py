@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import __version__
+from .kernels._native.library import description
 
 
 def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> di
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "kernels": description() if device.type == "cpu" else "torch",
         "threads": threads,
         "dtype": str(dtype).removeprefix("torch."),
         "python": platform.python_version(),

@@ -40,12 +40,18 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, longest: int = 40) -> Case:
+def cases(
+    draw: st.DrawFn,
+    *,
+    longest: int = 40,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16),
+    head_dims: tuple[int, ...] = (1, 8, 16, 24, 64, 80),
+) -> Case:
     batch = draw(st.integers(1, 3))
     return make_case(
         layout=draw(st.sampled_from(LAYOUTS)),
         style=draw(st.sampled_from(("normal", "clustered", "constant", "peaked"))),
-        dtype=draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float16))),
+        dtype=draw(st.sampled_from(dtypes)),
         lengths=draw(
             st.one_of(
                 st.lists(st.integers(1, longest), min_size=batch, max_size=batch),
@@ -57,8 +63,8 @@ def cases(draw: st.DrawFn, *, longest: int = 40) -> Case:
         padding=draw(st.sampled_from((0, 1, 7))),
         loose=draw(st.sampled_from((0, 0, 5))),
         kv_heads=draw(st.integers(1, 3)),
-        group=draw(st.sampled_from((1, 2, 4, 8))),
-        head_dim=draw(st.sampled_from((1, 8, 24, 80))),
+        group=draw(st.sampled_from((1, 2, 3, 4, 5, 8))),
+        head_dim=draw(st.sampled_from(head_dims)),
         seed=draw(st.integers(0, 2**31)),
     )
 

@@ -12,10 +12,22 @@ from kernel_caches import Case
 from torch import Tensor
 
 import oracles
+from saccade.kernels._native.attention import native_refusal
+from saccade.kernels._native.library import library
 from saccade.types import Pooling
 
 implementations = st.sampled_from(("reference", "cpu"))
+# test_native.py asserts that the library is there wherever it can be built.
+fast_attention = ("cpu",) if library() is None else ("cpu", "native")
+attention_implementations = st.sampled_from(("reference", *fast_attention))
 poolings = st.sampled_from(get_args(Pooling))
+
+
+def takes(implementation: str, case: Case) -> bool:
+    """Whether the implementation is meant to take this cache."""
+    if implementation == "native":
+        return native_refusal(case.q, case.kv) is None
+    return implementation == "reference" or case.layout != "strided"
 
 
 def expect_scores(scores: Tensor, case: Case, pooling: Pooling) -> None:

@@ -10,7 +10,15 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import LAYOUTS, Case, cases, make_case
-from kernel_checks import everything, expect_attention, expect_scores, implementations, poolings
+from kernel_checks import (
+    attention_implementations,
+    everything,
+    expect_attention,
+    expect_scores,
+    fast_attention,
+    poolings,
+    takes,
+)
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
@@ -18,11 +26,11 @@ from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scor
 from saccade.types import Pooling
 
 
-@given(cases(), implementations, st.one_of(st.none(), poolings), st.sampled_from((0.125, 0.3)))
+@given(cases(), attention_implementations, st.one_of(st.none(), poolings), st.sampled_from((0.125, 0.3)))
 def test_dense_decode_scores_matches_the_oracle(
     case: Case, implementation: Implementation, pooling: Pooling | None, scale: float
 ) -> None:
-    assume(implementation == "reference" or case.layout != "strided")
+    assume(takes(implementation, case))
     out, scores = dense_decode_scores(case.q, case.kv, scale=scale, pooling=pooling, implementation=implementation)
     expect_attention(out, case, everything(case), scale)
     if pooling is None:
@@ -32,18 +40,19 @@ def test_dense_decode_scores_matches_the_oracle(
         expect_scores(scores, case, pooling)
 
 
-@given(cases(), implementations, poolings)
+@given(cases(), attention_implementations, poolings)
 def test_decode_scores_matches_the_oracle(case: Case, implementation: Implementation, pooling: Pooling) -> None:
-    assume(implementation == "reference" or case.layout != "strided")
+    assume(takes(implementation, case))
     expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation), case, pooling)
 
 
+@pytest.mark.parametrize("implementation", fast_attention)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["buffer", "paged"])
-def test_rows_of_several_blocks(layout: str, dtype: torch.dtype) -> None:
-    """Longer than every block of the CPU path, with a ragged end."""
-    case = make_case(layout=layout, lengths=[17000, 4103], kv_heads=1, group=2, head_dim=8, dtype=dtype, padding=7)
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="cpu")
+def test_rows_of_several_blocks(layout: str, dtype: torch.dtype, implementation: Implementation) -> None:
+    """Longer than every block of the CPU paths, with a ragged end."""
+    case = make_case(layout=layout, lengths=[17000, 4103], kv_heads=1, group=2, head_dim=16, dtype=dtype, padding=7)
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation=implementation)
     assert scores is not None
     expect_scores(scores, case, "max")
     expect_attention(out, case, everything(case), 0.3)
@@ -58,17 +67,18 @@ def test_auto_takes_every_layout(layout: str) -> None:
 
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 @pytest.mark.parametrize("length", [9, 20000])
-def test_results_outlive_the_next_call(pooling: Pooling, length: int) -> None:
+@pytest.mark.parametrize("implementation", fast_attention)
+def test_results_outlive_the_next_call(pooling: Pooling, length: int, implementation: Implementation) -> None:
     """The CPU path keeps its working memory; nothing it returns may lie there."""
-    case = make_case(layout="buffer", lengths=[length], kv_heads=1, group=2, head_dim=8)
+    case = make_case(layout="buffer", lengths=[length], kv_heads=1, group=2, head_dim=16)
     results = (
-        *dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="cpu"),
-        decode_scores(case.q, case.kv, pooling=pooling, implementation="cpu"),
+        *dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation=implementation),
+        decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation),
     )
     before = [result.clone() for result in results if result is not None]
     other = replace(case.kv, k=case.kv.k + 1.0, v=case.kv.v + 1.0)
-    dense_decode_scores(case.q, other, scale=0.3, pooling=pooling, implementation="cpu")
-    decode_scores(case.q, other, pooling=pooling, implementation="cpu")
+    dense_decode_scores(case.q, other, scale=0.3, pooling=pooling, implementation=implementation)
+    decode_scores(case.q, other, pooling=pooling, implementation=implementation)
     assert len(before) == 3
     assert all(torch.equal(result, copy) for result, copy in zip(results, before, strict=True) if result is not None)
 

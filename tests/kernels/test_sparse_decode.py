@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from kernel_checks import everything, expect_attention, implementations
+from kernel_checks import attention_implementations, everything, expect_attention, fast_attention, takes
 
 import oracles
 from saccade.errors import KernelError
@@ -40,7 +40,7 @@ def choose(case: Case, sets: str, unit: int, slack: int, seed: int) -> tuple[Sel
 
 @given(
     cases(),
-    implementations,
+    attention_implementations,
     st.sampled_from(("all", "kv", "query")),
     st.sampled_from((1, 4, 16)),
     st.sampled_from((0, 3, 300)),
@@ -49,15 +49,15 @@ def choose(case: Case, sets: str, unit: int, slack: int, seed: int) -> tuple[Sel
 def test_sparse_decode_matches_the_oracle(
     case: Case, implementation: Implementation, sets: str, unit: int, slack: int, seed: int
 ) -> None:
-    assume(implementation == "reference" or case.layout != "strided")
+    assume(takes(implementation, case))
     selection, tokens = choose(case, sets, unit, slack, seed)
     out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
     expect_attention(out, case, tokens, 0.3)
 
 
-@given(cases(), implementations, st.sampled_from((1, 16)))
+@given(cases(), attention_implementations, st.sampled_from((1, 16)))
 def test_a_set_of_everything_is_dense_attention(case: Case, implementation: Implementation, unit: int) -> None:
-    assume(implementation == "reference" or case.layout != "strided")
+    assume(takes(implementation, case))
     units = [-(-length // unit) for length in case.lengths]
     ids = [[[*range(count), *[-1] * (max(units) - count)]] for count in units]
     selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(units, dtype=torch.int32)[:, None], unit)
@@ -67,11 +67,12 @@ def test_a_set_of_everything_is_dense_attention(case: Case, implementation: Impl
 
 @pytest.mark.parametrize("layout", ["buffer", "paged"])
 @pytest.mark.parametrize("count", [512, 700])
-def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int) -> None:
-    case = make_case(layout=layout, lengths=[900], kv_heads=2, group=2, head_dim=24, dtype=torch.bfloat16, padding=7)
+@pytest.mark.parametrize("implementation", fast_attention)
+def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int, implementation: Implementation) -> None:
+    case = make_case(layout=layout, lengths=[900], kv_heads=2, group=2, head_dim=48, dtype=torch.bfloat16, padding=7)
     chosen = sorted(random.Random(0).sample(range(900), count))
     selection = Selection(torch.tensor([[chosen]], dtype=torch.int32), torch.tensor([[count]], dtype=torch.int32))
-    out = sparse_decode(case.q, case.kv, selection, scale=0.2, implementation="cpu")
+    out = sparse_decode(case.q, case.kv, selection, scale=0.2, implementation=implementation)
     expect_attention(out, case, [[chosen] * 4], 0.2)
 
 

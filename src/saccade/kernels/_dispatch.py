@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from saccade.errors import KernelError
 
-Implementation = Literal["auto", "reference", "cpu"]
+Implementation = Literal["auto", "reference", "cpu", "native"]
 
 
 def use_cpu(operation: str, implementation: Implementation, refusal: str | None) -> bool:
@@ -20,3 +21,25 @@ def use_cpu(operation: str, implementation: Implementation, refusal: str | None)
     if refusal is not None:
         raise KernelError(f"{operation}: implementation 'cpu' cannot take this call: {refusal}")
     return True
+
+
+def choose(
+    operation: str, implementation: Implementation, refusals: dict[Implementation, Callable[[], str | None]]
+) -> Implementation:
+    """The implementation that runs: the requested one, or the first that does not refuse, else the reference.
+
+    `refusals` gives for each implementation but the reference, best first, why it cannot run (None when it can).
+    """
+    if implementation == "auto":
+        return next((name for name, refusal in refusals.items() if refusal() is None), "reference")
+    if implementation == "reference":
+        return implementation
+    if implementation not in refusals:
+        names = ["auto", "reference", *refusals]
+        raise KernelError(
+            f"{operation}: unknown implementation {implementation!r}; use {', '.join(names[:-1])} or {names[-1]}"
+        )
+    reason = refusals[implementation]()
+    if reason is not None:
+        raise KernelError(f"{operation}: implementation {implementation!r} cannot take this call: {reason}")
+    return implementation

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_pooling, check_query
-from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
-from saccade.kernels.dense_decode_scores import cpu, reference
+from saccade.kernels._native.attention import native_refusal
+from saccade.kernels.dense_decode_scores import cpu, native, reference
 from saccade.types import KVView, Pooling
 
 
@@ -30,7 +31,7 @@ def dense_decode_scores(
         kv: the layer's cache.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
-        implementation: "cpu" needs what `decode_scores` says; "auto" takes it where it can.
+        implementation: "native" and "cpu" need what `decode_scores` says; "auto" takes the first that can run.
 
     Returns:
         The output `[B, Hq, d]` in q's dtype, and the scores as `decode_scores` gives them or None.
@@ -40,7 +41,10 @@ def dense_decode_scores(
     """
     check_query("dense_decode_scores", q, kv)
     check_pooling("dense_decode_scores", pooling)
-    if use_cpu("dense_decode_scores", implementation, cpu_refusal(kv)):
+    chosen = _choose("dense_decode_scores", implementation, q, kv)
+    if chosen == "native":
+        return native.dense_decode_scores(q, kv, scale, pooling)
+    if chosen == "cpu":
         return cpu.dense_decode_scores(q, kv, scale, pooling)
     return reference.dense_decode_scores(q, kv, scale, pooling)
 
@@ -56,8 +60,11 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
         q: queries `[B, Hq, d]`, floating point.
         kv: the layer's cache.
         pooling: "max", "mean" or "each".
-        implementation: "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose strides are
-            multiples of the head dim with the last one 1; "auto" takes it then, else the reference.
+        implementation: "native" needs the library that the install builds where there is a C compiler, an unquantised
+            float32 or bfloat16 cache on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and
+            at most 32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU
+            whose strides are multiples of the head dim with the last one 1. "auto" takes the first that can run of
+            these, else the reference.
 
     Returns:
         float32 `[B, G, max_len]` in logical order, G = Hkv or (for "each") Hq; -inf at and after `seq_lens[b]`.
@@ -69,6 +76,13 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
     if pooling is None:
         raise KernelError("decode_scores: pooling must be max, mean or each")
     check_pooling("decode_scores", pooling)
-    if use_cpu("decode_scores", implementation, cpu_refusal(kv)):
+    chosen = _choose("decode_scores", implementation, q, kv)
+    if chosen == "native":
+        return native.decode_scores(q, kv, pooling)
+    if chosen == "cpu":
         return cpu.decode_scores(q, kv, pooling)
     return reference.decode_scores(q, kv, pooling)
+
+
+def _choose(operation: str, implementation: Implementation, q: Tensor, kv: KVView) -> Implementation:
+    return choose(operation, implementation, {"native": lambda: native_refusal(q, kv), "cpu": lambda: cpu_refusal(kv)})

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_query
-from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
-from saccade.kernels.sparse_decode import cpu, reference
+from saccade.kernels._native.attention import native_refusal
+from saccade.kernels.sparse_decode import cpu, native, reference
 from saccade.types import KVView, Selection
 
 
@@ -27,8 +28,11 @@ def sparse_decode(
             heads), Hkv or Hq. Every set holds at least one unit that starts below the row's length: an empty one
             has no defined output.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
-        implementation: "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose strides are
-            multiples of the head dim with the last one 1; "auto" takes it then, else the reference.
+        implementation: "native" needs the library that the install builds where there is a C compiler, an unquantised
+            float32 or bfloat16 cache on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and
+            at most 32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU
+            whose strides are multiples of the head dim with the last one 1. "auto" takes the first that can run of
+            these, else the reference.
 
     Returns:
         `[B, Hq, d]` in q's dtype.
@@ -49,6 +53,13 @@ def sparse_decode(
         raise KernelError(
             f"sparse_decode: counts {list(selection.counts.shape)} or unit {selection.unit} do not fit the ids"
         )
-    if use_cpu("sparse_decode", implementation, cpu_refusal(kv)):
+    chosen = choose(
+        "sparse_decode",
+        implementation,
+        {"native": lambda: native_refusal(q, kv, selection), "cpu": lambda: cpu_refusal(kv)},
+    )
+    if chosen == "native":
+        return native.sparse_decode(q, kv, selection, scale)
+    if chosen == "cpu":
         return cpu.sparse_decode(q, kv, selection, scale)
     return reference.sparse_decode(q, kv, selection, scale)

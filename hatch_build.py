@@ -1,0 +1,77 @@
+"""Compiles the C kernels while a wheel is built, where there is a compiler; without one torch does their work."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FOLDER = Path("src", "saccade", "kernels", "_native")
+SOURCES = ("attention.c", "pool.c")
+# Not plain ".so": Python would take that for an extension module.
+LIBRARY = "libsaccade.so.1"
+# No -ffast-math: infinities mean something here.
+FLAGS = (
+    "-std=gnu11 -O3 -fPIC -shared -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math -ffp-contract=fast"
+)
+# Vectors wider than the base target's are passed to inlined functions only: the ABI note does not apply.
+QUIET = "-Wno-psabi"
+LIBRARIES = "-lm"
+SECONDS = 300
+
+
+class CompileKernels(BuildHookInterface[Any]):
+    """Puts the library beside its sources, where an editable install looks too."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        folder = Path(self.root) / FOLDER
+        trouble = compile_library(folder)
+        if trouble is not None:
+            # One that an earlier build left behind would be of another source.
+            (folder / LIBRARY).unlink(missing_ok=True)
+            self.app.display_warning(f"saccade: no native kernels, torch is used instead: {trouble}")
+            return
+        build_data["artifacts"].append(f"/{(FOLDER / LIBRARY).as_posix()}")
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+
+def compile_library(folder: Path) -> str | None:
+    """Compile to `folder`; what went wrong, or None."""
+    if os.name != "posix":
+        return f"they are not built on {os.name}"
+    compiler = find_compiler()
+    if compiler is None:
+        return "no C compiler was found (CC, cc, gcc, clang)"
+    # Into a new file that replaces the old one at once: a process that has loaded the old one keeps it.
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{LIBRARY}.")
+    os.close(handle)
+    new = Path(name)
+    try:
+        sources = [str(folder / source) for source in SOURCES]
+        command = [*compiler, *shlex.split(f"{FLAGS} {QUIET}"), *sources, "-o", name, LIBRARIES]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if done.returncode:
+            return f"{shlex.join(compiler)} failed: {(done.stderr or done.stdout).strip()[-500:]}"
+        new.chmod(0o755)
+        new.replace(folder / LIBRARY)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{shlex.join(compiler)} failed: {error}"
+    finally:
+        new.unlink(missing_ok=True)
+    return None
+
+
+def find_compiler() -> list[str] | None:
+    """The command in CC, which may carry options, else the first of the usual names."""
+    for candidate in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        command = shlex.split(candidate or "")
+        if command and shutil.which(command[0]):
+            return command
+    return None

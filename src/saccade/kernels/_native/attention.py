@@ -1,0 +1,98 @@
+"""Tensors to the C library and back: what both operations share."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._native import library as native
+from saccade.types import KVView, Pooling, Selection
+
+_ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
+_FAILURES = {
+    1: "a row does not lie within its pages",
+    2: "a row's page lies outside the storage",
+    3: "a row is longer than max_len",
+    4: "the shapes do not fit",
+    5: "out of memory",
+}
+
+
+def native_refusal(q: Tensor, kv: KVView, selection: Selection | None = None) -> str | None:
+    """Why the library cannot take this call, or None."""
+    k, v, rows = kv.k, kv.v, kv.rows
+    if native.library() is None:
+        return "no library was built at install (a C compiler is needed)"
+    if k.dtype not in _ITEM_SIZE or v.dtype != k.dtype:
+        return f"k is {k.dtype} and v {v.dtype}, not both float32 or bfloat16"
+    if kv.k_scale is not None or kv.v_scale is not None:
+        return "the cache is quantised"
+    head_dim = k.shape[3]
+    if head_dim % 16 or head_dim > native.MOST_DIM:
+        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
+    if k.stride(3) != 1 or v.stride(3) != 1:
+        return f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place"
+    if q.shape[1] > native.MOST_GROUP * k.shape[2]:
+        return f"{q.shape[1]} query heads on {k.shape[2]} KV heads are more than {native.MOST_GROUP} on each"
+    tensors = [q, k, v, rows.page_table, rows.row_start, rows.seq_lens]
+    if selection is not None:
+        tensors += (selection.ids, selection.counts)
+    if not all(tensor.is_cpu for tensor in tensors):
+        return f"the cache is on {k.device}, or an argument elsewhere than on the CPU"
+    if not rows.page_table.dtype == rows.row_start.dtype == rows.seq_lens.dtype == torch.int32:
+        return "page table, row starts or lengths are not int32"
+    return None
+
+
+def attention(
+    operation: str,
+    q: Tensor,
+    kv: KVView,
+    *,
+    out: Tensor | None,
+    scores: Tensor | None,
+    scale: float = 1.0,
+    pooling: Pooling | None = None,
+    selection: Selection | None = None,
+) -> None:
+    """Fill `out` (float32 `[B, Hq, d]`) and `scores` (float32 `[B, G, max_len]`); contiguous, either may be None.
+
+    Only after `native_refusal` has found nothing.
+    """
+    k, v, rows = kv.k, kv.v, kv.rows
+    # These must live until the call returns: it holds addresses.
+    queries = q.float().contiguous()
+    table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
+    ids = None if selection is None else selection.ids.contiguous()
+    counts = None if selection is None else selection.counts.contiguous()
+    size = _ITEM_SIZE[k.dtype]
+    k_page, k_slot, k_head, _ = k.stride()
+    v_page, v_slot, v_head, _ = v.stride()
+    batch, query_heads, dim = q.shape
+    pages, page, kv_heads, _ = k.shape
+    call = native.Call(
+        queries.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        table.data_ptr(),
+        starts.data_ptr(),
+        lengths.data_ptr(),
+        None if ids is None else ids.data_ptr(),
+        None if counts is None else counts.data_ptr(),
+        None if out is None else out.data_ptr(),
+        None if scores is None else scores.data_ptr(),
+        scale,
+        *(k_page * size, k_slot * size, k_head * size, v_page * size, v_slot * size, v_head * size),
+        *(batch, query_heads, kv_heads, dim, size == 2),
+        *(page, pages, table.shape[1], rows.max_len),
+        *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
+        *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
+    )
+    found = native.library()
+    assert found is not None, "native_refusal was asked"
+    failure = found.saccade_attention(ctypes.addressof(call))
+    if failure:
+        raise KernelError(f"{operation}: {_FAILURES.get(failure, failure)}")

@@ -1,0 +1,63 @@
+"""Loads the library that the install built beside this file; without one, or with a stale one, there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+FILE = Path(__file__).with_name("libsaccade.so.1")
+
+# As in attention.c. A library that an older source built is not called.
+_ABI_VERSION = 1
+MOST_GROUP = 32
+MOST_DIM = 256
+
+POOLING = {None: 0, "max": 1, "mean": 2, "each": 3}
+
+# Vectors of at most this many floats are used; 0 leaves it to the machine. Tests lower it to reach every code path.
+widest = 0
+
+_ADDRESSES = "q k v table starts lengths ids counts out scores".split()
+_NUMBERS = (
+    "k_page k_slot k_head v_page v_slot v_head batch query_heads kv_heads dim bf16 page pages row_pages max_len "
+    "sets width unit pooling threads lanes"
+).split()
+
+
+class Call(ctypes.Structure):
+    """`struct call` of attention.c, which documents the fields; strides are in bytes, absent tensors None."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _ADDRESSES),
+        ("scale", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where the install built none that fits."""
+    if not FILE.is_file():
+        return None
+    try:
+        found = ctypes.CDLL(str(FILE))
+        versions = found.saccade_abi_version, found.saccade_call_size
+    except (OSError, AttributeError):
+        return None
+    for function in versions:
+        function.argtypes, function.restype = [], ctypes.c_int64
+    if (versions[0](), versions[1]()) != (_ABI_VERSION, ctypes.sizeof(Call)):
+        return None
+    found.saccade_attention.argtypes, found.saccade_attention.restype = [ctypes.c_void_p], ctypes.c_int64
+    found.saccade_level.argtypes, found.saccade_level.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
+    found.saccade_exp.argtypes, found.saccade_exp.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
+    return found
+
+
+def description() -> str:
+    """What runs on CPU here, for reports: "native (x86-64-v4)", or "torch" where no library was built."""
+    found = library()
+    if found is None:
+        return "torch"
+    return f"native ({found.saccade_level(MOST_DIM, widest).decode()})"

@@ -1,0 +1,27 @@
+"""Dense decoding attention in C: one pass over keys and values, which keeps the scores on the way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.kernels._native.attention import attention
+from saccade.types import KVView, Pooling
+
+
+def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
+    scores = _scores(q, kv, pooling)
+    attention("decode_scores", q, kv, out=None, scores=scores, pooling=pooling)
+    return scores
+
+
+def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
+    out = torch.empty(q.shape, dtype=torch.float32)
+    scores = None if pooling is None else _scores(q, kv, pooling)
+    attention("dense_decode_scores", q, kv, out=out, scores=scores, scale=scale, pooling=pooling)
+    return out.to(q.dtype), scores
+
+
+def _scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
+    groups = q.shape[1] if pooling == "each" else kv.kv_heads
+    return torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32)
