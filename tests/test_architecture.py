@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     "bundled": set(),
     "adapters": {*ENGINE, "bundled"},
     "machine": {"saccade", "kernels"},
-    "eval": {*TOOLS, "machine"},
+    "eval": {*TOOLS, "machine", "bundled"},
     "bench": {*TOOLS, "machine", "eval"},
     "testbed": {*TOOLS, "eval", "bundled"},
     "calibrate": {*TOOLS, "eval", "testbed"},

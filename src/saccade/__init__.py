@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .errors import PolicyError as PolicyError
     from .errors import SaccadeError as SaccadeError
     from .errors import UnsupportedModelError as UnsupportedModelError
+    from .registry import policies as policies
     from .spec import Policy as Policy
     from .spec import policy as policy
-    from .registry import policies as policies
     from .stats import LayerStats as LayerStats
     from .stats import RunStats as RunStats
 

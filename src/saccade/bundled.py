@@ -8,3 +8,7 @@ from pathlib import Path
 def model_path() -> Path:
     """The folder of the bundled model, in the standard Hugging Face format."""
     return Path(__file__).parent / "testbed" / "model"
+
+
+RESELECT = 5
+"""The bundled model's re-selection layer, found on other contexts than the demo's (`docs/performance.md`)."""

@@ -51,7 +51,7 @@ DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers at
 Reselect = Annotated[
     tuple[Annotated[Whole, Field(ge=0)], ...] | None,
     BeforeValidator(_layers),
-    Field(description="layers that select again, beside the first selection layer; none given: layer L//2; empty: no other"),
+    Field(description="layers that select again, beside the first selection layer; not given: layer L//2; empty: none"),
 ]
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -76,6 +76,8 @@ def _one_line(name: str, kind: type[Options], error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"policy {name} has no option {option!r}; its options: {valid}"
     reason = str(first["msg"]).removeprefix("Value error, ")
-    return f"policy {name}: {option}={first['input']!r} is not valid: {reason[:1].lower()}{reason[1:]}" if option else (
-        f"policy {name}: {reason}"
+    return (
+        f"policy {name}: {option}={first['input']!r} is not valid: {reason[:1].lower()}{reason[1:]}"
+        if option
+        else (f"policy {name}: {reason}")
     )

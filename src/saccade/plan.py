@@ -25,7 +25,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.selector is not None and self.selector.heads == "all" and not self.roles.uniform:
-            raise PolicyError("one set for all heads needs every layer to have a single role; this role map mixes roles")
+            raise PolicyError(
+                "one set for all heads needs every layer to have a single role; this role map mixes roles"
+            )
 
     @cached_property
     def refreshing(self) -> frozenset[int]:
@@ -52,7 +54,9 @@ def selection_layers(
     if reselect is None:
         middle = max(shape.layers // 2, dense_layers)
         reselect = (middle,)
-        notes = (f"{name}: no reselect given, using layer L//2 = {middle} of {shape.layers}; a wrong layer costs accuracy",)
+        notes = (
+            f"{name}: no reselect given, using layer L//2 = {middle} of {shape.layers}; a wrong layer costs accuracy",
+        )
     for layer in reselect:
         if not dense_layers <= layer <= last:
             raise PolicyError(

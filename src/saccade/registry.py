@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import PolicyError
+from .methods import dense, less_is_more, quest, streaming, tidal
 from .options import Options
 from .plan import Plan
-from .methods import dense, less_is_more, quest, streaming, tidal
 from .types import ModelShape
 
 
@@ -44,9 +44,7 @@ def _describe(*descriptions: PolicyDescription) -> Mapping[str, PolicyDescriptio
 
 
 POLICIES: Mapping[str, PolicyDescription] = _describe(
-    PolicyDescription(
-        "dense", "every head attends to every token: the baseline", "-", dense.DenseOptions, dense.plan
-    ),
+    PolicyDescription("dense", "every head attends to every token: the baseline", "-", dense.DenseOptions, dense.plan),
     PolicyDescription(
         "streaming",
         "sinks and recent tokens only",
@@ -55,7 +53,11 @@ POLICIES: Mapping[str, PolicyDescription] = _describe(
         streaming.plan,
     ),
     PolicyDescription(
-        "quest", "the best pages by key bounds, in every layer", "Quest, arXiv 2406.10774", quest.QuestOptions, quest.plan
+        "quest",
+        "the best pages by key bounds, in every layer",
+        "Quest, arXiv 2406.10774",
+        quest.QuestOptions,
+        quest.plan,
     ),
     PolicyDescription(
         "tidal",

@@ -108,7 +108,7 @@ class ScoredSelector:
 
 @dataclass(frozen=True, slots=True)
 class WindowSelector:
-    """The first `sinks` tokens and the most recent ones, `budget` in all (StreamingLLM): position decides, not content."""
+    """The first `sinks` tokens and the most recent ones, `budget` in all (StreamingLLM); content plays no part."""
 
     budget: int
     sinks: int
@@ -143,4 +143,3 @@ class WindowSelector:
 def pooling_of(heads: HeadGrouping) -> Pooling:
     """Scores that a grouping needs: one per query head unless a KV group shares its maximum (PAPERS.md, `heads`)."""
     return "max" if heads == "kv" else "each"
-

@@ -38,9 +38,7 @@ class Rows:
     bounds: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
-    def on_host(
-        cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None
-    ) -> Rows:
+    def on_host(cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None) -> Rows:
         """Build rows from host integers; `max_len` may name a looser bound that grows in step with the cache."""
         device = page_table.device
         return cls(

@@ -16,8 +16,8 @@ from transformers.cache_utils import DynamicLayer
 
 from ..adapters.hf.run import sparsify
 from ..errors import SaccadeError
-from ..spec import Policy
 from ..machine import synchronize
+from ..spec import Policy
 
 STOCK = "stock"
 TURN = 3

@@ -84,9 +84,7 @@ class BenchJob:
 
     def run(self, on_unit: Callable[[str], None]) -> dict[str, Any]:
         """Measure everything; after every measurement the JSON file holds all rows so far."""
-        model = random_model(
-            self.shape, positions=max(self.contexts) + 1, dtype=self.dtype, device=self.device
-        )
+        model = random_model(self.shape, positions=max(self.contexts) + 1, dtype=self.dtype, device=self.device)
         results: dict[str, Any] = {
             "shape": self.shape,
             "rows": [],
@@ -112,7 +110,9 @@ def _numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit()) or int(part) < at_least:
-            raise SaccadeError(f"{option} {part!r} is not valid: whole numbers of at least {at_least}, such as 4096,32768")
+            raise SaccadeError(
+                f"{option} {part!r} is not valid: whole numbers of at least {at_least}, such as 4096,32768"
+            )
     return tuple(dict.fromkeys(map(int, parts)))
 
 

@@ -83,8 +83,9 @@ def random_model(shape: str, *, positions: int, dtype: torch.dtype, device: torc
     config.max_position_embeddings = max(positions, config.max_position_embeddings)
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return model.eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.eval()
+    return model
 
 
 def refuse_unknown_shape(shape: str) -> None:
@@ -104,4 +105,5 @@ def _config(shape: str) -> PretrainedConfig:
     if shape in SHAPES:
         kind, sizes = SHAPES[shape]
         return kind(**sizes)
-    return AutoConfig.from_pretrained(shape, trust_remote_code=False)
+    config: PretrainedConfig = AutoConfig.from_pretrained(shape, trust_remote_code=False)
+    return config

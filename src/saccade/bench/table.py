@@ -8,7 +8,17 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-COLUMNS = ("context", "batch", "threads", "policy", "ms per token", "quartiles", "cache read", "over stock", "over dense")
+COLUMNS = (
+    "context",
+    "batch",
+    "threads",
+    "policy",
+    "ms per token",
+    "quartiles",
+    "cache read",
+    "over stock",
+    "over dense",
+)
 
 
 def decode_table(results: Mapping[str, Any]) -> Table:

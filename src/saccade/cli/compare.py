@@ -11,19 +11,19 @@ import typer
 from .group import INTERRUPTED
 from .options import Device, Document, Dtype, Model, Seed, at_least
 
-DEFAULT_POLICIES = ["dense", "streaming", "quest", "tidal", "less_is_more"]
-
 
 def compare(
     model: Model = None,
     document: Document = None,
     policy: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`.",
+            help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. "
+            "Default: dense, streaming, quest, tidal, less_is_more, for the bundled model with its re-selection layer.",
+            show_default=False,
         ),
-    ] = DEFAULT_POLICIES,
+    ] = None,
     budget: Annotated[
         str, typer.Option(metavar="N,N", help="Budgets in tokens, for policies that have one and were not given one.")
     ] = "64,256",
@@ -85,7 +85,7 @@ def compare(
         Settings(
             model=model,
             document=document,
-            policies=tuple(policy),
+            policies=tuple(policy or ()),
             budget=budget,
             context=context,
             limit=limit,

@@ -8,9 +8,8 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from zlib import crc32
-
 from pydoc_data.topics import topics
+from zlib import crc32
 
 _SKIPPED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "encodings", "__pycache__")
 

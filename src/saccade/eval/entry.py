@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..bundled import RESELECT
 from ..errors import PolicyError
 from ..registry import describe
 from ..spec import Policy
@@ -31,6 +32,12 @@ class Entry:
     @property
     def is_baseline(self) -> bool:
         return self.policy.name == BASELINE
+
+
+def default_specs(bundled: bool) -> tuple[str, ...]:
+    """What is compared unless the user says otherwise; the bundled model's re-selection layer is known."""
+    layer = f":reselect={RESELECT}" if bundled else ""
+    return (BASELINE, "streaming", "quest", f"tidal{layer}", f"less_is_more{layer}")
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:

@@ -13,14 +13,14 @@ from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
 from ..adapters.hf.support import refuse_unsupported
 from .comparison import Comparison
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
-from .entry import Entry, make_entries, parse_budgets
+from .entry import Entry, default_specs, make_entries, parse_budgets
 from .environment import environment
 from .folder import ResultsFolder
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user can choose; see `saccade compare --help`."""
+    """What the user can choose; see `saccade compare --help`. No `policies` means the default ones."""
 
     model: str | None
     document: Path | None
@@ -59,8 +59,9 @@ class Job:
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        entries, notes = make_entries(settings.policies, parse_budgets(settings.budget))
         source = ModelSource.locate(settings.model)
+        specs = settings.policies or default_specs(source.bundled)
+        entries, notes = make_entries(specs, parse_budgets(settings.budget))
         device = pick_device(settings.device)
         dtype = pick_dtype(settings.dtype, source, device)
         shape, positions = source.shape()

@@ -27,9 +27,7 @@ class QuestOptions(Options):
     @model_validator(mode="after")
     def _holds_a_page(self) -> QuestOptions:
         if self.budget < self.page:
-            raise ValueError(
-                f"budget={self.budget} does not hold one page of {self.page}; the smallest is {self.page}"
-            )
+            raise ValueError(f"budget={self.budget} does not hold one page of {self.page}; the smallest is {self.page}")
         return self
 
 
@@ -38,6 +36,4 @@ def plan(options: QuestOptions, shape: ModelShape) -> Plan:
     first = selection_layers("quest", shape, options.dense_layers, ())[0][0]
     scorer = PageBoundScorer(page=options.page, pooling=pooling_of(options.heads))
     roles = (Role.DENSE if layer < first else Role.SELECT for layer in range(shape.layers))
-    return Plan(
-        ScoredSelector(scorer, TopK(options.budget), options.heads), RoleMap.by_layer(roles, shape.kv_heads)
-    )
+    return Plan(ScoredSelector(scorer, TopK(options.budget), options.heads), RoleMap.by_layer(roles, shape.kv_heads))

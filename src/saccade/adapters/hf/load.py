@@ -19,7 +19,7 @@ from .support import shape_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _WEIGHTS = "model.safetensors"
 _SHARDS = "model.safetensors.index.json"
 
@@ -72,7 +72,7 @@ class ModelSource:
         elif folder.exists():
             raise ModelFolderError(f"model {source.name!r} is a file; give the folder that holds config.json")
         elif model is None or isinstance(model, Path) or not _HUB_ID.fullmatch(source.name):
-            raise ModelFolderError(f"model folder {source.name!r} does not exist")
+            raise ModelFolderError(f"model folder {source.name!r} does not exist; a hub id is written OWNER/NAME")
         return source
 
     def config(self) -> Any:

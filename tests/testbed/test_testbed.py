@@ -1,0 +1,146 @@
+"""The bundled model, its tokenizer and its training."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from saccade.eval.facts import ADJECTIVES, NOUNS
+from saccade.testbed import model_path
+from saccade.testbed.muon import orthogonalise
+from saccade.testbed.network import Network, attend, model_config
+from saccade.testbed.recipe import RECIPE, Batch, Stage
+from saccade.testbed.tasks import TaskMaker
+from saccade.testbed.train import Trainer, checkpoints, export, make_batch, run, stage_at
+
+STAGE = Stage("tiny", 2, (Batch(2, 64, 1.0),), RECIPE[0].tasks, (0.02, 0.01), (0.01, 0.001), 0.1, 16, 256)
+TINY = (STAGE, replace(STAGE, name="tinier", steps=1, span=0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def maker(tokenizer: PreTrainedTokenizerFast) -> TaskMaker:
+    return TaskMaker(tokenizer)
+
+
+def tiny_trainer(maker: TaskMaker) -> Trainer:
+    return Trainer(model_config(maker.vocabulary, layers=2, hidden=32, feed_forward=32), maker, TINY, seed=7)
+
+
+def test_the_model_loads_and_is_small() -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_path())
+    assert isinstance(model, Qwen3ForCausalLM)
+    assert model.config.max_position_embeddings >= 32768
+    assert model.dtype == torch.bfloat16
+    assert (model_path() / "model.safetensors").stat().st_size <= 16e6
+
+
+@given(st.text())
+def test_every_text_round_trips(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_key_words_and_digit_pairs_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    for piece in [f" {word}" for word in ADJECTIVES + NOUNS] + [f"{n:02d}" for n in range(100)]:
+        assert len(tokenizer(piece)["input_ids"]) == 1
+    assert tokenizer.convert_ids_to_tokens(tokenizer(" 4817.")["input_ids"]) == ["Ġ48", "17", "."]
+
+
+@pytest.mark.parametrize("length", [64, 192, 512, 2048])
+def test_tasks_fill_their_rows(maker: TaskMaker, length: int) -> None:
+    rng = numpy.random.default_rng(length)
+    for name, make in maker.tasks.items():
+        row = make(length, rng)
+        assert len(row.tokens) == len(row.answers) == len(row.prose) == length
+        assert any(row.answers) is (name != "prose")
+
+
+def test_no_fact_is_asked_for_twice(maker: TaskMaker) -> None:
+    row = maker.tasks["question"](2048, numpy.random.default_rng(0))
+    text = maker.backend.decode(row.tokens)
+    questions = [part.split("?")[0] for part in text.split("Question: ")[1:]]
+    assert len(questions) > 1
+    assert len(set(questions)) == len(questions)
+
+
+def test_the_network_is_transformers_qwen3() -> None:
+    torch.manual_seed(0)
+    network = Network(model_config(100, layers=2))
+    for parameter in network.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    model = Qwen3ForCausalLM(network.config)
+    torch.nn.Module.to(model, torch.float32)
+    model.load_state_dict({**network.state_dict(), "lm_head.weight": network.model.embed_tokens.weight})
+    for length in (50, 300):
+        tokens = torch.randint(100, (2, length))
+        positions = torch.arange(length).expand(2, -1)
+        with torch.no_grad():
+            ours = network(tokens, positions, torch.ones_like(tokens, dtype=torch.bool))
+            theirs = model(tokens).logits
+        assert torch.allclose(ours.view_as(theirs), theirs, atol=0.02)
+
+
+def test_local_attention_is_a_sliding_window() -> None:
+    queries, keys, values = torch.randn(3, 2, 8, 64, 32)
+    distance = torch.arange(64)[:, None] - torch.arange(64)
+    window = (distance >= 0) & (distance < 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, window)
+    assert torch.allclose(attend(queries, keys, values, 16), expected, atol=1e-5)
+
+
+def test_muon_directions_are_nearly_orthogonal() -> None:
+    singular = torch.linalg.svdvals(orthogonalise(torch.randn(3, 48, 96)))
+    assert (singular - 1).abs().max() < 0.35
+
+
+def test_stages_follow_one_another() -> None:
+    assert [stage_at(TINY, step)[1] for step in range(3)] == [0.0, 0.5, 0.0]
+    assert stage_at(TINY, 2)[0].name == "tinier"
+    with pytest.raises(ValueError, match="fewer steps"):
+        stage_at(TINY, 3)
+
+
+def test_a_batch_depends_on_seed_and_step_alone(maker: TaskMaker) -> None:
+    first, again, other = (make_batch(maker, STAGE, 0, step) for step in (5, 5, 6))
+    assert torch.equal(first.tokens, again.tokens)
+    assert torch.equal(first.weights, again.weights)
+    assert not torch.equal(first.tokens, other.tokens)
+    assert (first.positions.diff() >= 1).all()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(maker: TaskMaker, tmp_path: Path) -> None:
+    whole = tiny_trainer(maker)
+    run(whole, tmp_path)
+    begun = tiny_trainer(maker)
+    run(begun, tmp_path, until=2)
+    resumed = tiny_trainer(maker)
+    resumed.load(tmp_path / "step-000002.pt")
+    run(resumed, tmp_path)
+    assert [path.stem for path in checkpoints(tmp_path)] == ["step-000002", "step-000003"]
+    for expected, found in zip(whole.network.parameters(), resumed.network.parameters(), strict=True):
+        assert torch.equal(expected, found)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["stage"] for line in lines] == ["tinier", "tiny", "tinier"]
+
+
+def test_an_export_loads(tokenizer: PreTrainedTokenizerFast, maker: TaskMaker, tmp_path: Path) -> None:
+    trainer = tiny_trainer(maker)
+    export(trainer.network, tokenizer, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    embedding = trainer.network.model.embed_tokens.weight.detach().bfloat16()
+    assert torch.equal(model.state_dict()["model.embed_tokens.weight"], embedding)
+    assert AutoTokenizer.from_pretrained(tmp_path)("amber")["input_ids"] == maker.encode("amber")
