@@ -4,10 +4,10 @@
 #   make demo     sparse decoding of a real long document; results in results/demo
 #   make test     every check: lint, types, tests
 #
-# PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=64,256 chooses the demo's budgets.
+# PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
 
 PYTHON ?=
-BUDGETS ?= 64,256
+BUDGETS ?= 16,256
 
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.10 python3)
 VENV := .venv

@@ -15,6 +15,7 @@ from saccade.eval.facts import ADJECTIVES, NOUNS
 from saccade.testbed import model_path
 from saccade.testbed.muon import orthogonalise
 from saccade.testbed.network import Network, attend, model_config
+from saccade.testbed.probe import FIRST_SEED, ask, fact_context
 from saccade.testbed.recipe import RECIPE, Batch, Stage
 from saccade.testbed.tasks import TaskMaker
 from saccade.testbed.train import Trainer, checkpoints, export, make_batch, run, stage_at
@@ -135,6 +136,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(maker: TaskMaker, tmp_path: P
         assert torch.equal(expected, found)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["stage"] for line in lines] == ["tinier", "tiny", "tinier"]
+
+
+def test_the_model_retrieves_in_one_deep_layer(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    context = fact_context(tokenizer, 1024, seed=FIRST_SEED, hidden=20, asked=4)
+    answers = ask(model, tokenizer, context, attention=True)
+    assert sum(answer.right for answer in answers) >= 3
+    mass = torch.stack([answer.attention for answer in answers if answer.attention is not None]).mean(0)
+    assert mass[5].mean() > 0.6
+    assert mass[:3].max() < 0.2
 
 
 def test_an_export_loads(tokenizer: PreTrainedTokenizerFast, maker: TaskMaker, tmp_path: Path) -> None:
