@@ -44,8 +44,8 @@ Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
 Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
 Recent = Annotated[
     float,
-    BeforeValidator(_number),
     Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens"),
+    BeforeValidator(_number),
 ]
 DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
 Reselect = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,24 @@ Compare = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def compare(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compare]:
+def compare(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Compare:
     """Run a small comparison; gives its result and its folder."""
     from typer.testing import CliRunner
 
     from saccade.cli import app
 
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
-    monkeypatch.setattr(comparison, "TIMED_QUESTIONS", 1)
-    monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
-
     def run(*arguments: str, policies: tuple[str, ...] = POLICIES, budget: str = "32,64") -> tuple[Any, Path]:
         folder = tmp_path_factory.mktemp("results") / "inner"
         specs = [part for policy in policies for part in ("--policy", policy)]
         fixed = ["--model", str(model_folder), "--context", "1024", "--budget", budget, "--output-dir", str(folder)]
-        return CliRunner().invoke(app, ["compare", *fixed, "--limit", str(QUESTIONS), *specs, *arguments]), folder
+        # Undone after every run: other tests of this session see the real numbers.
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
+            monkeypatch.setattr(comparison, "TIMED_QUESTIONS", 1)
+            monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
+            return CliRunner().invoke(app, ["compare", *fixed, "--limit", str(QUESTIONS), *specs, *arguments]), folder
 
-    yield run
-    monkeypatch.undo()
+    return run
 
 
 @pytest.fixture(scope="session")
