@@ -18,7 +18,9 @@ class Counters:
         """Count a span of heads that is `weight` of the layer; `usage` is float32 `[2]`: tokens, share."""
         sums = self._sums.get(usage.device)
         if sums is None:
-            sums = self._sums[usage.device] = torch.zeros((self._layers, 2), dtype=torch.float64, device=usage.device)
+            sums = self._sums[usage.device] = torch.zeros(
+                (self._layers, 2), dtype=_sum_dtype(usage.device), device=usage.device
+            )
         sums[layer].add_(usage, alpha=weight)
         self.steps[layer] += weight
 
@@ -28,3 +30,8 @@ class Counters:
             return [(0.0, 0.0)] * self._layers
         summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
         return [(tokens, share) for tokens, share in summed.tolist()]
+
+
+def _sum_dtype(device: torch.device) -> torch.dtype:
+    # Apple's GPUs have no float64.
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -58,3 +58,5 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock read means something."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

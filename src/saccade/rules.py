@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from math import floor
 
 import torch
@@ -58,7 +59,7 @@ class RankUnion:
 
     @property
     def reserved(self) -> int:
-        return max(floor(self.budget * Fraction(str(self.recent))), self.sinks + 1)
+        return _reserved(self.budget, self.sinks, self.recent)
 
     @property
     def window(self) -> int:
@@ -83,6 +84,12 @@ class RankUnion:
             chosen, counts = rank_union(ranked, ranked_counts, limit=self.chosen, universe=middle.shape[-1])
             chosen = torch.where(chosen >= 0, chosen + self.sinks, chosen)
         return Selection(*_frame(chosen, counts, lengths, self.sinks, self.window))
+
+
+@cache
+def _reserved(budget: int, sinks: int, recent: float) -> int:
+    """R of the paper; the share is taken as it was written, in decimals."""
+    return max(floor(budget * Fraction(str(recent))), sinks + 1)
 
 
 def _append(ids: Tensor, counts: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:

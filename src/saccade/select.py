@@ -141,5 +141,5 @@ class WindowSelector:
 
 
 def pooling_of(heads: HeadGrouping) -> Pooling:
-    """Scores that a grouping needs: one per query head unless a KV group shares its maximum (PAPERS.md, `heads`)."""
+    """Scores that a grouping needs: one per query head unless a KV group shares its maximum."""
     return "max" if heads == "kv" else "each"

@@ -79,8 +79,8 @@ class Policy:
 
     def to_spec(self) -> str:
         """The shortest spec string that `from_spec` reads back as this policy."""
-        given = self.options.model_dump(mode="json", exclude_defaults=True)
-        parts = (f"{key}={_spec_value(value)}" for key, value in given.items())
+        given = self.options.model_dump(mode="json", exclude_unset=True)
+        parts = (f"{key}={_spec_value(value)}" for key, value in given.items() if value is not None)
         return ":".join(filter(None, (self.name, ",".join(parts))))
 
     @property

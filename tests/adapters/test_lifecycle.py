@@ -405,3 +405,28 @@ def test_peft_prompt_learning_is_refused() -> None:
     model = peft.get_peft_model(tiny.fresh(), config).eval()
     with pytest.raises(saccade.UnsupportedModelError, match="PROMPT_TUNING adds virtual tokens"):
         saccade.sparsify(model, "dense")
+
+
+def test_restore_gives_back_what_stood_on_the_instance() -> None:
+    model = tiny.fresh()
+    stock = model.generate
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return stock(*arguments, **options)
+
+    model.generate = wrapped
+    with saccade.sparsify(model, "dense"):
+        assert model.generate is not wrapped
+    assert model.generate is wrapped
+
+
+@torch.no_grad()
+def test_a_mask_that_is_not_causal_is_refused_while_decoding() -> None:
+    model = tiny.fresh()
+    with saccade.sparsify(model, "dense") as run:
+        cache = model(tiny.prompt(), use_cache=True).past_key_values
+        past = int(cache.get_seq_length())
+        mask = torch.ones((1, 1, 2, past + 2), dtype=torch.bool).tril(past)
+        mask[0, 0, 0, 1] = False
+        with run.decoding(), pytest.raises(saccade.UnsupportedModelError, match="not causal"):
+            model(tiny.prompt()[:, :2], past_key_values=cache, attention_mask=mask)

@@ -104,3 +104,19 @@ def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
     assert result.exit_code == 2
     assert says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_bad_input_leaves_an_old_file_alone(shape: str, tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    file.write_text("{}")
+    for wrong in (["--context", "1k"], ["--policy", "tidal:reselect=99"]):
+        arguments = ["bench", "decode", "--shape", shape, "--json", str(file), *wrong]
+        assert CliRunner().invoke(app, arguments).exit_code == 2
+        assert file.read_text() == "{}"
+
+
+def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    result = CliRunner().invoke(app, ["bench", "decode", "--shape", str(tmp_path)])
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1

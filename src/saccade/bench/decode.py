@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..adapters.hf.run import sparsify
+from ..adapters.hf.support import shape_of
 from ..errors import SaccadeError
 from ..machine import synchronize
 from ..spec import Policy
@@ -146,12 +147,11 @@ class _Sparse(_Variant):
 
 def synthetic_cache(model: PreTrainedModel, context: int, batch: int) -> DynamicCache:
     """A stock cache of `context` random tokens; the seed is fixed, so that every variant sees the same one."""
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = shape_of(model.config)
     generator = torch.Generator(model.device).manual_seed(0)
-    size = (batch, config.num_key_value_heads, context, head_dim)
+    size = (batch, shape.kv_heads, context, shape.head_dim)
     cache = DynamicCache()
-    for _ in range(config.num_hidden_layers if context else 0):
+    for _ in range(shape.layers if context else 0):
         layer = DynamicLayer()
         keys, values = (torch.empty(size, dtype=model.dtype, device=model.device) for _ in range(2))
         for tensor in (keys, values):

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from ..adapters.hf.load import DTYPES, pick_device
+from ..adapters.hf.support import shape_of
 from ..errors import OutputError, SaccadeError
 from ..eval.entry import make_entries, parse_budgets
 from ..machine import environment
 from ..spec import Policy
 from .decode import measure
-from .shapes import random_model, refuse_unknown_shape
+from .shapes import random_model, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,10 @@ class BenchJob:
             SaccadeError: one line about the first setting that is not valid.
         """
         entries, notes = make_entries(policies, parse_budgets(budgets))
-        refuse_unknown_shape(shape)
+        config = read_config(shape)
         if dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
-        if json is not None:
-            _write(json, "")
-        return cls(
+        made = cls(
             shape=shape,
             contexts=_numbers("context", contexts, at_least=0),
             batches=_numbers("batch", batches, at_least=1),
@@ -76,6 +75,11 @@ class BenchJob:
             json_file=json,
             notes=notes,
         )
+        for policy in made.policies:
+            policy.plan(shape_of(config))
+        if json is not None:
+            _try_to_write(json)
+        return made
 
     @property
     def units(self) -> int:
@@ -85,6 +89,7 @@ class BenchJob:
     def run(self, on_unit: Callable[[str], None]) -> dict[str, Any]:
         """Measure everything; after every measurement the JSON file holds all rows so far."""
         model = random_model(self.shape, positions=max(self.contexts) + 1, dtype=self.dtype, device=self.device)
+        torch.set_num_threads(max(self.threads))
         results: dict[str, Any] = {
             "shape": self.shape,
             "rows": [],
@@ -114,6 +119,13 @@ def _numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
                 f"{option} {part!r} is not valid: whole numbers of at least {at_least}, such as 4096,32768"
             )
     return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _try_to_write(path: Path) -> None:
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
 
 def _write(path: Path, text: str) -> None:

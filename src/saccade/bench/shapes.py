@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
+from ..adapters.hf.load import ModelSource
 from ..errors import ModelFolderError
 
 _LLAMA_3 = {"vocab_size": 128_256, "rope_theta": 500_000.0}
@@ -79,7 +80,7 @@ def random_model(shape: str, *, positions: int, dtype: torch.dtype, device: torc
     Raises:
         ModelFolderError: if `shape` is neither; the message lists the presets.
     """
-    config = _config(shape)
+    config = read_config(shape)
     config.max_position_embeddings = max(positions, config.max_position_embeddings)
     torch.manual_seed(0)
     with torch.device(device):
@@ -88,22 +89,18 @@ def random_model(shape: str, *, positions: int, dtype: torch.dtype, device: torc
     return model
 
 
-def refuse_unknown_shape(shape: str) -> None:
-    """Raise unless `shape` is a preset or a folder with a configuration.
+def read_config(shape: str) -> PretrainedConfig:
+    """The configuration of a preset or folder.
 
     Raises:
-        ModelFolderError: naming the presets.
+        ModelFolderError: if `shape` is neither, naming the presets, or if the folder's configuration cannot be read.
     """
-    if shape not in SHAPES and not (Path(shape) / "config.json").is_file():
-        raise ModelFolderError(
-            f"shape {shape!r} is neither a preset ({', '.join(SHAPES)}) nor a folder with a config.json"
-        )
-
-
-def _config(shape: str) -> PretrainedConfig:
-    refuse_unknown_shape(shape)
     if shape in SHAPES:
         kind, sizes = SHAPES[shape]
         return kind(**sizes)
-    config: PretrainedConfig = AutoConfig.from_pretrained(shape, trust_remote_code=False)
+    if not (Path(shape) / "config.json").is_file():
+        raise ModelFolderError(
+            f"shape {shape!r} is neither a preset ({', '.join(SHAPES)}) nor a folder with a config.json"
+        )
+    config: PretrainedConfig = ModelSource(shape, shape).config()
     return config

@@ -34,7 +34,7 @@ def compare(
         ),
     ] = 8192,
     limit: Annotated[
-        int, typer.Option(parser=at_least(1), metavar="N", help="Questions in all, a dozen per context.")
+        int, typer.Option(parser=at_least(1, 100_000), metavar="N", help="Questions in all, a dozen per context.")
     ] = 48,
     output_dir: Annotated[
         Path | None,
@@ -50,7 +50,7 @@ def compare(
     threads: Annotated[
         int,
         typer.Option(
-            parser=at_least(1),
+            parser=at_least(1, 1024),
             metavar="N",
             help="CPU threads of decoding. One is steady on a shared machine; prefill uses what torch would.",
         ),
@@ -66,9 +66,9 @@ def compare(
 
       saccade compare
 
-      saccade compare --policy tidal --policy tidal:heads=query --budget 32,128,512
+      saccade compare --policy tidal:reselect=5 --policy tidal:reselect=5,heads=query --budget 8,32,128
 
-      saccade compare --policy less_is_more:reselect=4 --policy less_is_more:reselect=8 --limit 96
+      saccade compare --policy less_is_more:reselect=4 --policy less_is_more:reselect=5 --limit 96
 
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
@@ -96,8 +96,9 @@ def compare(
             threads=threads,
         )
     )
+    ResultsFolder.check(folder_path)
+    loaded = job.load_model()
     with ResultsFolder(folder_path) as folder:
-        loaded = job.load_model()
         environment = job.environment(loaded)
         folder.write_configuration({**job.configuration(), "environment": environment})
         complete = False
@@ -108,14 +109,16 @@ def compare(
             complete = True
         except KeyboardInterrupt:
             pass
-        results = {
-            "complete": complete,
-            "rows": comparison.rows(),
-            "notes": list(job.notes),
-            "environment": environment,
-        }
-        folder.write_results(results)
-        folder.write_report(comparison_page(results, folder.gazes(), folder.samples()))
+        finally:
+            # Whatever ended the run: what it has measured is kept.
+            results = {
+                "complete": complete,
+                "rows": comparison.rows(),
+                "notes": list(job.notes),
+                "environment": environment,
+            }
+            folder.write_results(results)
+            folder.write_report(comparison_page(results, folder.gazes(), folder.samples()))
     console = output()
     console.print(comparison_table(results, job.notes))
     console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)

@@ -17,8 +17,14 @@ def generate(
     model: Model = None,
     document: Document = None,
     policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="Policy to decode with. See `saccade policies`.")
-    ] = "less_is_more",
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Policy to decode with. See `saccade policies`. Default: less_is_more, for the bundled model with its "
+            "re-selection layer.",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="N", help="Budget in tokens, for a policy that was not given one.", show_default=False),
@@ -37,7 +43,7 @@ def generate(
 
     Examples:
 
-      saccade generate "A list comprehension consists of" --policy tidal:budget=128
+      saccade generate --document notes.txt "Question: What is the code of the amber falcon?" --policy tidal:reselect=5
 
       saccade generate --document book.txt "Question: Who wrote the letter? Answer:" --model ./Qwen3-0.6B
 
@@ -51,24 +57,27 @@ def generate(
     from ..adapters.hf.run import sparsify
     from ..errors import DocumentError, PolicyError
     from ..eval.context import read_document
-    from ..eval.entry import parse_budgets
+    from ..eval.entry import default_specs, parse_budgets
     from ..spec import Policy
     from .terminal import quiet_libraries
 
     quiet_libraries()
-    chosen = Policy.from_spec(policy)
+    source = ModelSource.locate(model)
+    chosen = Policy.from_spec(default_specs(source.bundled)[-1] if policy is None else policy)
     if budget is not None:
         budgets = parse_budgets(budget)
         if len(budgets) > 1:
             raise PolicyError(f"budget {budget!r} is not valid here: one whole number of tokens")
-        chosen = chosen.with_budget(budgets[0])
+        filled = chosen.with_budget(budgets[0])
+        if filled is chosen:
+            sys.stderr.write(f"note: {chosen}: --budget is ignored\n")
+        chosen = filled
     parts = [] if document is None else [read_document(document)]
     if prompt is not None or document is None:
-        parts.append(sys.stdin.read() if prompt is None else prompt)
+        parts.append(_standard_input() if prompt is None else prompt)
     text = "\n\n".join(parts)
     if not text.strip():
         raise DocumentError("the prompt is empty")
-    source = ModelSource.locate(model)
     picked = pick_device(device)
     kind = pick_dtype(dtype, source, picked)
     shape, positions = source.shape()
@@ -89,3 +98,12 @@ def generate(
             sys.stderr.write(f"note: {note}\n")
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         loaded.generate(**inputs, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)
+
+
+def _standard_input() -> str:
+    from ..errors import DocumentError
+
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"standard input is not UTF-8: byte {error.start} cannot be read") from None

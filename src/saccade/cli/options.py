@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
+def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     """A parser of whole numbers whose error names the value and the valid ones."""
 
     def parse(text: str) -> int:
@@ -17,8 +17,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = minimum - 1
-        if value < minimum:
-            raise typer.BadParameter(f"{str(text)!r} is not valid; whole numbers from {minimum} are")
+        if not minimum <= value <= maximum:
+            raise typer.BadParameter(f"{str(text)!r} is not valid; whole numbers from {minimum} to {maximum} are")
         return value
 
     return parse

@@ -13,6 +13,7 @@ import torch
 
 from .. import __version__
 from ..adapters.hf.support import shape_of
+from ..kernels._native.library import description
 from ..machine import processor
 from .context import Context
 
@@ -42,6 +43,7 @@ def environment(
         "machine": platform.platform(),
         "cpu": processor(),
         "cores": os.cpu_count(),
+        "kernels": description() if weight.device.type == "cpu" else "torch",
         "threads": threads,
         "prefill_threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(weight.device) if weight.is_cuda else str(weight.device),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -33,6 +34,20 @@ class ResultsFolder:
                 (path / name).unlink(missing_ok=True)
             self._samples = self._open(SAMPLES)
             self._gaze = self._open(GAZE)
+        except OSError as error:
+            raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Make the folder and try whether it can be written; nothing in it is touched.
+
+        Raises:
+            OutputError: if it cannot.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
         except OSError as error:
             raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
 

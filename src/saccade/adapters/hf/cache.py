@@ -86,8 +86,9 @@ class GrowingLayer(DynamicLayer):
             return self._buffers
         capacity = length + max(MINIMUM_GROWTH, length // 8)
         # One after the other, so that only one old buffer lives beside its successor.
+        self._buffers = None
         keys = _grown(self.keys if past else None, key_states, past, capacity)
-        self.keys = keys
+        self.keys = keys[:, :, :past]
         values = _grown(self.values if past else None, value_states, past, capacity)
         self._buffers = keys, values
         return self._buffers

@@ -107,6 +107,10 @@ class ModelSource:
         # transformers makes up an empty tokenizer from the model type when its files are absent.
         if not tokenizer("saccade", add_special_tokens=False)["input_ids"]:
             raise ModelFolderError(f"model {self.name!r} has no tokenizer; add one: tokenizer.save_pretrained(folder)")
+        if not tokenizer.is_fast:
+            raise ModelFolderError(
+                f"the tokenizer of model {self.name!r} has no tokenizer.json, which locates tokens in text"
+            )
         if tokenizer.eos_token_id is None:
             raise ModelFolderError(f"the tokenizer of model {self.name!r} has no end-of-sequence token (eos_token)")
         embeddings = getattr(self.config(), "vocab_size", None)

@@ -112,8 +112,12 @@ class Run:
             raise
 
     def _set_attribute(self, owner: Any, name: str, value: Any) -> None:
+        if name in owner.__dict__:
+            earlier = owner.__dict__[name]
+            self._undo.append(lambda: owner.__dict__.__setitem__(name, earlier))
+        else:
+            self._undo.append(lambda: owner.__dict__.pop(name, None))
         owner.__dict__[name] = value
-        self._undo.append(lambda: owner.__dict__.pop(name, None))
 
     def _counting_prompt(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """Stock `generate` that tells this run how long the prompt is: in `generate` the prompt is the input."""
@@ -162,7 +166,7 @@ class Run:
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")
         uses = bool(module.config.use_cache if given is None else given)
-        if not uses and self._generating is not None:
+        if not uses and (self._generating is not None or self._decoding):
             raise UnsupportedModelError("use_cache=False leaves nothing to select from; saccade needs the KV cache")
         return uses
 

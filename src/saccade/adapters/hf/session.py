@@ -62,7 +62,7 @@ class Session:
 
     def _prepare(self, keys: Tensor, mask: Tensor | None) -> list[Rows]:
         call, batch = self.call, keys.shape[0]
-        starts = [0] * batch if mask is None else _row_starts(mask, call.past + call.queries)
+        starts = [0] * batch if mask is None else _row_starts(mask, call)
         table = torch.arange(batch, dtype=torch.int32, device=keys.device)[:, None]
         steps = []
         for length in range(call.past + call.prompt + 1, call.past + call.queries + 1):
@@ -72,16 +72,22 @@ class Session:
         return steps
 
 
-def _row_starts(mask: Tensor, length: int) -> list[int]:
-    """First visible slot of each row from the last query's mask.
+def _row_starts(mask: Tensor, call: Call) -> list[int]:
+    """First visible slot of each row, which must see everything from there to the query's own position.
 
     Raises:
-        UnsupportedModelError: for a mask with holes, as right padding leaves.
+        UnsupportedModelError: for a mask with holes, as right padding leaves, or of another form than causal.
     """
-    visible = mask[:, 0, -1, :length].bool() if mask.dtype == torch.bool else mask[:, 0, -1, :length] == 0
-    starts = torch.where(visible.any(-1), visible.int().argmax(-1), length)
-    if not torch.equal(visible.sum(-1), length - starts):
+    length = call.past + call.queries
+    seen = mask[:, :, call.prompt :, :length]
+    visible = seen if seen.dtype == torch.bool else seen == 0
+    last = visible[:, 0, -1]
+    starts = torch.where(last.any(-1), last.int().argmax(-1), length)
+    slots = torch.arange(length, device=mask.device)
+    causal = slots <= slots[call.past + call.prompt :, None]
+    if not torch.equal(visible, ((slots >= starts[:, None])[:, None] & causal)[:, None].expand_as(visible)):
         raise UnsupportedModelError(
-            "the attention mask has holes; saccade decodes left-padded batches: set tokenizer.padding_side='left'"
+            "the attention mask has holes or is not causal; saccade decodes left-padded batches: "
+            "set tokenizer.padding_side='left'"
         )
     return [int(start) for start in starts.tolist()]
