@@ -1,4 +1,4 @@
-"""Policy oracles: naive loops in float64, written from the papers and the rulings of docs/policies.md; nothing of the package is used.
+"""Policy oracles: naive float64 loops, written from the papers and docs/policies.md; nothing of the package is used.
 
 A step is one new token of one sequence. ``q[l]`` is ``[Hq, d]``, ``k[l]`` and ``v[l]`` are ``[Hkv, T, d]`` with the
 current token last. A "set" is the sorted list of the logical positions that one query head attends to.
