@@ -69,10 +69,12 @@ def measure(
     variants: list[_Variant] = [_Sparse(model, policy, context, batch) for policy in policies]
     if stock:
         variants.insert(0, _Stock(model, context, batch))
+    for variant in variants:
+        variant.turn(0)
+    _check(variants)
     for done in range(0, steps, TURN):
         for variant in variants:
             variant.turn(min(TURN, steps - done))
-    _check(variants)
     rows = [variant.row(context, batch, threads) for variant in variants]
     base = {row.policy: row.ms_per_token for row in rows}
     return [_with_speedups(row, base) for row in rows]
