@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 
 import numpy
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 from saccade.eval.document import language_reference
 from saccade.eval.facts import Fact, hide, is_right, make_facts, question
+from saccade.eval.interval import wilson
 from saccade.testbed import model_path
 
 FIRST_SEED = 1000
@@ -101,14 +101,6 @@ def ask(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, context: Con
         stops = re.match(r"\s*\d{4}(?!\d)\s*(\.|\n|$)", text) is not None
         answers.append(Answer(text, is_right(text, fact) and stops, mass))
     return answers
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share."""
-    centre, z = right / count, 1.96
-    middle = (centre + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(centre * (1 - centre) / count + z * z / (4 * count * count))
-    return round(middle - half, 3), round(middle + half, 3)
 
 
 def probe(
