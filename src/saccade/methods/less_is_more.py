@@ -21,19 +21,19 @@ class LessIsMoreOptions(Options):
     recent: Recent = 0.25
     dense_layers: DenseLayers = 2
 
+    @property
+    def rule(self) -> RankUnion:
+        return RankUnion(budget=self.budget, sinks=self.sinks, recent=self.recent)
+
     @model_validator(mode="after")
-    def _holds_what_it_must(self) -> LessIsMoreOptions:
-        if self.budget < self.sinks + 2:
-            raise ValueError(
-                f"budget={self.budget} cannot hold {self.sinks} sinks, the current token and a chosen one; "
-                f"the smallest is {self.sinks + 2}"
-            )
+    def _cuts(self) -> LessIsMoreOptions:
+        # The rule knows its smallest budget and says so.
+        _ = self.rule
         return self
 
 
 def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
     """Merge every query head's ranking rank by rank into one set; all heads and following layers attend to it."""
     publishers, notes = selection_layers("less_is_more", shape, options.dense_layers, options.reselect)
-    rule = RankUnion(budget=options.budget, sinks=options.sinks, recent=options.recent)
-    selector = ScoredSelector(ExactScorer("each"), rule, heads="all")
+    selector = ScoredSelector(ExactScorer("each"), options.rule, heads="all")
     return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)

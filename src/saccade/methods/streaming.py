@@ -18,13 +18,14 @@ class StreamingOptions(Options):
     sinks: Sinks = 4
     dense_layers: DenseLayers = 0
 
+    @property
+    def selector(self) -> WindowSelector:
+        return WindowSelector(budget=self.budget, sinks=self.sinks)
+
     @model_validator(mode="after")
-    def _holds_what_it_must(self) -> StreamingOptions:
-        if self.budget < self.sinks + 1:
-            raise ValueError(
-                f"budget={self.budget} cannot hold {self.sinks} sinks and the current token; "
-                f"the smallest is {self.sinks + 1}"
-            )
+    def _selects(self) -> StreamingOptions:
+        # The selector knows its smallest budget and says so.
+        _ = self.selector
         return self
 
 
@@ -34,8 +35,7 @@ def plan(options: StreamingOptions, shape: ModelShape) -> Plan:
     The set depends on the position alone, so one layer makes it and all layers above reuse it.
     """
     first = selection_layers("streaming", shape, options.dense_layers, ())[0][0]
-    selector = WindowSelector(budget=options.budget, sinks=options.sinks)
     roles = (
         Role.DENSE if layer < first else Role.SELECT if layer == first else Role.REUSE for layer in range(shape.layers)
     )
-    return Plan(selector, RoleMap.by_layer(roles, shape.kv_heads))
+    return Plan(options.selector, RoleMap.by_layer(roles, shape.kv_heads))

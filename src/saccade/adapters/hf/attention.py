@@ -58,18 +58,17 @@ def attention_forward(
     prompt, total = session.call.prompt, query.shape[2]
     outputs = []
     if prompt > 0:
-        mask = attention_mask
+        mask, keys, values = attention_mask, key, value
         if prompt < total:
-            key_end = session.call.past + prompt
-            mask = None if mask is None else mask[:, :, :prompt, :key_end]
-            key, whole_key, value, whole_value = key[:, :, :key_end], key, value[:, :, :key_end], value
+            end = session.call.past + prompt
+            mask = None if mask is None else mask[:, :, :prompt, :end]
+            keys, values = key[:, :, :end], value[:, :, :end]
         output, _ = sdpa_attention_forward(
-            module, query[:, :, :prompt], key, value, mask, dropout=dropout, scaling=scale, **kwargs
+            module, query[:, :, :prompt], keys, values, mask, dropout=dropout, scaling=scale, **kwargs
         )
         if prompt == total:
             return output, None
         outputs.append(output)
-        key, value = whole_key, whole_value
     with lasting():
         for position, view in enumerate(session.views(key, value, attention_mask)):
             q = query[:, :, prompt + position]
