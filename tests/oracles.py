@@ -59,6 +59,14 @@ def attention(
     return out
 
 
+def hybrid_sets(
+    dense: Sequence[bool], chosen: Sequence[Sequence[int]], length: int, query_heads: int
+) -> list[list[int]]:
+    """Positions per query head: all of them under a dense KV head, else its set's (LycheeDecode, appendix C)."""
+    group = query_heads // len(dense)
+    return [list(range(length)) if dense[head // group] else list(chosen[head]) for head in range(query_heads)]
+
+
 def topk(scores: Sequence[float], length: int, k: int) -> list[int]:
     """Positions of the k best among the first `length`, best first; ties to the lower position."""
     return sorted(range(length), key=lambda position: (-scores[position], position))[:k]

@@ -20,6 +20,7 @@ PUBLIC_NAMES = {
     "Policy",
     "policy",
     "policies",
+    "Rectify",
     "LayerStats",
     "RunStats",
     "SaccadeError",
@@ -35,22 +36,29 @@ PUBLIC_NAMES = {
 
 # What each unit of the package may import, lowest first: an entry names only units above it in this table, so that
 # nothing imports upward. A unit is a top-level module or folder; "saccade" is the lazy facade `__init__.py`.
-SELECTION = {"errors", "types", "kernels", "select"}
-ENGINE = {*SELECTION, "roles", "plan", "spec", "counters", "state", "runtime", "recall", "stats"}
+SELECTION = {"errors", "types", "history", "kernels", "select"}
+DATA = {"rectify", "chunking", "roles", "role_file", "plan", "spec", "cost"}
+ENGINE = {*SELECTION, *DATA, "counters", "state", "runtime", "recall", "stats"}
 TOOLS = {*ENGINE, "rules", "scorers", "options", "registry", "adapters", "saccade"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
+    "rectify": {"errors"},
+    "chunking": {"errors"},
+    "history": {"errors"},
     "kernels": {"errors", "types"},
-    "select": {"errors", "types", "kernels"},
+    "select": {"errors", "types", "history", "kernels"},
     "rules": SELECTION,
-    "scorers": SELECTION,
+    "scorers": {*SELECTION, "chunking"},
+    "cluster": {*SELECTION, "chunking", "scorers"},
     "roles": {"errors", "types"},
-    "options": {"errors"},
+    "role_file": {"errors", "types", "roles"},
+    "options": {"errors", "rectify"},
     "plan": {"errors", "types", "roles", "select"},
-    "methods": {*SELECTION, "rules", "scorers", "roles", "options", "plan"},
+    "methods": {*SELECTION, "rectify", "rules", "scorers", "cluster", "roles", "role_file", "options", "plan"},
     "registry": {"errors", "types", "options", "plan", "methods"},
-    "spec": {"errors", "types", "options", "plan", "registry"},
+    "spec": {"errors", "types", "rectify", "options", "plan", "registry"},
+    "cost": {"errors", "types", "rectify", "select", "plan"},
     "counters": set(),
     "rolling": {"types", "roles"},
     "state": {*SELECTION, "roles", "plan", "counters", "rolling"},
@@ -71,7 +79,8 @@ ARROWS["__main__"] = {"cli"}
 
 # Which units may import which library; the standard library is free.
 LIBRARIES: dict[str, set[str]] = {
-    "torch": {*ARROWS} - {"errors", "options", "methods", "registry", "spec", "__main__"},
+    "torch": {*ARROWS}
+    - {"errors", "rectify", "chunking", "role_file", "options", "methods", "registry", "spec", "cost", "__main__"},
     "triton": {"kernels"},
     "pydantic": {"options", "methods"},
     "transformers": {"adapters", "eval", "testbed", "calibrate", "bench", "cli"},

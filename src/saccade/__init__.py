@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .errors import PolicyError as PolicyError
     from .errors import SaccadeError as SaccadeError
     from .errors import UnsupportedModelError as UnsupportedModelError
+    from .rectify import Rectify as Rectify
     from .registry import policies as policies
     from .spec import Policy as Policy
     from .spec import policy as policy
@@ -33,6 +34,7 @@ _HOMES = {
     "Policy": "spec",
     "policy": "spec",
     "policies": "registry",
+    "Rectify": "rectify",
     "LayerStats": "stats",
     "RunStats": "stats",
     **dict.fromkeys(

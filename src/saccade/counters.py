@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Counters:
-    """Sums over decode steps, per layer: steps, tokens attended, share of the row attended."""
+    """Sums over decode steps, per layer: steps, tokens attended, share of the row attended, sets that overflowed."""
 
     def __init__(self, layers: int) -> None:
         self.steps = [0.0] * layers
@@ -15,21 +15,21 @@ class Counters:
         self._layers = layers
 
     def add(self, layer: int, usage: Tensor, weight: float) -> None:
-        """Count a span of heads that is `weight` of the layer; `usage` is float32 `[2]`: tokens, share."""
+        """Count a span of heads that is `weight` of the layer; `usage` is float32 `[3]`: tokens, share, overflow."""
         sums = self._sums.get(usage.device)
         if sums is None:
             sums = self._sums[usage.device] = torch.zeros(
-                (self._layers, 2), dtype=_sum_dtype(usage.device), device=usage.device
+                (self._layers, 3), dtype=_sum_dtype(usage.device), device=usage.device
             )
         sums[layer].add_(usage, alpha=weight)
         self.steps[layer] += weight
 
-    def totals(self) -> list[tuple[float, float]]:
-        """Per layer, the sums of tokens and shares; reads the device."""
+    def totals(self) -> list[tuple[float, float, float]]:
+        """Per layer, the sums of tokens, shares and overflows; reads the device."""
         if not self._sums:
-            return [(0.0, 0.0)] * self._layers
+            return [(0.0, 0.0, 0.0)] * self._layers
         summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
-        return [(tokens, share) for tokens, share in summed.tolist()]
+        return [(tokens, share, overflow) for tokens, share, overflow in summed.tolist()]
 
 
 def _sum_dtype(device: torch.device) -> torch.dtype:

@@ -75,3 +75,14 @@ def layer_roles(shape: ModelShape, dense_layers: int, publishers: tuple[int, ...
         return Role.PUBLISH if layer in publishers else Role.REUSE
 
     return RoleMap.by_layer((role(layer) for layer in range(shape.layers)), shape.kv_heads)
+
+
+def select_everywhere(name: str, shape: ModelShape, dense_layers: int) -> RoleMap:
+    """Dense layers, then selection in every layer, as in Quest.
+
+    Raises:
+        PolicyError: no layer is left to select at.
+    """
+    first = selection_layers(name, shape, dense_layers, ())[0][0]
+    roles = (Role.DENSE if layer < first else Role.SELECT for layer in range(shape.layers))
+    return RoleMap.by_layer(roles, shape.kv_heads)

@@ -8,7 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import PolicyError
-from .methods import dense, less_is_more, quest, streaming, tidal
+from .methods import (
+    composed,
+    dense,
+    exact_topk,
+    less_is_more,
+    lychee_cluster,
+    lychee_decode,
+    quest,
+    resa,
+    streaming,
+    tidal,
+)
 from .options import Options
 from .plan import Plan
 from .types import ModelShape
@@ -72,6 +83,41 @@ POLICIES: Mapping[str, PolicyDescription] = _describe(
         "LessIsMore, arXiv 2508.07101",
         less_is_more.LessIsMoreOptions,
         less_is_more.plan,
+    ),
+    PolicyDescription(
+        "exact_topk",
+        "the best tokens by exact scores, in every layer: slow, the measure of the others",
+        "-",
+        exact_topk.ExactTopKOptions,
+        exact_topk.plan,
+    ),
+    PolicyDescription(
+        "lychee_decode",
+        "a few retrieval heads select tokens, the other heads reuse them",
+        "LycheeDecode",
+        lychee_decode.LycheeDecodeOptions,
+        lychee_decode.plan,
+    ),
+    PolicyDescription(
+        "lychee_cluster",
+        "chunks cut where the text breaks, found through clusters of clusters",
+        "LycheeCluster",
+        lychee_cluster.LycheeClusterOptions,
+        lychee_cluster.plan,
+    ),
+    PolicyDescription(
+        "resa",
+        "a share of the pages by key bounds, with dense rectification",
+        "ReSA",
+        resa.ReSAOptions,
+        resa.plan,
+    ),
+    PolicyDescription(
+        "composed",
+        "any scorer with any rule and any roles",
+        "-",
+        composed.ComposedOptions,
+        composed.plan,
     ),
 )
 

@@ -50,6 +50,16 @@ class RoleMap:
         return all(len(spans) == 1 for spans in self.spans)
 
     @cached_property
+    def attending_to_all(self) -> tuple[tuple[bool, ...], ...]:
+        """Per layer and KV head, whether it reads the whole cache."""
+        return tuple(tuple(role.attends_to_all for role in roles) for roles in self.layers)
+
+    @cached_property
+    def publishing(self) -> tuple[tuple[bool, ...], ...]:
+        """Per layer and KV head, whether it refreshes its set from the scores of dense attention."""
+        return tuple(tuple(role is Role.PUBLISH for role in roles) for roles in self.layers)
+
+    @cached_property
     def spans(self) -> tuple[tuple[HeadSpan, ...], ...]:
         """Per layer, the maximal runs of heads with one role; computed once, read in every step."""
         return tuple(tuple(_runs(roles)) for roles in self.layers)

@@ -35,8 +35,15 @@ class RollingSelection:
         )
         return self._selection.heads(span.start, span.stop, kv_heads)
 
+    def latest(self, rows: Rows) -> Selection:
+        """The latest sets of all heads; a head that nobody has refreshed in this step holds an empty one."""
+        assert self._selection is not None and self._rows is rows, (
+            "the role map guarantees a refresher below every reader"
+        )
+        return self._selection
+
     def usage(self, span: HeadSpan, kv_heads: int) -> Tensor:
-        """Mean tokens attended and mean share of the row, float32 `[2]`, over the span's heads and the batch."""
+        """Means over the span's heads and the batch, float32 `[3]`: tokens attended, share of the row, overflow."""
         assert self._usage is not None, "the role map guarantees a refresher below every reader"
         if self._usage.shape[1] == 1:
             return self._usage[:, 0]
@@ -46,7 +53,9 @@ class RollingSelection:
 
 def _usage(selection: Selection, rows: Rows) -> Tensor:
     tokens = selection.tokens(rows.seq_lens).float()
-    return torch.stack((tokens.mean(0), (tokens / rows.seq_lens[:, None]).mean(0)))
+    share = (tokens / rows.seq_lens[:, None]).mean(0)
+    overflow = torch.zeros_like(share) if selection.overflowed is None else selection.overflowed.float().mean(0)
+    return torch.stack((tokens.mean(0), share, overflow))
 
 
 def _merged(
@@ -58,7 +67,7 @@ def _merged(
     if old is None or old_usage is None:
         ids = selection.ids.new_full((batch, kv_heads * per_head, width), -1)
         counts = selection.counts.new_zeros(ids.shape[:2])
-        all_usage = usage.new_zeros((2, ids.shape[1]))
+        all_usage = usage.new_zeros((3, ids.shape[1]))
     else:
         width = max(width, old.ids.shape[-1])
         ids, counts, all_usage = _pad(old.ids, width).clone(), old.counts.clone(), old_usage.clone()

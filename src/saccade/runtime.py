@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from .kernels.dense_decode_scores.api import dense_decode_scores
+from .kernels.hybrid_decode.api import hybrid_decode
 from .kernels.sparse_decode.api import sparse_decode
 from .roles import HeadSpan
 from .state import DecodeState
-from .types import KVView
+from .types import KVView, Role
 
 
 def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: float, position: int = 0) -> Tensor:
@@ -26,40 +27,68 @@ def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: floa
     Returns:
         `[B, Hq, d]` in q's dtype.
     """
-    spans = state.plan.roles.spans[layer]
-    if len(spans) == 1:
-        return _attend_span(state, layer, spans[0], q, kv, scale, position)
-    group = q.shape[1] // kv.kv_heads
-    outputs = [
-        _attend_span(state, layer, span, q[:, span.start * group : span.stop * group], kv, scale, position)
-        for span in spans
-    ]
-    return torch.cat(outputs, dim=1)
-
-
-def _attend_span(
-    state: DecodeState, layer: int, span: HeadSpan, q: Tensor, kv: KVView, scale: float, position: int
-) -> Tensor:
-    """Attention of neighbouring heads with one role: attend to all or to the set, refresh it or not."""
-    selector, role, kv_heads = state.plan.selector, span.role, kv.kv_heads
-    heads = kv.heads(span.start, span.stop)
-    if selector is None or not state.needs_selection(kv.rows.max_len):
-        dense, _ = dense_decode_scores(q, heads, scale=scale, pooling=None)
-        state.account(layer, span, kv_heads, None, q, heads, scale, position)
-        return dense
-
-    scores: Tensor | None = None
-    output: Tensor | None = None
-    if role.attends_to_all:
-        pooling = selector.fused_pooling if role.refreshes else None
-        output, scores = dense_decode_scores(q, heads, scale=scale, pooling=pooling)
-    if role.refreshes:
-        index = state.index(layer, kv)
-        narrowed = None if index is None else index.heads(span.start, span.stop)
-        state.rolling(position).publish(span, kv_heads, selector.select(q, heads, narrowed, scores), kv.rows)
-    selection = None if role.attends_to_all else state.rolling(position).read(span, kv_heads, kv.rows)
-    if selection is not None:
-        output = sparse_decode(q, heads, selection, scale=scale)
-    state.account(layer, span, kv_heads, selection, q, heads, scale, position)
-    assert output is not None
+    roles = state.plan.roles
+    spans = roles.spans[layer]
+    sparse = state.needs_selection(kv.rows.max_len)
+    if not sparse:
+        output, _ = dense_decode_scores(q, kv, scale=scale)
+    else:
+        for span in spans:
+            if span.role is Role.SELECT:
+                _refresh(state, layer, span, q, kv, None, scale, position)
+        output, scores = _attention(state, layer, q, kv, scale, position)
+        for span in spans:
+            if span.role is Role.PUBLISH:
+                _refresh(state, layer, span, q, kv, scores, scale, position)
+    state.account(layer, q, kv, scale, position, sparse)
     return output
+
+
+def _attention(
+    state: DecodeState, layer: int, q: Tensor, kv: KVView, scale: float, position: int
+) -> tuple[Tensor, Tensor | None]:
+    """Every head attends to all tokens or to its set, in one operation; and the scores of the heads that publish."""
+    roles, selector = state.plan.roles, state.plan.selector
+    dense, publishing = roles.attending_to_all[layer], roles.publishing[layer]
+    pooling = selector.fused_pooling if selector is not None and any(publishing) else None
+    if all(dense):
+        output, scores = dense_decode_scores(q, kv, scale=scale, pooling=pooling)
+        return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
+    selection = state.rolling(position).latest(kv.rows)
+    if not any(dense):
+        return sparse_decode(q, kv, selection, scale=scale), None
+    scored = publishing if pooling is not None else None
+    return hybrid_decode(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
+
+
+def _of_heads(scores: Tensor, heads: tuple[bool, ...]) -> Tensor:
+    """Scores `[B, Hkv or Hq, N]` narrowed to the marked KV heads."""
+    per_head = scores.shape[1] // len(heads)
+    return torch.cat(
+        [scores[:, head * per_head : (head + 1) * per_head] for head, marked in enumerate(heads) if marked], dim=1
+    )
+
+
+def _refresh(
+    state: DecodeState,
+    layer: int,
+    span: HeadSpan,
+    q: Tensor,
+    kv: KVView,
+    scores: Tensor | None,
+    scale: float,
+    position: int,
+) -> None:
+    """Let neighbouring heads choose a new set: from the scores that dense attention has stored, or from their index."""
+    selector = state.plan.selector
+    assert selector is not None, "only a plan with a selector has roles that refresh"
+    group = q.shape[1] // kv.kv_heads
+    heads = kv.heads(span.start, span.stop)
+    index = state.index(layer, kv)
+    narrowed = None if index is None else index.heads(span.start, span.stop)
+    publishing = state.plan.roles.publishing[layer]
+    if scores is not None and sum(publishing) > span.stop - span.start:
+        first, per_head = sum(publishing[: span.start]), scores.shape[1] // sum(publishing)
+        scores = scores[:, first * per_head : (first + span.stop - span.start) * per_head]
+    chosen = selector.select(q[:, span.start * group : span.stop * group], heads, narrowed, scores, scale)
+    state.rolling(position).publish(span, kv.kv_heads, chosen, kv.rows)

@@ -10,6 +10,7 @@ from typing import Any
 from .errors import PolicyError
 from .options import Options, parse_options
 from .plan import Plan
+from .rectify import Rectify
 from .registry import describe
 from .types import ModelShape
 
@@ -79,14 +80,22 @@ class Policy:
 
     def to_spec(self) -> str:
         """The shortest spec string that `from_spec` reads back as this policy."""
-        given = self.options.model_dump(mode="json", exclude_unset=True)
-        parts = (f"{key}={_spec_value(value)}" for key, value in given.items() if value is not None)
+        defaults = {name: field.default for name, field in type(self.options).model_fields.items()}
+        given = {key: getattr(self.options, key) for key in self.options.model_dump(exclude_unset=True)}
+        # An option that is None by default need not be said; one that is not must be switched off by name.
+        told = {key: value for key, value in given.items() if value is not None or defaults[key] is not None}
+        parts = (f"{key}={_spec_value(value)}" for key, value in told.items())
         return ":".join(filter(None, (self.name, ",".join(parts))))
 
     @property
     def budget(self) -> int | None:
         """Tokens a sparse head attends to; None for a policy that has no fixed budget."""
-        return getattr(self.options, "budget", None)
+        return getattr(self.options, "budget", None) if self.options.budgeted else None
+
+    @property
+    def rectify(self) -> Rectify | None:
+        """How sparse steps are made good; None if they are not."""
+        return getattr(self.options, "rectify", None)
 
     def with_budget(self, budget: int) -> Policy:
         """This policy at another budget; itself if it has none or was given one.
@@ -94,7 +103,7 @@ class Policy:
         Raises:
             PolicyError: a budget that the policy cannot work with.
         """
-        if "budget" not in type(self.options).model_fields or "budget" in self.options.model_fields_set:
+        if not self.options.budgeted or "budget" in self.options.model_fields_set:
             return self
         return Policy.create(self.name, {**self.options.model_dump(exclude_unset=True), "budget": budget})
 
@@ -122,4 +131,6 @@ def policy(name: str, **options: Any) -> Policy:
 
 
 def _spec_value(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    if value is None:
+        return "none"
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)

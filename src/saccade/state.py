@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .counters import Counters
+from .history import TokenHistory
 from .plan import Plan
 from .roles import HeadSpan
 from .rolling import RollingSelection
@@ -35,6 +37,7 @@ class DecodeState:
         counters: where steps and attended tokens are summed; may be shared by several states.
         observers: called for every span; empty in timed runs.
         exhaustive_is_dense: skip selection while the budget covers every row (the set would be all tokens).
+        history: what is fed to the model; filled by the adapter.
     """
 
     def __init__(
@@ -43,11 +46,14 @@ class DecodeState:
         counters: Counters,
         observers: Sequence[Observer] = (),
         exhaustive_is_dense: bool = True,
+        history: TokenHistory | None = None,
     ) -> None:
         self.plan = plan
         self.counters = counters
         self.observers = tuple(observers)
         self.exhaustive_is_dense = exhaustive_is_dense
+        self.history = TokenHistory() if history is None else history
+        self.build_seconds = 0.0
         self._rolling: list[RollingSelection] = []
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
@@ -55,17 +61,20 @@ class DecodeState:
 
     def fresh(self) -> DecodeState:
         """The state of new sequences under the same plan, counters and observers."""
-        return DecodeState(self.plan, self.counters, self.observers, self.exhaustive_is_dense)
+        history = TokenHistory(self.history.levels)
+        return DecodeState(self.plan, self.counters, self.observers, self.exhaustive_is_dense, history)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DecodeState:
         """For a copied cache: indexes of its own, counted and observed by the same run."""
         twin = self.fresh()
+        # One memo for both: the copied indexes read the copied history.
+        twin.history = copy.deepcopy(self.history, memo)
         twin._indexes = copy.deepcopy(self._indexes, memo)
         twin._covered = dict(self._covered)
         return twin
 
     def begin(self, past: int) -> None:
-        """Start a call on a cache of `past` tokens: forget the last call's sets and tokens taken back since."""
+        """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since."""
         self._rolling.clear()
         for layer, covered in self._covered.items():
             self._covered[layer] = min(covered, past)
@@ -81,14 +90,20 @@ class DecodeState:
             return None
         index = self._indexes.get(layer)
         if index is None:
-            index = self.plan.selector.new_index(kv)
+            index = self.plan.selector.new_index(kv, self.history)
             if index is None:
                 return None
             self._indexes[layer] = index
         length = kv.rows.max_len
         count = length - self._covered.get(layer, 0)
         if count > 0:
+            start = time.perf_counter()
             index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
+            if layer not in self._covered:
+                # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
+                if kv.k.is_cuda:
+                    torch.cuda.synchronize(kv.k.device)
+                self.build_seconds += time.perf_counter() - start
             self._covered[layer] = length
         return index
 
@@ -98,28 +113,24 @@ class DecodeState:
             self._rolling.append(RollingSelection())
         return self._rolling[position]
 
-    def account(
-        self,
-        layer: int,
-        span: HeadSpan,
-        kv_heads: int,
-        selection: Selection | None,
-        q: Tensor,
-        kv: KVView,
-        scale: float,
-        position: int,
-    ) -> None:
-        """Count what the span's heads attended to (None: all tokens) and show it to the observers."""
-        usage = self._all_tokens(kv.rows) if selection is None else self.rolling(position).usage(span, kv_heads)
-        self.counters.add(layer, usage, (span.stop - span.start) / kv_heads)
-        for observer in self.observers:
-            observer.observe(layer, span, q, kv, selection, scale)
+    def account(self, layer: int, q: Tensor, kv: KVView, scale: float, position: int, sparse: bool) -> None:
+        """Count what a layer's heads attended to and show it to the observers; not `sparse`: to all tokens."""
+        kv_heads, group = kv.kv_heads, q.shape[1] // kv.kv_heads
+        for span in self.plan.roles.spans[layer]:
+            everything = not sparse or span.role.attends_to_all
+            rolling = self.rolling(position)
+            usage = self._all_tokens(kv.rows) if everything else rolling.usage(span, kv_heads)
+            self.counters.add(layer, usage, (span.stop - span.start) / kv_heads)
+            for observer in self.observers:
+                selection = None if everything else rolling.read(span, kv_heads, kv.rows)
+                queries = q[:, span.start * group : span.stop * group]
+                observer.observe(layer, span, queries, kv.heads(span.start, span.stop), selection, scale)
 
     def _all_tokens(self, rows: Rows) -> Tensor:
-        """Usage of a head that attends to everything, float32 `[2]`; computed once per step."""
+        """Usage of a head that attends to everything, float32 `[3]`; computed once per step."""
         if self._dense_usage is None or self._dense_usage[0] is not rows:
             tokens = rows.seq_lens.float().mean()
-            self._dense_usage = rows, torch.stack((tokens, torch.ones_like(tokens)))
+            self._dense_usage = rows, torch.stack((tokens, torch.ones_like(tokens), torch.zeros_like(tokens)))
         return self._dense_usage[1]
 
     def permute(self, layer: int, rows: Tensor) -> None:

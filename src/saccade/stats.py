@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .counters import Counters
+
+
+class RecallMeans(Protocol):
+    """Whoever has measured recall, such as `RecallObserver`."""
+
+    def per_layer(self) -> Sequence[tuple[float, float] | None]:
+        """Mean attention and token recall of each layer; None where nothing was decoded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rectifications:
+    """What dense passes over sparse steps have done (ReSA, section 2.2 and appendix B); a batch counts once.
+
+    Attributes:
+        passes: dense passes; each also decodes one token of its own.
+        rewritten: tokens that passes have run again, so that their keys and values are dense.
+        drafted: tokens that sparse steps have proposed to a verifying pass.
+        accepted: those of them that stood.
+    """
+
+    passes: int = 0
+    rewritten: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,30 +43,81 @@ class LayerStats:
         tokens: tokens attended to per step.
         share: share of the row attended to, 0..1.
         recall: attention recall 0..1, None unless it was asked for.
+        token_recall: token recall 0..1, None unless it was asked for.
+        overflow: share of sets 0..1 for which the rule wanted more than their buffer holds.
     """
 
     steps: int
     tokens: float
     share: float
     recall: float | None
+    token_recall: float | None
+    overflow: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """Everything a run has counted so far."""
+    """Everything a run has counted so far.
+
+    Attributes:
+        policy: its spec.
+        layers: means of each layer.
+        index_bytes: what indexes hold beside the present cache.
+        build_seconds: time that building the present cache's indexes took, later updates excluded.
+        dense_passes: dense passes over sparse steps; each also decodes one token of its own.
+        rectifications: tokens that such passes have run again, so that their keys and values are dense.
+        drafted: tokens that sparse steps have proposed to a verifying pass.
+        accepted: those of them that stood.
+    """
 
     policy: str
     layers: tuple[LayerStats, ...]
     index_bytes: int
+    build_seconds: float = 0.0
+    dense_passes: int = 0
+    rectifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @classmethod
-    def of(cls, policy: str, counters: Counters, recall: list[float | None] | None, index_bytes: int) -> RunStats:
+    def of(
+        cls,
+        policy: str,
+        counters: Counters,
+        recall: RecallMeans | None,
+        *,
+        index_bytes: int = 0,
+        build_seconds: float = 0.0,
+        rectification: Rectifications | None = None,
+    ) -> RunStats:
+        """Read the counters.
+
+        Args:
+            policy: its spec.
+            counters: sums over all decode steps.
+            recall: who has measured recall; None: nobody.
+            index_bytes: what indexes hold beside the cache.
+            build_seconds: time that building them took.
+            rectification: what dense passes have done; None: there were none.
+        """
+        recalls = recall.per_layer() if recall is not None else [None] * len(counters.steps)
         layers = []
-        for layer, (tokens, share) in enumerate(counters.totals()):
+        for layer, sums in enumerate(counters.totals()):
             steps = counters.steps[layer]
-            mean = (tokens / steps, share / steps) if steps else (0.0, 0.0)
-            layers.append(LayerStats(round(steps), *mean, recall[layer] if recall else None))
-        return cls(policy, tuple(layers), index_bytes)
+            tokens, share, overflow = (value / steps for value in sums) if steps else (0.0, 0.0, 0.0)
+            mass, overlap = recalls[layer] or (None, None)
+            layers.append(LayerStats(round(steps), tokens, share, mass, overlap, overflow))
+        done = rectification or Rectifications()
+        return cls(
+            policy,
+            tuple(layers),
+            index_bytes,
+            build_seconds,
+            dense_passes=done.passes,
+            rectifications=done.rewritten,
+            drafted=done.drafted,
+            accepted=done.accepted,
+        )
 
     @property
     def steps(self) -> int:
@@ -50,19 +127,51 @@ class RunStats:
     @property
     def share_attended(self) -> float | None:
         """Mean share of the cache attended to, over all layers and heads; None before the first decoded token."""
-        return self._mean([layer.share for layer in self.layers]) if self.steps else None
+        return _mean([layer.share for layer in self.layers]) if self.steps else None
 
     @property
     def recall(self) -> float | None:
         """Mean attention recall over layers; None unless it was asked for."""
-        values = [layer.recall for layer in self.layers if layer.recall is not None]
-        return self._mean(values) if values else None
+        return _mean([layer.recall for layer in self.layers if layer.recall is not None])
+
+    @property
+    def token_recall(self) -> float | None:
+        """Mean token recall over layers; None unless it was asked for."""
+        return _mean([layer.token_recall for layer in self.layers if layer.token_recall is not None])
+
+    @property
+    def overflow(self) -> float | None:
+        """Mean share of sets that did not fit their buffer, over layers; None before the first decoded token."""
+        return _mean([layer.overflow for layer in self.layers]) if self.steps else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of drafted tokens that stood; None unless tokens were drafted and verified."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_dense_pass(self) -> float | None:
+        """Tokens that a dense pass settles, its own among them; None before the first pass."""
+        if not self.dense_passes:
+            return None
+        settled = self.accepted if self.drafted else self.rectifications
+        return 1 + settled / self.dense_passes
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the derived means."""
-        means = {"steps": self.steps, "share_attended": self.share_attended, "recall": self.recall}
-        return {**asdict(self), **means}
+        return {**asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
-    @staticmethod
-    def _mean(values: list[float]) -> float:
-        return sum(values) / len(values)
+
+_DERIVED = (
+    "steps",
+    "share_attended",
+    "recall",
+    "token_recall",
+    "overflow",
+    "acceptance_rate",
+    "tokens_per_dense_pass",
+)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -28,7 +28,7 @@ class Rows:
         row_start: int32 `[B]`, slot of logical position 0; left padding lies before it.
         seq_lens: int32 `[B]`, number of real tokens, the current one included; at least 1.
         max_len: host bound, at least every entry of `seq_lens`.
-        bounds: host copy of `(row_start, seq_lens)` per row where reading it is free (CPU), else None.
+        bounds: host copy of `(row_start, seq_lens)` per row, None if the host never knew them.
     """
 
     page_table: Tensor
@@ -46,7 +46,7 @@ class Rows:
             row_start=torch.tensor(starts, dtype=torch.int32, device=device),
             seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
             max_len=max(lengths) if max_len is None else max_len,
-            bounds=tuple(zip(starts, lengths, strict=True)) if device.type == "cpu" else None,
+            bounds=tuple(zip(starts, lengths, strict=True)),
         )
 
     @property
@@ -110,11 +110,13 @@ class Selection:
         ids: int32 `[B, G, M]`, logical units in ascending order, -1 after the count. G is 1, Hkv or Hq.
         counts: int32 `[B, G]`, how many units are chosen.
         unit: tokens per unit: 1, or a page of `unit` tokens aligned to logical position 0.
+        overflowed: bool `[B, G]`, where the rule wanted more units than its buffer holds; None if it never does.
     """
 
     ids: Tensor
     counts: Tensor
     unit: int = 1
+    overflowed: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -126,7 +128,8 @@ class Selection:
             return self
         per_head = self.groups // kv_heads
         rows = slice(start * per_head, stop * per_head)
-        return Selection(self.ids[:, rows], self.counts[:, rows], self.unit)
+        overflowed = None if self.overflowed is None else self.overflowed[:, rows]
+        return Selection(self.ids[:, rows], self.counts[:, rows], self.unit, overflowed)
 
     def tokens(self, seq_lens: Tensor) -> Tensor:
         """Tokens attended to per group, int32 `[B, G]`: only the page of the current token can be partial.
@@ -159,12 +162,19 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a decoder that a policy is bound to."""
+    """The decoder that a policy is bound to: its sizes, and where they are known the marks that tell it from others.
+
+    Attributes:
+        architecture: transformers' model type.
+        weights: hash of a few weight rows; None before the weights are loaded.
+    """
 
     layers: int
     query_heads: int
     kv_heads: int
     head_dim: int
+    architecture: str | None = None
+    weights: str | None = None
 
     @property
     def group(self) -> int:

@@ -58,11 +58,11 @@ def test_attending_to_everything_is_no_look() -> None:
     assert gaze.fact_held is None
 
 
-def test_a_focus_passes_on_only_while_it_is_on() -> None:
+def test_a_focus_passes_on_to_those_who_are_there() -> None:
     gaze = GazeObserver(LENGTH)
-    focus = Focus(gaze)
+    focus = Focus()
     focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), 1.0)
     assert gaze.bins is None
-    focus.on = True
+    focus.observers = (gaze,)
     focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), 1.0)
     assert gaze.bins is not None

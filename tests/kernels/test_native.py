@@ -117,7 +117,7 @@ def test_large_groups_are_done_in_parts(width: int, group: int) -> None:
 @pytest.mark.parametrize("layout", ["buffer", "paged"] if built else [])
 @pytest.mark.usefixtures("threads")
 def test_two_threads(layout: str) -> None:
-    """Enough bytes that the work is cut into spans, rows so ragged that some spans are empty."""
+    """Enough bytes that the work is cut into spans, rows so ragged that some are one span and others many."""
     case = make_case(layout=layout, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64, padding=7)
     out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation="native")
     expect_attention(out, case, everything(case), 0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
 from kernel_caches import Case, cases, make_case
-from kernel_checks import implementations, poolings
+from kernel_checks import attention_implementations, fast_attention, implementations, poolings
 from torch import Tensor
 
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
+from saccade.kernels._native import library as native
 from saccade.kernels.page_bounds import page_scores, update_page_bounds
 from saccade.types import Pooling
 
@@ -69,19 +71,19 @@ def test_every_start_and_count(page: int, implementation: Implementation) -> Non
             expect_update(case, page, [start, max(start - 2, 0)], count, implementation)
 
 
-@given(cases(), implementations, pages, poolings)
-def test_page_scores_match_the_oracle(case: Case, implementation: Implementation, page: int, pooling: Pooling) -> None:
+def fresh(case: Case, page: int) -> tuple[Tensor, Tensor]:
+    """The bounds of all tokens, NaN in the pages beyond them."""
     lower, upper = poisoned(case, page)
-    update_page_bounds(
-        lower, upper, case.kv, page=page, start=int32([0] * len(case.lengths)), count=case.kv.rows.max_len
-    )
-    scores = page_scores(
-        case.q, lower, upper, case.kv.rows.seq_lens, page=page, pooling=pooling, implementation=implementation
-    )
+    start = int32([0] * len(case.lengths))
+    update_page_bounds(lower, upper, case.kv, page=page, start=start, count=case.kv.rows.max_len)
+    return lower, upper
+
+
+def expect_page_scores(scores: Tensor, case: Case, page: int, pages: int, pooling: Pooling) -> None:
     group = case.q.shape[1] // case.kv.kv_heads
     heads = case.q.shape[1] if pooling == "each" else case.kv.kv_heads
     assert scores.dtype == torch.float32
-    assert scores.shape == (len(case.lengths), heads, lower.shape[2])
+    assert scores.shape == (len(case.lengths), heads, pages)
     for row, length in enumerate(case.lengths):
         queries, keys = case.queries[row], case.keys[row]
         used = -(-length // page)
@@ -94,6 +96,109 @@ def test_page_scores_match_the_oracle(case: Case, implementation: Implementation
                 error = score_error(largest * 2, extreme, group)
                 assert abs(scores[row, index, number].item() - expected[number]) <= error
             assert all(score == -math.inf for score in scores[row, index, used:].tolist())
+
+
+@given(cases(), attention_implementations, pages, poolings)
+def test_page_scores_match_the_oracle(case: Case, implementation: Implementation, page: int, pooling: Pooling) -> None:
+    assume(implementation != "native" or (case.kv.k.dtype != torch.float16 and case.kv.head_dim % 16 == 0))
+    lower, upper = fresh(case, page)
+    scores = page_scores(
+        case.q, lower, upper, case.kv.rows.seq_lens, page=page, pooling=pooling, implementation=implementation
+    )
+    expect_page_scores(scores, case, page, lower.shape[2], pooling)
+
+
+if "native" in fast_attention:
+
+    @pytest.mark.parametrize("lanes", [4, 8, 16])
+    @given(
+        case=cases(dtypes=(torch.float32, torch.bfloat16), head_dims=(16, 48, 64, 96)),
+        page=pages,
+        pooling=poolings,
+    )
+    def test_page_scores_of_every_width(lanes: int, case: Case, page: int, pooling: Pooling) -> None:
+        """Read where an index keeps them: among more heads and pages than are asked for, the two sides apart."""
+        lower, upper = fresh(case, page)
+        wide = torch.nn.functional.pad(upper, (0, 8, 0, 3, 1, 0), value=torch.nan)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "widest", lanes)
+            scores = page_scores(
+                case.q,
+                lower[:, :, :-1],
+                wide[:, 1:, : lower.shape[2] - 1, :-8],
+                case.kv.rows.seq_lens,
+                page=page,
+                pooling=pooling,
+                implementation="native",
+            )
+        expect_page_scores(scores, case, page, lower.shape[2] - 1, pooling)
+
+
+@pytest.mark.parametrize("implementation", fast_attention)
+@pytest.mark.parametrize("pooling", ["max", "mean", "each"])
+def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation) -> None:
+    """Enough bytes that two threads share them, and a row that needs fewer pages than the other."""
+    case = make_case(layout="buffer", lengths=[1100, 500], kv_heads=2, group=3, head_dim=96)
+    lower, upper = fresh(case, 1)
+    torch.set_num_threads(2)
+    try:
+        scores = page_scores(
+            case.q, lower, upper, case.kv.rows.seq_lens, page=1, pooling=pooling, implementation=implementation
+        )
+    finally:
+        torch.set_num_threads(1)
+    expect_page_scores(scores, case, 1, lower.shape[2], pooling)
+    alone = page_scores(
+        case.q, lower, upper, case.kv.rows.seq_lens, page=1, pooling=pooling, implementation=implementation
+    )
+    if implementation == "native":
+        assert torch.equal(scores, alone)  # a page's sum does not depend on who adds it up
+
+
+@pytest.mark.parametrize("group", [7, 32])
+def test_large_groups_are_bounded_in_parts(group: int) -> None:
+    case = make_case(layout="buffer", lengths=[70, 9], kv_heads=1, group=group, head_dim=64, dtype=torch.bfloat16)
+    lower, upper = fresh(case, 16)
+    for pooling in get_args(Pooling):
+        scores = page_scores(case.q, lower, upper, case.kv.rows.seq_lens, page=16, pooling=pooling)
+        expect_page_scores(scores, case, 16, lower.shape[2], pooling)
+
+
+@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+def test_a_query_that_is_no_number_does_not_pass_for_one(implementation: Implementation) -> None:
+    case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=1, head_dim=16)
+    lower, upper = fresh(case, 4)
+    case.q[0, 0, 3] = torch.nan
+    scores = page_scores(
+        case.q, lower, upper, case.kv.rows.seq_lens, page=4, pooling="each", implementation=implementation
+    )
+    assert scores[0, 0, :3].isnan().all()
+    assert scores[0, 1, :3].isfinite().all()
+
+
+@pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
+def test_bounds_that_the_library_cannot_take_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = make_case(layout="buffer", lengths=[40], kv_heads=1, group=2, head_dim=16)
+    lower, upper = fresh(good, 16)
+    many = torch.cat([good.q] * 17, dim=1)
+    lengths = good.kv.rows.seq_lens
+    wrong = [
+        (good.q, lower.half(), upper.half(), "float16"),
+        (good.q, lower, upper.bfloat16(), "bfloat16"),
+        (good.q[..., :8], lower[..., :8], upper[..., :8], "head dim 8"),
+        (good.q, lower.transpose(2, 3).contiguous().transpose(2, 3), upper, "strides"),
+        (many, lower, upper, "34 query heads"),
+    ]
+    for q, low, high, words in wrong:
+        with pytest.raises(KernelError, match=words):
+            page_scores(q, low, high, lengths, page=16, pooling="max", implementation="native")
+        wanted = page_scores(q, low, high, lengths, page=16, pooling="max", implementation="reference")
+        torch.testing.assert_close(page_scores(q, low, high, lengths, page=16, pooling="max"), wanted)
+    with pytest.raises(KernelError, match="unknown implementation"):
+        page_scores(good.q, lower, upper, lengths, page=16, pooling="max", implementation="fast")  # type: ignore[arg-type]
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(KernelError, match="no library"):
+        page_scores(good.q, lower, upper, lengths, page=16, pooling="max", implementation="native")
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from saccade.counters import Counters
+from saccade.history import ALL_CLEAN, TokenHistory
 from saccade.plan import Plan
 from saccade.roles import HeadSpan
 from saccade.runtime import attend
@@ -13,7 +14,7 @@ from saccade.state import DecodeState
 from saccade.types import KVView, Selection
 
 from . import oracles
-from .layouts import Batch
+from .layouts import LEVELS, Batch
 
 SCALE = 8**-0.5
 
@@ -54,12 +55,26 @@ class Decoder:
     def __init__(self, plan: Plan, *, shortcut: bool = True) -> None:
         self.recorder = SetRecorder()
         self.counters = Counters(len(plan.roles.layers))
-        self.state = DecodeState(plan, self.counters, [self.recorder], exhaustive_is_dense=shortcut)
+        history = TokenHistory(LEVELS)
+        self.state = DecodeState(plan, self.counters, [self.recorder], exhaustive_is_dense=shortcut, history=history)
 
-    def step(self, batch: Batch, layout: str, dtype: torch.dtype) -> tuple[list[oracles.Sets], list[list[np.ndarray]]]:
-        """Sets ``[row][layer][query head]`` and outputs ``[row][layer]`` of the batch's newest token."""
+    def step(
+        self, batch: Batch, layout: str, dtype: torch.dtype, *, clean: int | None = None, text: bool = True
+    ) -> tuple[list[oracles.Sets], list[list[np.ndarray]]]:
+        """Sets ``[row][layer][query head]`` and outputs ``[row][layer]`` of the batch's newest token.
+
+        Args:
+            clean: slots below it hold what no unrectified sparse step wrote; None: nobody rectifies.
+            text: whether the model was fed token ids.
+        """
         self.recorder.sets.clear()
         views = batch.views(layout, dtype)
+        rows = views[0].rows
+        ids, positions = batch.by_slot(rows.row_start.tolist())
+        # All of it again: rows of a paged cache do not end at one slot, as calls of the transformers adapter do.
+        self.state.history.record(0, ids.shape[1], len(ids), ids if text else None, positions)
+        self.state.history.clean = ALL_CLEAN if clean is None else clean
+        self.state.begin(rows.max_len - 1)
         outputs = [
             attend(self.state, layer, batch.queries(layer, dtype), view, scale=SCALE)
             for layer, view in enumerate(views)
@@ -70,6 +85,16 @@ class Decoder:
             for row in range(len(batch.k))
         ]
         return sets, [[out[row].double().numpy() for out in outputs] for row in range(len(batch.k))]
+
+    def begin(self, batch: Batch, layout: str = "padded", clean: int | None = None) -> None:
+        """A call on the cache as it is now, whatever it held before."""
+        self.state.history.clean = ALL_CLEAN if clean is None else clean
+        self.state.begin(batch.views(layout, torch.float32)[0].rows.max_len)
+
+    def permute(self, rows: list[int]) -> None:
+        """Let batch row `i` continue what row `rows[i]` was."""
+        for layer in range(len(self.state.plan.roles.layers)):
+            self.state.permute(layer, torch.tensor(rows))
 
 
 def check_outputs(batch: Batch, sets: list[oracles.Sets], outputs: list[list[np.ndarray]], dtype: torch.dtype) -> None:

@@ -11,6 +11,9 @@ from saccade.types import KVView, Rows
 
 Array = np.ndarray
 
+LEVELS = (0, 0, 0, 0, 4, 4, 3, 2, 1)
+"""Delimiter level of every id of the vocabulary that rows are drawn from: half of it delimits nothing."""
+
 
 @dataclass
 class Batch:
@@ -25,6 +28,9 @@ class Batch:
     k: list[list[Array]] = field(default_factory=list)
     v: list[list[Array]] = field(default_factory=list)
     q: list[list[Array]] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    pads: list[int] = field(default_factory=list)  # slots before the first token where storage is paged
+    blocks: Array | None = None
 
     @classmethod
     def random(
@@ -43,29 +49,55 @@ class Batch:
         for length in lengths:
             batch.k.append([batch._keys(length - 1) for _ in range(layers)])
             batch.v.append([batch._values(length - 1) for _ in range(layers)])
+            batch.ids.append(batch._ids(length - 1))
+            batch.pads.append(int(rng.integers(0, 11)))
         return batch
 
     def step(self) -> None:
         """One more token in every row, with its queries."""
         for row in range(len(self.k)):
             for layer in range(self.layers):
-                self.k[row][layer] = np.concatenate((self.k[row][layer], self._keys(1)), axis=1)
+                at = self.k[row][layer].shape[1]
+                self.k[row][layer] = np.concatenate((self.k[row][layer], self._keys(1, at)), axis=1)
                 self.v[row][layer] = np.concatenate((self.v[row][layer], self._values(1)), axis=1)
+            self.ids[row] += self._ids(1)
         self.q = [[self._grid((self.kv_heads * self.group, self.dim)) for _ in range(self.layers)] for _ in self.k]
 
     def crop(self, tokens: int) -> None:
         """Take the last `tokens` tokens off every row."""
         for values in (*self.k, *self.v):
             values[:] = [layer[:, : layer.shape[1] - tokens] for layer in values]
+        for ids in self.ids:
+            del ids[len(ids) - tokens :]
+
+    def extend(self, tokens: int) -> None:
+        """As many tokens more in every row, that nobody decodes (a chunk of a dense pass)."""
+        for _ in range(tokens):
+            self.step()
 
     def select(self, rows: list[int]) -> None:
         """Row `i` becomes what row `rows[i]` was."""
         self.k = [[layer.copy() for layer in self.k[row]] for row in rows]
         self.v = [[layer.copy() for layer in self.v[row]] for row in rows]
+        self.ids = [list(self.ids[row]) for row in rows]
+        self.pads = [self.pads[row] for row in rows]
 
     @property
     def lengths(self) -> list[int]:
         return [row[0].shape[1] for row in self.k]
+
+    def levels(self, row: int) -> list[int]:
+        """Delimiter level of every token of a row."""
+        return [LEVELS[token] for token in self.ids[row]]
+
+    def by_slot(self, starts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and position ids int64 ``[B, slots]``, with id 0 where no token lies."""
+        slots = max(start + length for start, length in zip(starts, self.lengths, strict=True))
+        fed = torch.zeros((2, len(self.ids), slots), dtype=torch.int64)
+        for row, (start, ids) in enumerate(zip(starts, self.ids, strict=True)):
+            fed[0, row, start : start + len(ids)] = torch.tensor(ids)
+            fed[1, row, start : start + len(ids)] = torch.arange(len(ids))
+        return fed[0], fed[1]
 
     def queries(self, layer: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(np.stack([row[layer] for row in self.q]), dtype=dtype)
@@ -91,19 +123,14 @@ class Batch:
 
     def _paged(self, dtype: torch.dtype, page: int = 8) -> list[KVView]:
         """Shuffled storage pages, padding that is not page-aligned, and tables that end in a page of NaN."""
-        starts = [int(self.rng.integers(0, page + 3)) for _ in self.k]
+        starts = self.pads
         counts = [-(-(start + length) // page) for start, length in zip(starts, self.lengths, strict=True)]
         numbers = self.rng.permutation(sum(counts) + 1)
         table = np.full((len(self.k), max(counts) + 1), numbers[-1])
         for row, count in enumerate(counts):
             table[row, :count] = numbers[sum(counts[:row]) :][:count]
         tensor = torch.tensor(table, dtype=torch.int32)
-        rows = Rows(
-            tensor,
-            torch.tensor(starts, dtype=torch.int32),
-            torch.tensor(self.lengths, dtype=torch.int32),
-            max(self.lengths),
-        )
+        rows = Rows.on_host(tensor, starts, self.lengths)
 
         def storage(values: list[list[Array]], layer: int) -> torch.Tensor:
             pages = torch.full((len(numbers), page, self.kv_heads, self.dim), torch.nan, dtype=dtype)
@@ -116,14 +143,23 @@ class Batch:
 
         return [KVView(storage(self.k, layer), storage(self.v, layer), rows) for layer in range(self.layers)]
 
-    def _keys(self, tokens: int) -> Array:
+    def _keys(self, tokens: int, at: int = 0) -> Array:
         shape = (self.kv_heads, tokens, self.dim)
         if self.content == "constant":
             return np.full(shape, 0.5)
         if self.content == "clustered":  # three different keys, so that nearly every cut falls on a tie
             pool = np.random.default_rng(7).integers(-16, 17, (3, self.dim)) / 16
             return pool[self.rng.integers(0, 3, shape[:2])]
+        if self.content == "crossed":  # zero and four unit vectors of a plane, the same over four neighbours
+            pool = np.zeros((5, self.dim))
+            pool[1, 0], pool[2, 0], pool[3, 3], pool[4, 3] = 1, -1, 1, -1
+            if self.blocks is None:
+                self.blocks = self.rng.integers(0, 5, (self.kv_heads, 100))
+            return pool[self.blocks[:, np.arange(at, at + tokens) // 4]]
         return self._grid(shape)
+
+    def _ids(self, tokens: int) -> list[int]:
+        return [int(token) for token in self.rng.integers(0, len(LEVELS), tokens)]
 
     def _values(self, tokens: int) -> Array:
         return self._grid((self.kv_heads, tokens, self.dim))

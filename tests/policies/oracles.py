@@ -189,7 +189,7 @@ def mixed(q: list[Array], k: list[Array], roles: list[list[str]], choose: Choose
 
 def weights(q: Array, k: Array, positions: Sequence[int], scale: float) -> Array:
     """Softmax over `positions` of one query head."""
-    logits = np.array([k[p] @ q for p in positions]) * scale
+    logits = k[list(positions)] @ q * scale
     e = np.exp(logits - logits.max())
     return e / e.sum()
 
@@ -199,9 +199,7 @@ def outputs(q: Array, k: Array, v: Array, sets: list[list[int]], scale: float) -
     group = q.shape[0] // k.shape[0]
     out = np.zeros((q.shape[0], v.shape[-1]))
     for h, positions in enumerate(sets):
-        w = weights(q[h], k[h // group], positions, scale)
-        for weight, p in zip(w, positions, strict=True):
-            out[h] += weight * v[h // group, p]
+        out[h] = weights(q[h], k[h // group], positions, scale) @ v[h // group, positions]
     return out
 
 

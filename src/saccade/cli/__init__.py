@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .accumulate import accumulate
 from .bench import bench
 from .compare import compare
 from .generate import generate
@@ -47,6 +48,7 @@ def _saccade(
 
 
 app.command()(compare)
+app.command()(accumulate)
 app.command()(generate)
 app.command()(policies)
 app.add_typer(bench, name="bench")

@@ -20,12 +20,16 @@ def compare(
         typer.Option(
             metavar="SPEC",
             help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. "
-            "Default: dense, streaming, quest, tidal, less_is_more, for the bundled model with its re-selection layer.",
+            "Default: every method; for the bundled model with the layer where it looks things up.",
             show_default=False,
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="N,N", help="Budgets in tokens, for policies that have one and were not given one.")
+        str,
+        typer.Option(
+            metavar="N,N",
+            help="Budgets in tokens, for policies that have one and were not given one; too small for one: left out.",
+        ),
     ] = "64,256",
     context: Annotated[
         int,
@@ -60,7 +64,8 @@ def compare(
 
     Facts are hidden in a long text, by default the Python language reference. The text is read once with dense
     attention; questions and answers are then decoded under each policy, token by token. You get a table, and a folder
-    with `report.html` (figures), `results.json`, `samples.jsonl` (every answer) and `config.json`.
+    with `report.html` (figures), `results.json`, `samples.jsonl` (every answer), `recall.jsonl` (both recalls of every
+    answer token) and `config.json`.
 
     Examples:
 

@@ -1,15 +1,99 @@
-"""`saccade policies`: what there is to choose from."""
+"""`saccade policies`: what there is to choose from, and what it costs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import SaccadeError
+from .options import at_least
 
 
-def policies() -> None:
-    """List the policies, their options with defaults, and where they come from.
+def policies(
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Print what a decoded token reads and writes instead, and what that allows.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME_OR_DIR",
+            help="With --cost: smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, a folder or a hub id; only its "
+            "configuration is read. Default: the bundled model.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            parser=at_least(0), metavar="N", help="With --cost: cached tokens per row. 131072.", show_default=False
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            parser=at_least(1), metavar="N", help="With --cost: rows decoded together. 1.", show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --cost: of cache and weights: fp32, bf16, fp16, fp8 or the long names. bf16.",
+            show_default=False,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="With --cost: of the weights, if another: also int8, int4.", show_default=False
+        ),
+    ] = None,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --cost: mean share of a draft that stands under rectify=N:verify. 1.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC", help="With --cost: a policy, once per policy. Default: all of them.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """List the policies, their options with defaults, and where they come from; or what they cost.
 
     Options are written behind the name: less_is_more:budget=256,reselect=6. Lists join with +: reselect=6+9.
+
+    Example:
+
+      saccade policies --cost --model llama-3.1-8b --context 131072 --batch 8
     """
+    given: dict[str, Any] = {
+        "model": model,
+        "context": context,
+        "batch": batch,
+        "dtype": dtype,
+        "weights": weights,
+        "acceptance": acceptance,
+        "policy": policy or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if cost:
+        # Imported here, so that --help does not wait for torch.
+        from .costs import print_costs
+
+        print_costs(**given)
+    elif given:
+        raise SaccadeError(f"--{next(iter(given))} belongs to --cost; add that, or leave it away to list the policies")
+    else:
+        _list()
+
+
+def _list() -> None:
     # Imported here, so that --help does not wait for torch.
     from rich import box
     from rich.table import Table

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..adapters.hf.run import sparsify
+from ..recall import RecallObserver
 from .context import Context, Question
 from .entry import Entry
 from .facts import is_right
@@ -47,8 +48,7 @@ class Comparison:
     tallies: list[Tally] = field(init=False)
 
     def __post_init__(self) -> None:
-        layers = self.model.config.num_hidden_layers
-        self.tallies = [Tally(entry, layers) for entry in self.entries]
+        self.tallies = [Tally(entry) for entry in self.entries]
 
     @property
     def units(self) -> int:
@@ -85,35 +85,47 @@ class Comparison:
     def _ask(self, reader: Reader, number: int, context: Context, tally: Tally, advance: Callable[[str], None]) -> None:
         """The quality pass of one policy over one context."""
         gaze = GazeObserver(len(context.tokens))
-        focus = Focus(tally.recall, gaze)
-        # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV.
-        shared = _shared_beginning(context.questions)
-        with sparsify(self.model, tally.entry.policy, observers=(focus,)) as run, run.decoding():
+        focus = Focus()
+        layers = self.model.config.num_hidden_layers
+        policy = tally.entry.policy
+        # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV. Not so where
+        # they may have been rectified, with the first question, before the second one begins.
+        shared = _shared_beginning(context.questions) if policy.rectify is None else 0
+        every = policy.rectify.every if policy.rectify is not None and policy.rectify.mode == "overwrite" else None
+        with sparsify(self.model, policy, tokenizer=self.tokenizer, observers=(focus,)) as run, run.decoding():
             try:
                 if shared:
                     reader.feed(context.questions[0].tokens[:shared])
                 for question in context.questions:
                     gaze.look_for(question.value_span)
-                    reader.feed(question.tokens[shared:-1])
-                    focus.on = True
+                    recall = RecallObserver(layers, keep_steps=True)
+                    reader.feed(question.tokens[shared:-1], every=every)
+                    focus.observers = (gaze, recall)
                     answer = reader.answer(reader.feed(question.tokens[-1:]))
-                    focus.on = False
+                    focus.observers = ()
                     reader.crop(shared)
-                    self._record(number, question, answer, gaze, tally)
+                    self._record(number, question, answer, gaze, recall, tally)
                     advance(tally.entry.spec)
             finally:
                 reader.crop()
                 tally.add_run(run.stats())
 
-    def _record(self, number: int, question: Question, answer: str, gaze: GazeObserver, tally: Tally) -> None:
+    def _record(
+        self, number: int, question: Question, answer: str, gaze: GazeObserver, recall: RecallObserver, tally: Tally
+    ) -> None:
         correct = is_right(answer, question.fact)
         tally.add_answer(correct, gaze.fact_held)
         entry = tally.entry
         key = {"policy": entry.policy.name, "budget": entry.policy.budget, "spec": entry.spec}
+        asked = f"What is the code of the {question.fact.key}?"
+        for step, (attention, token) in enumerate(tally.add_recalls(recall.records())):
+            place = {"context": number, "question": asked, "step": step}
+            recalls = {"attention_recall": _rounded(attention), "token_recall": _rounded(token)}
+            self.folder.add_recall({**key, **place, **recalls})
         self.folder.add_sample(
             {
                 **key,
-                "question": f"What is the code of the {question.fact.key}?",
+                "question": asked,
                 "expected": question.fact.value,
                 "answer": answer,
                 "correct": correct,
@@ -140,14 +152,38 @@ class Comparison:
         for question in context.questions[:TIMED_QUESTIONS]:
             value = self.tokenizer(f" {question.fact.value}.", add_special_tokens=False)["input_ids"]
             for tally in turns:
-                with sparsify(self.model, tally.entry.policy):
-                    try:
-                        tally.seconds += list(reader.timed([*question.tokens, *value]))[WARM_STEPS:]
-                    finally:
-                        reader.crop()
+                try:
+                    self._time_one(reader, [*question.tokens, *value], tally)
+                finally:
+                    reader.crop()
                 advance(f"timing {tally.entry.spec}")
             # Whoever was first is last next time, so that a drift of the machine's speed falls on all alike.
             turns.reverse()
+
+    def _time_one(self, reader: Reader, tokens: Sequence[int], tally: Tally) -> None:
+        """Time the decoding of given tokens, dense passes over earlier steps apart."""
+        policy = tally.entry.policy
+        if policy.rectify is None:
+            with sparsify(self.model, policy, tokenizer=self.tokenizer):
+                tally.seconds += list(reader.timed(tokens))[WARM_STEPS:]
+        elif policy.rectify.mode == "overwrite":
+            round_of_steps = policy.rectify.every + 1
+            with sparsify(self.model, policy, tokenizer=self.tokenizer) as run, run.decoding():
+                for number, seconds in enumerate(reader.timed(tokens)):
+                    if number % round_of_steps == policy.rectify.every:
+                        tally.pass_seconds.append(seconds)
+                    elif number >= WARM_STEPS:
+                        tally.seconds.append(seconds)
+                # The question is shorter than a round: what is missing is decoded, so that its dense pass is timed too.
+                missing = policy.rectify.every - len(tokens)
+                if 0 <= missing < reader.room:
+                    if missing:
+                        reader.feed((list(tokens) * missing)[:missing], every=policy.rectify.every)
+                    tally.pass_seconds += reader.timed(tokens[:1])
+
+
+def _rounded(recalls: Sequence[float]) -> list[float]:
+    return [round(recall, 4) for recall in recalls]
 
 
 def _shared_beginning(questions: Sequence[Question]) -> int:

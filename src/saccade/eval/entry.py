@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from ..bundled import RESELECT
 from ..errors import PolicyError
-from ..registry import describe
+from ..options import DEFAULT_BUDGET
 from ..spec import Policy
 
 BASELINE = "dense"
+
+UNKNOWN_MODEL_DISTANCE = 4
+"""Layers from one publishing layer to the next for a model without a role file: a quarter of all heads stays dense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,24 @@ class Entry:
 
 
 def default_specs(bundled: bool) -> tuple[str, ...]:
-    """What is compared unless the user says otherwise; the bundled model's re-selection layer is known."""
+    """What is compared unless the user says otherwise: every method, with what is known of the bundled model.
+
+    That is the layer where it looks things up. `tidal` and `less_is_more` select again there; `lychee_decode` has no
+    role file yet, so whole layers stand in for heads, at distances for which that layer is among them.
+    """
     layer = f":reselect={RESELECT}" if bundled else ""
-    return (BASELINE, "streaming", "quest", f"tidal{layer}", f"less_is_more{layer}")
+    distance = RESELECT if bundled else UNKNOWN_MODEL_DISTANCE
+    return (
+        BASELINE,
+        "streaming",
+        "quest",
+        f"tidal{layer}",
+        f"less_is_more{layer}",
+        f"lychee_decode:roles=every:{distance}",
+        "lychee_cluster",
+        "resa",
+        "exact_topk",
+    )
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:
@@ -57,17 +75,37 @@ def parse_budgets(text: str) -> tuple[int, ...]:
 def make_entries(specs: Iterable[str], budgets: Sequence[int]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """Entries for policy specs at every budget, dense first; and notes on budgets that do not apply.
 
+    A budget of the list that is too small for a policy leaves that entry out; the note names the smallest one.
+
     Raises:
-        PolicyError: an unknown policy or option, or a value that is not valid.
+        PolicyError: an unknown policy or option, a value that is not valid, or no budget that suits any policy.
     """
     entries = [Entry(Policy.from_spec(BASELINE))]
-    notes = []
+    notes: list[str] = []
+    refused: list[PolicyError] = []
     for spec in specs:
         policy = Policy.from_spec(spec)
-        at_budgets = [policy.with_budget(budget) for budget in budgets]
-        if all(filled is policy for filled in at_budgets):
-            reason = "has its own" if describe(policy.name).has_budget else "has none"
+        if policy.with_budget(DEFAULT_BUDGET) is policy:
+            reason = "has its own" if policy.options.budgeted else "has none"
             notes.append(f"{policy}: --budget is ignored, this policy {reason}")
-        entries += [Entry(filled) for filled in at_budgets]
+            entries.append(Entry(policy))
+            continue
+        for budget in budgets:
+            filled = _at_budget(policy, budget)
+            if isinstance(filled, PolicyError):
+                refused.append(filled)
+                notes.append(f"left out: {filled}")
+            else:
+                entries.append(Entry(filled))
+    if refused and all(entry.is_baseline for entry in entries):
+        raise refused[0]
     unique = {entry.spec: entry for entry in entries}
     return tuple(unique.values()), tuple(dict.fromkeys(notes))
+
+
+def _at_budget(policy: Policy, budget: int) -> Policy | PolicyError:
+    """The policy at a budget, or why it cannot work with that."""
+    try:
+        return policy.with_budget(budget)
+    except PolicyError as error:
+        return error

@@ -13,6 +13,7 @@ from ..errors import OutputError
 
 SAMPLES = "samples.jsonl"
 GAZE = "gaze.jsonl"
+RECALL = "recall.jsonl"
 RESULTS = "results.json"
 CONFIGURATION = "config.json"
 REPORT = "report.html"
@@ -34,6 +35,7 @@ class ResultsFolder:
                 (path / name).unlink(missing_ok=True)
             self._samples = self._open(SAMPLES)
             self._gaze = self._open(GAZE)
+            self._recall = self._open(RECALL)
         except OSError as error:
             raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
 
@@ -58,6 +60,10 @@ class ResultsFolder:
     def add_gaze(self, gaze: dict[str, Any]) -> None:
         """Append where the policy looked for one question."""
         _append(self._gaze, gaze)
+
+    def add_recall(self, recall: dict[str, Any]) -> None:
+        """Append both recalls of one answer token, layer by layer."""
+        _append(self._recall, recall)
 
     def write_results(self, results: dict[str, Any]) -> None:
         self._write(RESULTS, json.dumps(results, indent=2, allow_nan=False) + "\n")
@@ -92,6 +98,7 @@ class ResultsFolder:
     def close(self) -> None:
         self._samples.close()
         self._gaze.close()
+        self._recall.close()
 
     def __enter__(self) -> ResultsFolder:
         return self

@@ -57,15 +57,13 @@ class GazeObserver:
 
 
 class Focus:
-    """Passes on to other observers while `on`; so that they see the answer's tokens only."""
+    """Passes on to other observers, which come and go; so that they see the tokens of one answer only."""
 
-    def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-        self.on = False
+    def __init__(self) -> None:
+        self.observers: tuple[Observer, ...] = ()
 
     def observe(
         self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
     ) -> None:
-        if self.on:
-            for observer in self._observers:
-                observer.observe(layer, span, q, kv, selection, scale)
+        for observer in self.observers:
+            observer.observe(layer, span, q, kv, selection, scale)

@@ -31,12 +31,23 @@ class Reader:
             model(tokens, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
 
     @torch.inference_mode()
-    def feed(self, tokens: Sequence[int]) -> Tensor:
+    def feed(self, tokens: Sequence[int], *, every: int | None = None) -> Tensor:
         """Decode given tokens; the logits `[V]` behind the last one.
 
         Inside `run.decoding()` they go through the model together, each choosing its own set as if it came alone.
+
+        Args:
+            tokens: at least one.
+            every: sparse steps between dense passes over them, if the policy has such passes. Tokens then go together
+                only as far as no pass falls among them, because a pass takes place at the beginning of a call.
         """
-        return self._step(tokens)
+        rest = list(tokens)
+        while True:
+            together = len(rest) if every is None else min(len(rest), max(every - self.decoded % (every + 1), 1))
+            logits = self._step(rest[:together])
+            rest = rest[together:]
+            if not rest:
+                return logits
 
     @torch.inference_mode()
     def answer(self, logits: Tensor) -> str:
@@ -61,6 +72,11 @@ class Reader:
             self._step((token,))
             synchronize(self._device)
             yield time.perf_counter() - start
+
+    @property
+    def room(self) -> int:
+        """Positions that the model has left."""
+        return int(self._model.config.max_position_embeddings) - self._length - self.decoded
 
     @property
     def decoded(self) -> int:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
-from ..recall import RecallObserver
+from ..recall import RecallRecords
 from ..stats import RunStats
 from .entry import Entry
 from .interval import wilson
+
+LayerRecalls = tuple[list[float], list[float]]
+"""Attention and token recall of one token, layer by layer."""
 
 
 class Tally:
     """Sums over all questions of one entry.
 
-    Args:
-        layers: decoder layers of the model.
+    Attributes:
+        seconds: steps of the timing pass.
+        pass_seconds: those of its steps that rectified the ones before them.
     """
 
-    def __init__(self, entry: Entry, layers: int) -> None:
+    def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self.recall = RecallObserver(layers)
         self.seconds: list[float] = []
+        self.pass_seconds: list[float] = []
         self._correct = 0
         self._count = 0
         self._facts_held: list[float] = []
+        self._recalls: list[LayerRecalls] = []
         self._steps = 0
         self._share = 0.0
+        self._overflow = 0.0
+        self._index_bytes: list[int] = []
+        self._build_seconds: list[float] = []
 
     def add_answer(self, correct: bool, fact_held: float | None) -> None:
         """Count one question."""
@@ -35,12 +43,24 @@ class Tally:
         if fact_held is not None:
             self._facts_held.append(fact_held)
 
+    def add_recalls(self, records: RecallRecords) -> list[LayerRecalls]:
+        """Count the tokens of one answer; gives their recalls as means over heads, layer by layer."""
+        # A head that attends to everything has both recalls by definition.
+        attention, token = (values.nan_to_num(1.0).mean(-1) for values in (records.attention, records.token))
+        tokens = list(zip(attention.tolist(), token.tolist(), strict=True))
+        self._recalls += tokens
+        return tokens
+
     def add_run(self, stats: RunStats) -> None:
-        """Count what a run over one context attended to."""
-        share = stats.share_attended
-        if share is not None:
-            self._steps += stats.steps
-            self._share += share * stats.steps
+        """Count what a run over one context attended to, and what it kept beside the cache."""
+        if stats.share_attended is None or stats.overflow is None:
+            return
+        # A dense pass decodes a token too, and that one attends to everything.
+        self._steps += stats.steps + stats.dense_passes
+        self._share += stats.share_attended * stats.steps + stats.dense_passes
+        self._overflow += stats.overflow * stats.steps
+        self._index_bytes.append(stats.index_bytes)
+        self._build_seconds.append(stats.build_seconds)
 
     def row(self, baseline_seconds: float | None) -> dict[str, Any]:
         """The row of `results.json`; what was not measured yet is null.
@@ -48,22 +68,43 @@ class Tally:
         Args:
             baseline_seconds: median of the dense baseline's steps.
         """
-        per_layer = self.recall.per_layer()
-        known = [value for value in per_layer if value is not None]
-        seconds = median(self.seconds) if self.seconds else None
+        attention, token = _per_layer([pair[0] for pair in self._recalls]), _per_layer([p[1] for p in self._recalls])
+        seconds = self.seconds_per_token
         return {
             "policy": self.entry.policy.name,
             "budget": self.entry.policy.budget,
             "label": self.entry.label,
             "spec": self.entry.spec,
             "share_attended": self._share / self._steps if self._steps else None,
-            "recall": sum(known) / len(known) if known else None,
-            "recall_per_layer": per_layer,
-            "fact_held": sum(self._facts_held) / len(self._facts_held) if self._facts_held else None,
+            "recall": fmean(attention) if attention else None,
+            "recall_per_layer": attention,
+            "token_recall": fmean(token) if token else None,
+            "token_recall_per_layer": token,
+            "overflow": self._overflow / self._steps if self._steps else None,
+            "index_bytes": max(self._index_bytes, default=None),
+            "build_seconds": fmean(self._build_seconds) if self._build_seconds else None,
+            "fact_held": fmean(self._facts_held) if self._facts_held else None,
             "correct": self._correct,
             "n": self._count,
             "interval": wilson(self._correct, self._count),
             "ms_per_token": None if seconds is None else 1e3 * seconds,
             "speedup": None if seconds is None or baseline_seconds is None else baseline_seconds / seconds,
-            "timed_tokens": len(self.seconds),
+            "timed_tokens": len(self.seconds) + len(self.pass_seconds),
         }
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Median of the timed steps; with dense passes among them, the mean over one round of both kinds' medians."""
+        rectify = self.entry.policy.rectify
+        if not self.seconds:
+            return None
+        if rectify is None:
+            return median(self.seconds)
+        if not self.pass_seconds:
+            return None
+        return (rectify.every * median(self.seconds) + median(self.pass_seconds)) / (rectify.every + 1)
+
+
+def _per_layer(tokens: list[list[float]]) -> list[float]:
+    """Means over tokens; empty if there are none."""
+    return [fmean(layer) for layer in zip(*tokens, strict=True)]

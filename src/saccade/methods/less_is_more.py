@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, Reselect, Sinks
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
 from ..plan import Plan, layer_roles, selection_layers
 from ..rules import RankUnion
 from ..scorers.exact import ExactScorer
@@ -20,6 +20,7 @@ class LessIsMoreOptions(Options):
     sinks: Sinks = 4
     recent: Recent = 0.25
     dense_layers: DenseLayers = 2
+    rectify: RectifyField = None
 
     @property
     def rule(self) -> RankUnion:

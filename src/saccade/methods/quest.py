@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import model_validator
 
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Page
-from ..plan import Plan, selection_layers
-from ..roles import RoleMap
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Heads, Options, Page, RectifyField
+from ..plan import Plan, select_everywhere
 from ..rules import TopK
 from ..scorers.page_bounds import PageBoundScorer
 from ..select import ScoredSelector, pooling_of
-from ..types import ModelShape, Role
+from ..types import ModelShape
 
 
 class QuestOptions(Options):
@@ -20,9 +17,10 @@ class QuestOptions(Options):
 
     budget: Budget = DEFAULT_BUDGET
     page: Page = 16
-    heads: Literal["kv", "query"] = "kv"
+    heads: Heads = "kv"
     """one set per KV head (the best of its query heads counts), or one per query head as published"""
     dense_layers: DenseLayers = 2
+    rectify: RectifyField = None
 
     @model_validator(mode="after")
     def _holds_a_page(self) -> QuestOptions:
@@ -33,7 +31,6 @@ class QuestOptions(Options):
 
 def plan(options: QuestOptions, shape: ModelShape) -> Plan:
     """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, the current token's page among them."""
-    first = selection_layers("quest", shape, options.dense_layers, ())[0][0]
     scorer = PageBoundScorer(page=options.page, pooling=pooling_of(options.heads))
-    roles = (Role.DENSE if layer < first else Role.SELECT for layer in range(shape.layers))
-    return Plan(ScoredSelector(scorer, TopK(options.budget), options.heads), RoleMap.by_layer(roles, shape.kv_heads))
+    selector = ScoredSelector(scorer, TopK(options.budget), options.heads)
+    return Plan(selector, select_everywhere("quest", shape, options.dense_layers))

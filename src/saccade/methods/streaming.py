@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Sinks
+from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, RectifyField, Sinks
 from ..plan import Plan, selection_layers
 from ..roles import RoleMap
 from ..select import WindowSelector
@@ -17,6 +17,7 @@ class StreamingOptions(Options):
     budget: Budget = DEFAULT_BUDGET
     sinks: Sinks = 4
     dense_layers: DenseLayers = 0
+    rectify: RectifyField = None
 
     @property
     def selector(self) -> WindowSelector:

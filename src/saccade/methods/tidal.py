@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Reselect
+from ..options import DenseLayers, Heads, RectifyField, Reselect
 from ..plan import Plan, layer_roles, selection_layers
-from ..rules import TopK
 from ..scorers.exact import ExactScorer
 from ..select import ScoredSelector, pooling_of
 from ..types import ModelShape
+from ._cut import CutOptions
 
 
-class TidalOptions(Options):
+class TidalOptions(CutOptions):
     """Options of `tidal`: two dense layers, selection at layer 2 and once more in the middle (section 3.1)."""
 
-    budget: Budget = DEFAULT_BUDGET
     reselect: Reselect = None
-    heads: Literal["kv", "query"] = "kv"
+    heads: Heads = "kv"
     """one set per KV head (the best of its query heads counts), or one per query head as published"""
     dense_layers: DenseLayers = 2
+    rectify: RectifyField = None
 
 
 def plan(options: TidalOptions, shape: ModelShape) -> Plan:
     """Publishing layers attend densely and keep the top `budget` tokens by q·k, the current one among them."""
     publishers, notes = selection_layers("tidal", shape, options.dense_layers, options.reselect)
-    selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), TopK(options.budget), options.heads)
+    selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
     return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)

@@ -50,16 +50,17 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
         figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
         axes = figure.add_subplot()
         sparse = _sparse(rows)
-        budgets = sorted({row["budget"] for row in sparse if row["budget"] is not None})
+        # Policies without a budget come last, at a place of their own.
+        budgets = sorted(_budgets(sparse), key=lambda budget: (budget is None, budget or 0))
         position = {budget: number for number, budget in enumerate(budgets)}
         labels = list(dict.fromkeys(row["label"] for row in sparse))
         drawn = marks(labels)
         _dense_band(axes, rows, len(budgets))
         for number, label in enumerate(labels):
             own = [row for row in sparse if row["label"] == label and row["n"]]
-            own.sort(key=lambda row: row["budget"] or 0)
-            shift = 0.12 * (number - (len(labels) - 1) / 2)
-            x = [position.get(row["budget"], 0) + shift for row in own]
+            own.sort(key=lambda row: position[row["budget"]])
+            shift = min(0.12, 0.8 / len(labels)) * (number - (len(labels) - 1) / 2)
+            x = [position[row["budget"]] + shift for row in own]
             y = [row["correct"] / row["n"] for row in own]
             low = [share - row["interval"][0] for share, row in zip(y, own, strict=True)]
             high = [row["interval"][1] - share for share, row in zip(y, own, strict=True)]
@@ -76,7 +77,9 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
                 capsize=3,
                 label=label,
             )
-        axes.set_xticks(list(position.values()), [f"{budget:,}" for budget in budgets])
+        axes.set_xticks(
+            list(position.values()), ["no fixed budget" if budget is None else f"{budget:,}" for budget in budgets]
+        )
         axes.set_xlim(-0.5, max(len(budgets), 1) - 0.5)
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -87,31 +90,34 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
         return _data_uri(figure)
 
 
-def recall_per_layer(rows: Sequence[Row]) -> str:
-    """Attention recall over the layers, one panel per budget."""
+def recalls_per_layer(rows: Sequence[Row]) -> str:
+    """Attention recall and token recall over the layers, one column of panels per budget."""
     with matplotlib.rc_context(_STYLE):
         sparse = [row for row in _sparse(rows) if row["recall"] is not None]
         budgets = _budgets(sparse)
-        figure = Figure(figsize=(_WIDTH, 3.8), layout="constrained")
-        panels = figure.subplots(1, max(len(budgets), 1), sharey=True, squeeze=False)[0]
+        figure = Figure(figsize=(_WIDTH, 7.2), layout="constrained")
+        panels = figure.subplots(2, max(len(budgets), 1), sharex=True, sharey=True, squeeze=False)
         order = list(dict.fromkeys(row["label"] for row in sparse))
         drawn = marks(order)
         handles = {}
-        for axes, budget in zip(panels, budgets, strict=False):
-            for row in (row for row in sparse if row["budget"] == budget):
-                mark = drawn[row["label"]]
-                recall = [numpy.nan if value is None else value for value in row["recall_per_layer"]]
-                # Policies that agree would hide each other.
-                layers = numpy.arange(len(recall)) + 0.06 * (order.index(row["label"]) - (len(order) - 1) / 2)
-                handles[row["label"]] = axes.plot(
-                    layers, recall, color=mark.color, marker=mark.marker, markersize=5, linewidth=1.6, alpha=0.9
-                )[0]
-            axes.set_title(_budget_title(budget))
-            axes.set_xlabel("layer")
+        for row in sparse:
+            label, column = row["label"], budgets.index(row["budget"])
+            # Policies that agree would hide each other.
+            shift = min(0.06, 0.5 / len(order)) * (order.index(label) - (len(order) - 1) / 2)
+            for axes, measure in zip(panels[:, column], ("recall_per_layer", "token_recall_per_layer"), strict=True):
+                layers = numpy.arange(len(row[measure])) + shift
+                style = {"color": drawn[label].color, "marker": drawn[label].marker}
+                handles[label] = axes.plot(layers, row[measure], **style, markersize=5, linewidth=1.4, alpha=0.9)[0]
+        for axes in panels.flat:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(axis="y")
             axes.set_ylim(-0.03, 1.03)
-        panels[0].set_ylabel("attention recall")
+        for axes, budget in zip(panels[0], budgets, strict=False):
+            axes.set_title(_budget_title(budget))
+        for axes in panels[1]:
+            axes.set_xlabel("layer")
+        for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
+            axes.set_ylabel(measure)
         figure.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
         return _data_uri(figure)
 

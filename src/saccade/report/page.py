@@ -36,7 +36,9 @@ def comparison_page(
         rows=[cells(row) for row in rows],
         labels=[row["label"] for row in rows],
         accuracy=figures.accuracy_against_budget(rows),
-        recall=figures.recall_per_layer(rows),
+        recall=figures.recalls_per_layer(rows),
+        overflowed=[(row["spec"], row["overflow"]) for row in rows if row["overflow"]],
+        indexes=[row for row in rows if row["index_bytes"]],
         gaze=figures.gaze_maps(rows, gazes) if gazes else None,
         examples=_examples(samples),
     )

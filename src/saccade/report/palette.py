@@ -1,4 +1,4 @@
-"""Colours and marks of policies: the Okabe-Ito set, told apart by colour-blind readers and by shape without colour."""
+"""Colours and marks of policies: the Okabe-Ito set and one more, told apart by shape without colour."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ MUTED = "#66727f"
 GRID = "#e3e8ee"
 FACT = "#d55e00"
 
-_CYCLE = (
-    ("#e69f00", "s"),
-    ("#009e73", "^"),
-    ("#cc79a7", "D"),
-    ("#0072b2", "o"),
-    ("#d55e00", "v"),
-    ("#56b4e9", "P"),
-    ("#000000", "X"),
-)
+# Yellow is too faint on white; a violet takes its place.
+_COLORS = ("#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00", "#56b4e9", "#6a3d9a", "#000000")
+# Eleven and eight have no common divisor, so 88 policies differ in one or the other.
+_MARKERS = ("s", "^", "D", "o", "v", "P", "X", "*", "<", ">", "h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +30,8 @@ DENSE = Mark(MUTED, "_")
 def marks(labels: Iterable[str]) -> dict[str, Mark]:
     """A mark for every policy label, in order of appearance; dense is grey."""
     sparse = [label for label in dict.fromkeys(labels) if label != "dense"]
-    return {"dense": DENSE, **{label: Mark(*_CYCLE[number % len(_CYCLE)]) for number, label in enumerate(sparse)}}
+    drawn = {
+        label: Mark(_COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)])
+        for number, label in enumerate(sparse)
+    }
+    return {"dense": DENSE, **drawn}

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..kernels.dense_decode_scores.api import decode_scores
-from ..select import Index
+from ..select import Bytes, Index
 from ..types import KVView, Pooling
 
 
 @dataclass(frozen=True, slots=True)
 class ExactScorer:
-    """Scores tokens by q·k in float32 from the cached keys; needs no index."""
+    """Scores tokens by q·k in float32 from the cached keys, or pages by their best token; needs no index.
+
+    Blocks of 64 are LycheeDecode's speed path (section 4.3), single tokens its accuracy path.
+    """
 
     pooling: Pooling = "max"
+    page: int = 1
 
     @property
     def unit(self) -> int:
-        return 1
+        return self.page
 
     @property
     def fused(self) -> bool:
@@ -28,5 +33,18 @@ class ExactScorer:
     def new_index(self, kv: KVView) -> None:
         return None
 
+    def from_tokens(self, scores: Tensor) -> Tensor:
+        """Scores `[B, G, ceil(max_len / page)]` of pages that start at logical position 0; -inf past the row."""
+        if self.page == 1:
+            return scores
+        padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % self.page), value=-torch.inf)
+        return padded.view(*scores.shape[:2], -1, self.page).amax(dim=-1)
+
     def score(self, q: Tensor, kv: KVView, index: Index | None) -> Tensor:
-        return decode_scores(q, kv, pooling=self.pooling)
+        return self.from_tokens(decode_scores(q, kv, pooling=self.pooling))
+
+    def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        return Bytes(read=length * head_dim * itemsize)
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        return Bytes()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.page_bounds.api import page_scores, update_page_bounds
-from ..select import Index
+from ..select import Bytes, Index
 from ..types import KVView, Pooling
 
 
@@ -63,8 +63,20 @@ class PageBoundScorer:
         empty = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 0, kv.head_dim))
         return PageBounds(empty, empty.clone(), self.page)
 
+    def from_tokens(self, scores: Tensor) -> Tensor:
+        raise NotImplementedError("bounds are not made of token scores: `fused` says so")
+
     def score(self, q: Tensor, kv: KVView, index: Index | None) -> Tensor:
         assert isinstance(index, PageBounds), "page bounds are scored from their own index"
         pages = -(-kv.rows.max_len // self.page)
         lower, upper = index.lower[:, :, :pages], index.upper[:, :, :pages]
         return page_scores(q, lower, upper, kv.rows.seq_lens, page=self.page, pooling=self.pooling)
+
+    def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        """Both bounds of every page."""
+        return Bytes(read=2 * -(-length // self.page) * head_dim * itemsize)
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        """Keys of the touched pages are read whole, their bounds written; how many varies, this is the mean."""
+        touched = 1 + (appended + rewritten - 1) / self.page
+        return Bytes(touched * self.page * head_dim * itemsize, touched * 2 * head_dim * itemsize)

@@ -47,6 +47,16 @@ class GrowingLayer(DynamicLayer):
         values[:, :, past:length].copy_(value_states)
         return self._hold(keys, values, length)
 
+    def crop(self, tokens_to_remove: int) -> None:
+        # Whoever takes tokens back may feed others in their place.
+        self.session.drafts = None
+        super().crop(tokens_to_remove)
+
+    def move_end(self, tokens: int) -> None:
+        """Hide the last `-tokens` tokens, or show again what was hidden; nothing is copied."""
+        assert self._buffers is not None, "only what was appended here is moved"
+        self._hold(*self._buffers, self.get_seq_length() + tokens)
+
     def reset(self) -> None:
         self.keys = self.values = None
         self._buffers = None
@@ -70,7 +80,7 @@ class GrowingLayer(DynamicLayer):
                 indices = indices.nonzero()[:, 0]
             with lasting():
                 self._buffers = keys.index_select(0, indices), values.index_select(0, indices)
-                self.session.state.permute(self.layer, indices)
+                self.session.permute(self.layer, indices)
             self._hold(*self._buffers, length)
 
     def _hold(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -108,6 +118,13 @@ class IndexedStaticLayer(StaticLayer):
         adopted.session, adopted.layer = session, layer
         return adopted
 
+    def move_end(self, tokens: int) -> None:
+        """Hide the last `-tokens` tokens, or show again what was hidden; the buffers keep their addresses."""
+        if not hasattr(self, "cumulative_length"):
+            raise UnsupportedModelError("rectification on a StaticCache needs transformers 5; pass a DynamicCache")
+        # A tensor, changed in place: a compiled step may hold its address.
+        self.cumulative_length += tokens
+
     def reset(self) -> None:
         super().reset()
         self.session.reset()
@@ -116,7 +133,7 @@ class IndexedStaticLayer(StaticLayer):
         super().reorder_cache(beam_idx)
         if self.keys is not None:
             with lasting():
-                self.session.state.permute(self.layer, beam_idx.to(self.keys.device))
+                self.session.permute(self.layer, beam_idx.to(self.keys.device))
 
 
 _ADOPTED = (
@@ -135,6 +152,18 @@ def session_of(cache: Any) -> Session | None:
     layers = getattr(cache, "layers", None)
     first = layers[0] if layers else None
     return first.session if isinstance(first, (GrowingLayer, IndexedStaticLayer)) else None
+
+
+def move_end(cache: Any, tokens: int) -> None:
+    """Hide the last `-tokens` tokens of a cache of ours, or show again what was hidden."""
+    for layer in cache.layers:
+        layer.move_end(tokens)
+
+
+def room(cache: Any) -> int | None:
+    """Slots that a static cache has left; None if the cache grows."""
+    first = cache.layers[0]
+    return first.max_cache_len - int(first.get_seq_length()) if isinstance(first, StaticLayer) else None
 
 
 def install(cache: Any, session: Session, layers: int) -> None:

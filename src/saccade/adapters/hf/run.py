@@ -13,13 +13,18 @@ from transformers import DynamicCache
 
 from ...counters import Counters
 from ...errors import AttachmentError, PolicyError, UnsupportedModelError
+from ...history import TokenHistory
 from ...plan import Plan
 from ...recall import RecallObserver
 from ...spec import Policy
 from ...state import DecodeState, Observer
 from ...stats import RunStats
 from . import attention, cache, support
-from .session import Call, Session
+from .inputs import placed, refuse_unmovable
+from .ledger import Ledger
+from .session import Call, Session, lasting
+from .text import delimiter_table
+from .verify import Verifier
 
 logger = logging.getLogger("saccade")
 
@@ -31,11 +36,30 @@ class Run:
     """A policy attached to a model; made by `sparsify`, undone by `restore()` or at the end of a `with` block."""
 
     def __init__(
-        self, model: Any, policy: Policy, plan: Plan, *, recall: bool, observers: Sequence[Observer], shortcut: bool
+        self,
+        model: Any,
+        policy: Policy,
+        plan: Plan,
+        *,
+        tokenizer: Any,
+        recall: bool,
+        observers: Sequence[Observer],
+        shortcut: bool,
     ) -> None:
         self.policy = policy
         self.plan = plan
         self._model = model
+        self._levels: Sequence[int] | None = None
+        self._notes = plan.notes
+        if plan.selector is not None and plan.selector.reads_text:
+            if tokenizer is None:
+                self._notes += (f"{policy.name}: no tokenizer was given, so chunks have a fixed length",)
+            else:
+                self._levels = delimiter_table(tokenizer)
+        self._keeps_history = policy.rectify is not None or self._levels is not None
+        self._ledger = Ledger()
+        self._verifier: Verifier | None = None
+        self._surplus = 0
         self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         self._shortcut = shortcut
@@ -49,13 +73,22 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about how the policy was bound to this model."""
-        return self.plan.notes
+        return self._notes
 
     def stats(self) -> RunStats:
-        """Steps, tokens attended and, if asked for, recall per layer, over everything decoded so far."""
-        recall = self._recall.per_layer() if self._recall is not None else None
-        index_bytes = self._slot[0].state.index_bytes if self._slot else 0
-        return RunStats.of(str(self.policy), self._counters, recall, index_bytes)
+        """Steps, tokens attended and, if asked for, recall per layer, over everything decoded so far.
+
+        Index bytes and build time are those of the latest cache.
+        """
+        state = self._slot[0].state if self._slot else None
+        return RunStats.of(
+            str(self.policy),
+            self._counters,
+            self._recall,
+            index_bytes=state.index_bytes if state is not None else 0,
+            build_seconds=state.build_seconds if state is not None else 0.0,
+            rectification=self._ledger.read(),
+        )
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
@@ -102,8 +135,13 @@ class Run:
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
                     self._set_attribute(model, name, _refuse_batching(name))
-            hook = model.get_decoder().register_forward_pre_hook(self._before_forward, with_kwargs=True)
-            self._undo.append(hook.remove)
+            decoder = model.get_decoder()
+            self._undo.append(decoder.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove)
+            if self.policy.rectify is not None:
+                self._undo.append(decoder.register_forward_hook(self._after_forward).remove)
+                if self.policy.rectify.mode == "verify":
+                    self._verifier = Verifier(model, self.policy.rectify.every, self._ledger, self._is_prompt)
+                    self._set_attribute(model, "forward", self._verifier.forward)
             stock = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
             self._undo.append(lambda: model.set_attn_implementation(stock))
@@ -124,11 +162,15 @@ class Run:
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if self._verifier is not None:
+                self._verifier.prepare(args, kwargs)
             before, self._generating = self._generating, _prompt_length(inputs, kwargs)
             try:
                 return generate(inputs, *args, **kwargs)
             finally:
                 self._generating = before
+                if self._verifier is not None:
+                    self._verifier.finish()
 
         return wrapper
 
@@ -136,11 +178,12 @@ class Run:
         """Find or install this run's session in the cache, and tell it which positions of the call are prompt."""
         self._refuse_call(module, kwargs)
         tokens = args[0] if args else kwargs.get("input_ids")
-        queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[1]
+        batch, queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[:2]
         held = kwargs.get("past_key_values")
+        self._surplus = 0
         if held is None and not self._uses_cache(module, kwargs):
             self._slot[:] = [self._new_session()]
-            self._slot[0].begin(Call(0, queries, queries))
+            self._slot[0].begin(Call(0, queries, queries), rectified=False)
             return args, kwargs
         if held is None:
             held = kwargs["past_key_values"] = DynamicCache()
@@ -149,11 +192,64 @@ class Run:
             session = self._new_session()
             cache.install(held, session, module.config.num_hidden_layers)
         past = int(held.get_seq_length())
-        session.begin(Call(past, queries, self._prompt_positions(past, queries)))
         self._slot[:] = [session]
-        return args, kwargs
+        if self._keeps_history:
+            with lasting():
+                session.state.history.record(past, queries, batch, tokens, kwargs.get("position_ids"))
+        call = Call(past, queries, self._prompt_positions(past, queries))
+        if self.policy.rectify is None:
+            session.begin(call, rectified=False)
+            return args, kwargs
+        if call.prompt < queries:
+            refuse_unmovable(kwargs, tokens)
+        again = self._to_run_again(session, call)
+        if again is None:
+            session.begin(call, rectified=True)
+            return args, kwargs
+        session.clean = past
+        if again == 0:
+            session.begin(Call(past, queries, queries), rectified=True)
+            return args, kwargs
+        start = past - again
+        history = session.state.history
+        ids, positions = history.ids(start, past + queries), history.positions(start, past + queries)
+        assert ids is not None, "every decoded token's id was recorded"
+        kwargs = placed(kwargs, past, start, ids, positions)
+        cache.move_end(held, -again)
+        session.clean = start
+        session.begin(Call(start, again + queries, again + queries), rectified=True)
+        self._surplus = again
+        self._ledger.rectified(again)
+        return (), kwargs
+
+    def _to_run_again(self, session: Session, call: Call) -> int | None:
+        """How many decoded tokens a call must run again; 0: it is their turn, but they were dense; None: not yet."""
+        assert self.policy.rectify is not None
+        dirty = session.dirty(call.past)
+        if self._verifier is not None and self._verifier.drafting:
+            return None
+        if dirty == 0 or (call.prompt == 0 and dirty < self.policy.rectify.every):
+            return None
+        return dirty if session.state.needs_selection(call.past) else 0
+
+    def _after_forward(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
+        """Take off what was run again: the caller gets hidden states for its own tokens only."""
+        surplus, self._surplus = self._surplus, 0
+        if not surplus:
+            return output
+        if isinstance(output, tuple):
+            return (output[0][:, surplus:], *output[1:])
+        output.last_hidden_state = output.last_hidden_state[:, surplus:]
+        if getattr(output, "hidden_states", None) is not None:
+            output.hidden_states = tuple(states[:, surplus:] for states in output.hidden_states)
+        return output
+
+    def _is_prompt(self, past: int, queries: int) -> bool:
+        return self._prompt_positions(past, queries) > 0
 
     def _prompt_positions(self, past: int, queries: int) -> int:
+        if self._verifier is not None and self._verifier.verifying:
+            return queries
         if self._generating is not None:
             return min(max(self._generating - past, 0), queries)
         if self._decoding:
@@ -161,7 +257,8 @@ class Run:
         return queries if past == 0 or queries > 1 else 0
 
     def _new_session(self) -> Session:
-        return Session(DecodeState(self.plan, self._counters, self._observers, self._shortcut))
+        history = TokenHistory(self._levels)
+        return Session(DecodeState(self.plan, self._counters, self._observers, self._shortcut, history))
 
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")
@@ -191,7 +288,7 @@ def sparsify(
     Args:
         model: a causal language model, already loaded, in eval mode; PEFT wrappers are looked through.
         policy: a `Policy` or a spec string such as `"less_is_more:budget=2048,reselect=12"`.
-        tokenizer: for policies that chunk by text; none of the present ones does.
+        tokenizer: for policies that cut the text into chunks; without it those chunks have a fixed length.
         recall: measure attention recall in every layer and step; costs a pass over the keys.
         observers: called after every attention of a decoded token; for measurements of your own.
 
@@ -200,10 +297,18 @@ def sparsify(
         PolicyError: if the policy does not fit the model.
         AttachmentError: if the model is already attached.
     """
-    return attach(model, policy, recall=recall, observers=observers, shortcut=True)
+    return attach(model, policy, tokenizer=tokenizer, recall=recall, observers=observers, shortcut=True)
 
 
-def attach(model: Any, policy: Policy | str, *, recall: bool, observers: Sequence[Observer], shortcut: bool) -> Run:
+def attach(
+    model: Any,
+    policy: Policy | str,
+    *,
+    tokenizer: Any = None,
+    recall: bool = False,
+    observers: Sequence[Observer] = (),
+    shortcut: bool = True,
+) -> Run:
     """`sparsify` with the dense shortcut below the budget as a switch, so that tests can force the sparse path."""
     policy = _resolve(policy)
     model = _unwrap(model)
@@ -211,10 +316,11 @@ def attach(model: Any, policy: Policy | str, *, recall: bool, observers: Sequenc
         attached = model.__dict__[_RUN_ATTRIBUTE].policy
         raise AttachmentError(f"this model is already attached with {attached}; restore() that run first")
     support.refuse_unsupported(model)
-    plan = policy.plan(support.shape_of(model.config))
-    for note in plan.notes:
+    plan = policy.plan(support.shape_of_model(model))
+    run = Run(model, policy, plan, tokenizer=tokenizer, recall=recall, observers=observers, shortcut=shortcut)
+    for note in run.notes:
         logger.warning(note)
-    return Run(model, policy, plan, recall=recall, observers=observers, shortcut=shortcut)
+    return run
 
 
 def _resolve(policy: Policy | str) -> Policy:

@@ -30,23 +30,77 @@ class Call:
     prompt: int
 
 
+@dataclass(slots=True)
+class Drafts:
+    """Tokens drafted behind slot `slot - 1`, with the logits that dense attention gives behind each of them.
+
+    Attributes:
+        slot: slot of the next draft.
+        tokens: int64 `[B, n]`; the next one first.
+        logits: `[B, n, V]`.
+    """
+
+    slot: int
+    tokens: Tensor
+    logits: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[1]
+
+    def take(self) -> Tensor:
+        """The logits `[B, 1, V]` behind the next draft, which was fed."""
+        logits = self.logits[:, :1]
+        self.slot, self.tokens, self.logits = self.slot + 1, self.tokens[:, 1:], self.logits[:, 1:]
+        return logits
+
+
 class Session:
-    """What lives beside one cache: the decode state and the metadata of the step at hand."""
+    """What lives beside one cache: the decode state, the metadata of the step at hand, and drafted tokens.
+
+    Attributes:
+        clean: slots below it hold keys and values that no unrectified sparse step wrote.
+        drafts: what verification has found and nobody has asked for yet.
+    """
 
     def __init__(self, state: DecodeState) -> None:
         self.state = state
         self.call = Call(0, 0, 0)
+        self.clean: int | None = None
+        self.drafts: Drafts | None = None
         self._steps: list[Rows] = []
 
-    def begin(self, call: Call) -> None:
-        """Start a forward call; rows are prepared when its first layer asks."""
+    def dirty(self, past: int) -> int:
+        """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
+        self.clean = past if self.clean is None else min(self.clean, past)
+        return past - self.clean
+
+    def begin(self, call: Call, *, rectified: bool) -> None:
+        """Start a forward call; rows are prepared when its first layer asks.
+
+        Args:
+            call: the positions that come.
+            rectified: whether sparse steps will be made good, so that until then they count as unclean.
+        """
         self.call = call
         self._steps = []
         self.state.begin(call.past)
+        if rectified:
+            if self.dirty(call.past) == 0:
+                self.clean = call.past + call.prompt
+            assert self.clean is not None
+            self.state.history.clean = self.clean
+
+    def permute(self, layer: int, rows: Tensor) -> None:
+        """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
+        self.state.permute(layer, rows)
+        if layer == 0:
+            self.state.history.permute(rows)
+            self.drafts = None
 
     def reset(self) -> None:
         """Forget everything about the sequences; the cache was emptied."""
         self.state = self.state.fresh()
+        self.clean = self.drafts = None
 
     def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
         """The cache as each decoding position of this call sees it.

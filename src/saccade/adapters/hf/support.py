@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +51,21 @@ def shape_of(config: Any) -> ModelShape:
     query_heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or query_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
-    return ModelShape(config.num_hidden_layers, query_heads, kv_heads, head_dim)
+    return ModelShape(config.num_hidden_layers, query_heads, kv_heads, head_dim, architecture=config.model_type)
+
+
+def shape_of_model(model: Any) -> ModelShape:
+    """Sizes of a loaded decoder, and the hash of some of its weights: three rows of the input embeddings.
+
+    The rows are rounded to bfloat16 first, so that a model loaded in float32 is still the same model.
+    """
+    shape = shape_of(model.config)
+    table = model.get_input_embeddings().weight
+    if table.is_meta:
+        return shape
+    rows = table.detach()[[0, table.shape[0] // 2, table.shape[0] - 1]].to("cpu", torch.bfloat16)
+    digest = hashlib.sha256(rows.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return replace(shape, weights=digest[:16])
 
 
 def _structure(model: Any) -> list[str]:

@@ -3,7 +3,10 @@
  * A plain C ABI without Python or torch: library.py fills a `struct call` and reads a number back. One pass over keys
  * and values: in blocks of tokens, scores first, then weights against the running maximum, then the weighted values.
  * Memory is what this costs, so each phase fetches the rows that the next one reads: gathered rows are beyond what the
- * hardware foresees. Work is cut into items (row, head, span of tokens) whose partial sums are joined at the end. */
+ * hardware foresees. The work of all heads, dense and sparse, goes into one pool and is cut into items (row, head, span
+ * of tokens) of about equal size (LycheeDecode, appendix C), whose partial sums are joined at the end.
+ *
+ * Page bounds are scored here too (`struct bounds`): the same product with two rows of numbers per page. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -15,7 +18,7 @@
 #error "bfloat16 is widened as on a little-endian machine"
 #endif
 
-#define ABI_VERSION 1 /* raised with every change of `struct call` or of a function's meaning; library.py checks it */
+#define ABI_VERSION 2 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 64    /* tokens per block where they are read from here and there */
@@ -23,6 +26,7 @@
 #define MOST_GROUP 32  /* query heads per KV head */
 #define MOST_DIM 256   /* numbers per head */
 #define SHORTEST 512   /* tokens of a span: below, joining costs more than it spreads */
+#define PER_THREAD 4   /* spans, so that one who is late leaves something to the others */
 #define FAIR_BYTES (1 << 19) /* of cache per thread: below, waking a thread costs more than it saves */
 
 enum pooling { NONE, MAX, MEAN, EACH };
@@ -35,138 +39,78 @@ struct call {
     const int32_t *table;          /* [batch, row_pages] */
     const int32_t *starts, *lengths;
     const int32_t *ids, *counts;   /* [batch, sets, width] and [batch, sets]; NULL: all tokens */
+    const uint8_t *dense;          /* [kv_heads], which attend to all tokens in spite of `ids`; NULL: none */
+    const int32_t *kept;           /* [kv_heads], place among the heads whose scores are kept, or -1; NULL: all are */
     float *out;                    /* [batch, query_heads, dim] or NULL */
-    float *scores;                 /* [batch, kv_heads or (EACH) query_heads, max_len] or NULL */
+    float *scores;                 /* [batch, kept_heads or (EACH) that many groups, max_len] or NULL */
     double scale;
     int64_t k_page, k_slot, k_head, v_page, v_slot, v_head; /* bytes */
     int64_t batch, query_heads, kv_heads, dim, bf16;
     int64_t page, pages, row_pages, max_len;
     int64_t sets, width, unit;
+    int64_t kept_heads;
     int64_t pooling, threads, lanes; /* lanes: widest vectors to use, 0 for the machine's */
+};
+
+struct item {
+    int64_t row, head; /* KV head */
+    int64_t first;     /* query head, of `group` */
+    int group, kept;   /* kept: where the scores go, or -1 */
+    int64_t set;       /* number of the set, or -1: all tokens */
+    int64_t at, end;   /* tokens, or entries of the set */
+    int64_t partial;   /* where the sums of the first query head go */
 };
 
 struct plan {
     const struct call *call;
-    int group;          /* query heads per item */
-    int64_t heads;      /* items' heads per row: KV heads, or query heads where each has its own set */
-    int64_t spans;      /* per head: the longest row decides, so that shorter ones may have empty spans */
-    int64_t chunk;      /* tokens of a span, or units of a set */
-    int block;          /* tokens of a block, a multiple of 16 up to BLOCK */
-    int fetch;          /* whether to fetch ahead: in long runs of neighbours the hardware does it better */
+    struct item *items; /* of one row and query head next to each other */
+    int64_t count;
     float *partials;    /* per item and query head: maximum, sum of weights, weighted values */
 };
 
-/* Bytes from the storage's start to the tokens of a block; places after the count, up to a multiple of 4, repeat it. */
-struct block {
-    int count;
-    int64_t token; /* logical position of the first; of use where all tokens are read */
-    int64_t k[BLOCK], v[BLOCK];
-};
+#include "reader.h"
 
-/* Walks over the tokens of one item. */
-struct reader {
-    const struct call *call;
-    const int32_t *table, *ids;
-    int block;
-    int64_t row, head, group;
-    int64_t start, length;      /* of the row, in slots */
-    int64_t k_base, v_base;     /* bytes to the KV head */
-    int64_t at, end;            /* next token and the one to stop at, or (ids) next entry of the set */
-    int64_t run, run_end;       /* tokens of the entry that were not read yet */
-};
-
-static void open_item(struct reader *reader, const struct plan *plan, int64_t index)
+/* Where the scores of an item's first query head (or of all its heads together) from a token on are kept. */
+static float *keep_at(const struct call *call, const struct item *item, int64_t token)
 {
-    const struct call *call = plan->call;
-    int64_t span = index % plan->spans, head = index / plan->spans % plan->heads;
-    int64_t row = index / plan->spans / plan->heads, all, set;
-    int64_t kv_head = head * plan->group / (call->query_heads / call->kv_heads);
-    *reader = (struct reader){
-        .call = call, .block = plan->block, .row = row, .head = head, .group = plan->group,
-        .table = call->table + row * call->row_pages,
-        .start = call->starts[row], .length = call->lengths[row],
-        .k_base = kv_head * call->k_head, .v_base = kv_head * call->v_head,
-    };
-    all = reader->length;
-    if (call->ids) {
-        set = row * call->sets + (call->sets == 1 ? 0 : head);
-        reader->ids = call->ids + set * call->width;
-        all = call->counts[set] < call->width ? call->counts[set] : call->width;
-    }
-    reader->at = span * plan->chunk;
-    reader->end = reader->at + plan->chunk < all ? reader->at + plan->chunk : all;
-    if (!call->ids) {
-        reader->run = reader->at;
-        reader->run_end = reader->end;
-    }
+    const int64_t each = call->pooling == EACH ? item->group : 1;
+    return call->scores + (item->row * call->kept_heads + item->kept) * each * call->max_len + token;
 }
 
-/* Whether there is a token to read; steps to the next entry of the set where one is used up. */
-static int more(struct reader *reader)
+/* Store raw scores `[rows][BLOCK]` as the pooling wants them, in rows that are `step` numbers apart. */
+static void keep_scores(float *to, int64_t step, const float *scores, int rows, int count, int64_t pooling)
 {
-    while (reader->run >= reader->run_end) {
-        if (!reader->ids || reader->at >= reader->end)
-            return 0;
-        int64_t unit = reader->call->unit, id = reader->ids[reader->at++];
-        if (id < 0 || id * unit >= reader->length)
-            continue;
-        reader->run = id * unit;
-        reader->run_end = reader->run + unit < reader->length ? reader->run + unit : reader->length;
-    }
-    return 1;
-}
-
-static void read_block(struct reader *reader, struct block *block)
-{
-    const struct call *call = reader->call;
-    int count = 0;
-    block->token = reader->run;
-    while (count < reader->block && more(reader)) {
-        /* Neither is negative, and a 32-bit division takes half the time of a 64-bit one. */
-        uint32_t slot = (uint32_t)(reader->start + reader->run), number = 0;
-        if (call->row_pages > 1) {
-            number = slot / (uint32_t)call->page;
-            slot -= number * (uint32_t)call->page;
-        }
-        int64_t page = reader->table[number];
-        int64_t k = reader->k_base + page * call->k_page + slot * call->k_slot;
-        int64_t v = reader->v_base + page * call->v_page + slot * call->v_slot;
-        int64_t some = reader->run_end - reader->run;
-        some = some < call->page - slot ? some : call->page - slot;
-        some = some < reader->block - count ? some : reader->block - count;
-        for (int64_t i = 0; i < some; i++) {
-            block->k[count + i] = k + i * call->k_slot;
-            block->v[count + i] = v + i * call->v_slot;
-        }
-        count += (int)some;
-        reader->run += some;
-    }
-    block->count = count;
-    for (int i = count; i % 4; i++) {
-        block->k[i] = block->k[count - 1];
-        block->v[i] = block->v[count - 1];
-    }
-}
-
-/* Store a block's raw scores `[rows][BLOCK]` as the pooling wants them. */
-static void keep_scores(const struct reader *reader, const struct block *block, const float *scores)
-{
-    const struct call *call = reader->call;
-    const int64_t heads = call->pooling == EACH ? call->query_heads : call->kv_heads;
-    const int64_t first = call->pooling == EACH ? reader->head * reader->group : reader->head;
-    float *to = call->scores + (reader->row * heads + first) * call->max_len + block->token;
-    const size_t bytes = sizeof(float) * (size_t)block->count;
-    if (call->pooling == MEAN)
-        memcpy(to, scores + (call->out ? reader->group * BLOCK : 0), bytes);
-    if (call->pooling == EACH)
-        for (int64_t row = 0; row < reader->group; row++)
-            memcpy(to + row * call->max_len, scores + row * BLOCK, bytes);
-    if (call->pooling == MAX) {
-        memcpy(to, scores, bytes);
-        for (int64_t row = 1; row < reader->group; row++)
-            for (int i = 0; i < block->count; i++)
+    const size_t bytes = sizeof(float) * (size_t)count;
+    memcpy(to, scores, bytes);
+    for (int row = 1; row < rows; row++)
+        if (pooling == EACH)
+            memcpy(to + row * step, scores + row * BLOCK, bytes);
+        else
+            for (int i = 0; i < count; i++)
                 to[i] = scores[row * BLOCK + i] > to[i] ? scores[row * BLOCK + i] : to[i];
-    }
+}
+
+/* Everything 8 bytes wide, as above. */
+struct bounds {
+    const float *q;            /* [batch, query_heads, dim] */
+    const char *lower, *upper; /* number p of a head's pages: row · row + head · head + p · page bytes from here */
+    const int32_t *lengths;    /* [batch], in tokens */
+    float *scores;             /* [batch, kv_heads or (EACH) query_heads, pages] */
+    int64_t lower_row, lower_head, lower_page, upper_row, upper_head, upper_page; /* bytes */
+    int64_t batch, query_heads, kv_heads, dim, bf16;
+    int64_t pages, unit; /* unit: tokens of a page */
+    int64_t pooling, threads, lanes;
+};
+
+struct bounds_plan {
+    const struct bounds *call;
+    int64_t spans, chunk; /* per head; pages of a span. The longest row decides: shorter ones may have empty spans */
+};
+
+static int64_t pages_used(const struct bounds *call, int64_t row)
+{
+    const int64_t used = (call->lengths[row] + call->unit - 1) / call->unit;
+    return used < 0 ? 0 : used < call->pages ? used : call->pages;
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -190,7 +134,7 @@ static void keep_scores(const struct reader *reader, const struct block *block, 
 #define LANES 4
 #define MOST_ROWS 2
 #define NAME(x) base_##x
-#include "kernel.h"
+#include "level.h"
 
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
@@ -201,7 +145,7 @@ static void keep_scores(const struct reader *reader, const struct block *block, 
 #define LANES 8
 #define MOST_ROWS 2
 #define NAME(x) v3_##x
-#include "kernel.h"
+#include "level.h"
 #ifdef __clang__
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
@@ -213,7 +157,7 @@ static void keep_scores(const struct reader *reader, const struct block *block, 
 #define LANES 16
 #define MOST_ROWS 4
 #define NAME(x) v4_##x
-#include "kernel.h"
+#include "level.h"
 #ifdef __clang__
 #pragma clang attribute pop
 #else
@@ -225,14 +169,14 @@ static void keep_scores(const struct reader *reader, const struct block *block, 
 #define LANES 4
 #define MOST_ROWS 4
 #define NAME(x) base_##x
-#include "kernel.h"
+#include "level.h"
 
 #endif
 
 struct level {
     const char *name;
     int64_t lanes;
-    pool_task attend;
+    pool_task attend, bound_pages;
     void (*exps)(float *, int64_t);
 };
 
@@ -246,22 +190,27 @@ static struct level choose(int64_t dim, int64_t lanes)
     const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (v4 && most >= 16 && dim % 32 == 0)
-        return (struct level){"x86-64-v4", 16, v4_attend, v4_exps};
+        return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_exps};
     if (v3 && most >= 8 && dim % 16 == 0)
-        return (struct level){"x86-64-v3", 8, v3_attend, v3_exps};
-    return (struct level){"x86-64", 4, base_attend, base_exps};
+        return (struct level){"x86-64-v3", 8, v3_attend, v3_bound_pages, v3_exps};
+    return (struct level){"x86-64", 4, base_attend, base_bound_pages, base_exps};
 #else
     (void)dim;
     (void)most;
-    return (struct level){"portable", 4, base_attend, base_exps};
+    return (struct level){"portable", 4, base_attend, base_bound_pages, base_exps};
 #endif
+}
+
+static int fits(int64_t dim, int64_t query_heads, int64_t kv_heads)
+{
+    return dim > 0 && dim <= MOST_DIM && dim % 16 == 0 && kv_heads > 0 && query_heads % kv_heads == 0 &&
+           query_heads / kv_heads <= MOST_GROUP;
 }
 
 /* Every row lies in its pages, every page in the storage: after this no index needs a check but the set's. */
 static enum failure check(const struct call *call)
 {
-    if (call->dim < 1 || call->dim > MOST_DIM || call->dim % 16 || call->query_heads % call->kv_heads ||
-        call->query_heads / call->kv_heads > MOST_GROUP || call->page < 1 || call->page > INT32_MAX)
+    if (!fits(call->dim, call->query_heads, call->kv_heads) || call->page < 1 || call->page > INT32_MAX)
         return BAD_SHAPE;
     for (int64_t row = 0; row < call->batch; row++) {
         const int64_t start = call->starts[row], end = start + call->lengths[row];
@@ -279,63 +228,125 @@ static enum failure check(const struct call *call)
     return DONE;
 }
 
-/* Cut the work into items: with one thread a span is a whole row, else there are several per thread. */
+/* Cut one head's tokens, or entries of a set, into spans of equal size, at most `chunk` tokens; items NULL: only count.
+ * A head without any has one item, so that its output is written. */
+static int64_t cut_head(const struct call *call, struct item head, int64_t chunk, struct item *items, int64_t *tokens)
+{
+    const int64_t unit = head.set < 0 ? 1 : call->unit, entries = head.end, most = chunk < unit ? 1 : chunk / unit;
+    const int64_t spans = entries > 0 ? (entries - 1) / most + 1 : 1;
+    int64_t size = (entries + spans - 1) / spans;
+    if (unit == 1 && spans > 1)
+        size = (size + BLOCK - 1) / BLOCK * BLOCK; /* whole blocks; `chunk` is made of them too */
+    *tokens += entries * unit;
+    for (int64_t span = 0; items && span < spans; span++) {
+        items[span] = head;
+        items[span].at = span * size < entries ? span * size : entries;
+        items[span].end = (span + 1) * size < entries ? (span + 1) * size : entries;
+        items[span].partial = head.partial + span * head.group;
+    }
+    return spans;
+}
+
+/* The pool of all heads' work, cut; first those that attend to all tokens, which are the most. Returns the number of
+ * items; `tokens` counts theirs and `sums` the query heads. */
+static int64_t cut(const struct call *call, int64_t chunk, struct item *items, int64_t *tokens, int64_t *sums)
+{
+    const int64_t group = call->query_heads / call->kv_heads;
+    int64_t count = 0;
+    *tokens = *sums = 0;
+    for (int sparse = 0; sparse < 2; sparse++)
+        for (int64_t row = 0; row < call->batch; row++)
+            for (int64_t head = 0; head < call->kv_heads; head++) {
+                if (sparse != (call->ids && !(call->dense && call->dense[head])))
+                    continue;
+                struct item item = {.row = row, .head = head, .set = -1, .end = call->lengths[row], .group = (int)group,
+                                    .kept = call->kept ? call->kept[head] : (int)head};
+                if (sparse && call->sets == call->query_heads)
+                    item.group = 1;
+                for (item.first = head * group; item.first < (head + 1) * group; item.first += item.group) {
+                    if (sparse) {
+                        item.kept = -1;
+                        item.set = row * call->sets + (call->sets == 1 ? 0 : item.first / item.group);
+                        item.end = call->counts[item.set] < call->width ? call->counts[item.set] : call->width;
+                        item.end = item.end > 0 ? item.end : 0;
+                    }
+                    item.partial = *sums;
+                    const int64_t spans = cut_head(call, item, chunk, items ? items + count : NULL, tokens);
+                    count += spans;
+                    *sums += spans * item.group;
+                }
+            }
+    return count;
+}
+
+/* With one thread an item is all that a head attends to, else there are several per thread. Returns the threads that
+ * are worth waking, or 0 when memory is short. */
 static int64_t make_plan(struct plan *plan, const struct call *call)
 {
-    int64_t longest = 0, total = 0, threads = call->threads;
-    int64_t unit = call->ids ? call->unit : 1;
-    plan->call = call;
-    plan->heads = call->ids && call->sets == call->query_heads ? call->query_heads : call->kv_heads;
-    plan->group = (int)(call->query_heads / plan->heads);
-    for (int64_t row = 0; row < call->batch; row++)
-        for (int64_t head = 0; head < plan->heads; head++) {
-            int64_t entries = call->lengths[row];
-            if (call->ids)
-                entries = call->counts[row * call->sets + (call->sets == 1 ? 0 : head)];
-            longest = entries > longest ? entries : longest;
-            total += entries > 0 ? entries : 0;
-        }
-    /* Measured (Zen 4): neighbours run best when a block of keys fills about a page of memory. */
-    const int64_t fill = LINEAR_BYTES / (call->dim * (call->bf16 ? 2 : 4)) / 16 * 16;
-    plan->fetch = call->ids || call->row_pages > 1;
-    plan->block = plan->fetch ? GATHERED : fill < 16 ? 16 : fill > BLOCK ? BLOCK : (int)fill;
-    const int64_t bytes = total * unit * call->dim * (call->bf16 ? 4 : 8);
-    threads = threads < bytes / FAIR_BYTES ? threads : bytes / FAIR_BYTES;
-    plan->chunk = longest > 0 ? longest : 1;
+    int64_t tokens, sums, chunk = INT64_MAX;
+    *plan = (struct plan){.call = call};
+    cut(call, chunk, NULL, &tokens, &sums);
+    const int64_t fair = tokens * call->dim * (call->bf16 ? 4 : 8) / FAIR_BYTES;
+    const int64_t threads = fair < 1 ? 1 : fair < call->threads ? fair : call->threads;
     if (threads > 1) {
-        int64_t fair = total / (4 * threads), shortest = (SHORTEST + unit - 1) / unit;
-        fair = fair > shortest ? fair : shortest;
-        fair = unit == 1 ? (fair + BLOCK - 1) / BLOCK * BLOCK : fair;
-        plan->chunk = plan->chunk < fair ? plan->chunk : fair;
+        chunk = tokens / (PER_THREAD * threads);
+        chunk = chunk > SHORTEST ? (chunk + BLOCK - 1) / BLOCK * BLOCK : SHORTEST;
     }
-    plan->spans = longest > 0 ? (longest + plan->chunk - 1) / plan->chunk : 1;
+    plan->count = cut(call, chunk, NULL, &tokens, &sums);
+    plan->items = malloc(sizeof(struct item) * (size_t)(plan->count + 1));
+    if (!plan->items)
+        return 0;
+    cut(call, chunk, plan->items, &tokens, &sums);
+    if (call->out) {
+        plan->partials = malloc(sizeof(float) * (size_t)(sums * (call->dim + 2) + 1));
+        if (!plan->partials)
+            return 0;
+    }
     return threads;
 }
 
-/* Join the spans of every head: each one's sums are relative to its own maximum. */
+/* Join `spans` parts of one head's output: each one's sums are relative to its own maximum. */
+static void join_head(float *out, const float *first, int64_t spans, int64_t step, int64_t dim)
+{
+    float max = -INFINITY, total = 0.0f;
+    for (int64_t span = 0; span < spans; span++)
+        max = first[span * step] > max ? first[span * step] : max;
+    memset(out, 0, sizeof(float) * (size_t)dim);
+    for (int64_t span = 0; span < spans; span++) {
+        const float *partial = first + span * step;
+        if (partial[1] == 0.0f) /* no token, or none that weighs anything */
+            continue;
+        const float factor = partial[0] == max ? 1.0f : expf(partial[0] - max);
+        total += factor * partial[1];
+        for (int64_t i = 0; i < dim; i++)
+            out[i] += factor * partial[2 + i];
+    }
+    /* An empty set has no output: 0 / 0 says so. */
+    for (int64_t i = 0; i < dim; i++)
+        out[i] /= total;
+}
+
 static void join(const struct plan *plan)
 {
     const struct call *call = plan->call;
-    const int64_t dim = call->dim, step = plan->group * (dim + 2);
-    for (int64_t head = 0; head < call->batch * call->query_heads; head++) {
-        const float *first = plan->partials + head / plan->group * plan->spans * step + head % plan->group * (dim + 2);
-        float *out = call->out + head * dim, max = -INFINITY, total = 0.0f;
-        for (int64_t span = 0; span < plan->spans; span++)
-            max = first[span * step] > max ? first[span * step] : max;
-        memset(out, 0, sizeof(float) * (size_t)dim);
-        for (int64_t span = 0; span < plan->spans; span++) {
-            const float *partial = first + span * step;
-            if (partial[1] == 0.0f) /* no token, or none that weighs anything */
-                continue;
-            const float factor = partial[0] == max ? 1.0f : expf(partial[0] - max);
-            total += factor * partial[1];
-            for (int64_t i = 0; i < dim; i++)
-                out[i] += factor * partial[2 + i];
-        }
-        /* An empty set has no output: 0 / 0 says so. */
-        for (int64_t i = 0; i < dim; i++)
-            out[i] /= total;
+    const int64_t dim = call->dim;
+    for (int64_t index = 0, spans; index < plan->count; index += spans) {
+        const struct item *item = &plan->items[index];
+        for (spans = 1; index + spans < plan->count; spans++)
+            if (item[spans].row != item->row || item[spans].first != item->first)
+                break;
+        for (int64_t query = 0; query < item->group; query++)
+            join_head(call->out + (item->row * call->query_heads + item->first + query) * dim,
+                      plan->partials + (item->partial + query) * (dim + 2), spans, item->group * (dim + 2), dim);
     }
+}
+
+/* -INFINITY to the places of `rows` rows of `step` numbers from number `from` on. */
+static void hide(float *scores, int64_t rows, int64_t step, int64_t from)
+{
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = from; i < step; i++)
+            scores[row * step + i] = -INFINITY;
 }
 
 #define EXPORT __attribute__((visibility("default")))
@@ -347,7 +358,7 @@ EXPORT int64_t saccade_abi_version(void)
 
 EXPORT int64_t saccade_call_size(void)
 {
-    return (int64_t)sizeof(struct call);
+    return (int64_t)(sizeof(struct call) + sizeof(struct bounds));
 }
 
 EXPORT const char *saccade_level(int64_t dim, int64_t lanes)
@@ -367,22 +378,40 @@ EXPORT int64_t saccade_attention(const struct call *call)
     enum failure failure = check(call);
     if (failure != DONE)
         return failure;
-    const int64_t threads = make_plan(&plan, call), items = call->batch * plan.heads * plan.spans;
-    plan.partials = NULL;
-    if (call->out) {
-        plan.partials = malloc(sizeof(float) * (size_t)(items * plan.group * (call->dim + 2)));
-        if (!plan.partials)
-            return NO_MEMORY;
+    const int64_t threads = make_plan(&plan, call);
+    if (threads) {
+        const int64_t each = call->kept_heads * (call->pooling == EACH ? call->query_heads / call->kv_heads : 1);
+        for (int64_t row = 0; call->scores && row < call->batch; row++)
+            hide(call->scores + row * each * call->max_len, each, call->max_len, call->lengths[row]);
+        pool_run(choose(call->dim, call->lanes).attend, &plan, plan.count, threads);
+        if (call->out)
+            join(&plan);
     }
-    if (call->scores) {
-        const int64_t per_row = call->pooling == EACH ? call->query_heads : call->kv_heads;
-        for (int64_t row = 0; row < call->batch * per_row; row++)
-            for (int64_t i = call->lengths[row / per_row]; i < call->max_len; i++)
-                call->scores[row * call->max_len + i] = -INFINITY;
-    }
-    pool_run(choose(call->dim, call->lanes).attend, &plan, items, threads);
-    if (call->out)
-        join(&plan);
+    free(plan.items);
     free(plan.partials);
+    return threads ? DONE : NO_MEMORY;
+}
+
+EXPORT int64_t saccade_page_scores(const struct bounds *call)
+{
+    if (!fits(call->dim, call->query_heads, call->kv_heads) || call->unit < 1)
+        return BAD_SHAPE;
+    const int64_t each = call->pooling == EACH ? call->query_heads : call->kv_heads;
+    int64_t longest = 0, total = 0;
+    for (int64_t row = 0; row < call->batch; row++) {
+        const int64_t used = pages_used(call, row);
+        longest = used > longest ? used : longest;
+        total += used * call->kv_heads;
+        hide(call->scores + row * each * call->pages, each, call->pages, used);
+    }
+    /* A page is two rows of numbers, as a token is. */
+    const int64_t fair = total * call->dim * (call->bf16 ? 4 : 8) / FAIR_BYTES;
+    const int64_t threads = fair < call->threads ? fair : call->threads;
+    struct bounds_plan plan = {.call = call, .spans = 1, .chunk = longest};
+    if (threads > 1) {
+        plan.chunk = (total / (PER_THREAD * threads) + BLOCK) / BLOCK * BLOCK;
+        plan.spans = (longest + plan.chunk - 1) / plan.chunk;
+    }
+    pool_run(choose(call->dim, call->lanes).bound_pages, &plan, call->batch * call->kv_heads * plan.spans, threads);
     return DONE;
 }

@@ -1,8 +1,10 @@
-"""Tensors to the C library and back: what both operations share."""
+"""Tensors to the C library and back: what the attention operations share."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.types import KVView, Pooling, Selection
 
-_ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
+ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
 _FAILURES = {
     1: "a row does not lie within its pages",
     2: "a row's page lies outside the storage",
@@ -21,12 +23,33 @@ _FAILURES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the KV heads of one call do, as the library reads it.
+
+    Attributes:
+        dense: bytes `[Hkv]`: attends to all tokens, not to its set.
+        kept: int32 `[Hkv]`: place among the heads whose scores are wanted, -1 for the others.
+        kept_heads: how many of these there are.
+    """
+
+    dense: ctypes.Array[ctypes.c_uint8]
+    kept: ctypes.Array[ctypes.c_int32]
+    kept_heads: int
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def of(dense: tuple[bool, ...], scored: tuple[bool, ...]) -> Heads:
+        kept = [sum(scored[:head]) if flag else -1 for head, flag in enumerate(scored)]
+        return Heads((ctypes.c_uint8 * len(dense))(*dense), (ctypes.c_int32 * len(kept))(*kept), sum(scored))
+
+
 def native_refusal(q: Tensor, kv: KVView, selection: Selection | None = None) -> str | None:
     """Why the library cannot take this call, or None."""
     k, v, rows = kv.k, kv.v, kv.rows
     if native.library() is None:
         return "no library was built at install (a C compiler is needed)"
-    if k.dtype not in _ITEM_SIZE or v.dtype != k.dtype:
+    if k.dtype not in ITEM_SIZE or v.dtype != k.dtype:
         return f"k is {k.dtype} and v {v.dtype}, not both float32 or bfloat16"
     if kv.k_scale is not None or kv.v_scale is not None:
         return "the cache is quantised"
@@ -57,10 +80,12 @@ def attention(
     scale: float = 1.0,
     pooling: Pooling | None = None,
     selection: Selection | None = None,
+    heads: Heads | None = None,
 ) -> None:
     """Fill `out` (float32 `[B, Hq, d]`) and `scores` (float32 `[B, G, max_len]`); contiguous, either may be None.
 
-    Only after `native_refusal` has found nothing.
+    With a selection all heads attend to their sets, or those that `heads` does not call dense. Only after
+    `native_refusal` has found nothing.
     """
     k, v, rows = kv.k, kv.v, kv.rows
     # These must live until the call returns: it holds addresses.
@@ -68,7 +93,7 @@ def attention(
     table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
-    size = _ITEM_SIZE[k.dtype]
+    size = ITEM_SIZE[k.dtype]
     k_page, k_slot, k_head, _ = k.stride()
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
@@ -82,6 +107,8 @@ def attention(
         lengths.data_ptr(),
         None if ids is None else ids.data_ptr(),
         None if counts is None else counts.data_ptr(),
+        None if heads is None else ctypes.addressof(heads.dense),
+        None if heads is None else ctypes.addressof(heads.kept),
         None if out is None else out.data_ptr(),
         None if scores is None else scores.data_ptr(),
         scale,
@@ -89,6 +116,7 @@ def attention(
         *(batch, query_heads, kv_heads, dim, size == 2),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
+        kv_heads if heads is None else heads.kept_heads,
         *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
     found = native.library()

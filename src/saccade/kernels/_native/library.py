@@ -9,7 +9,7 @@ from pathlib import Path
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 MOST_GROUP = 32
 MOST_DIM = 256
 
@@ -18,21 +18,36 @@ POOLING = {None: 0, "max": 1, "mean": 2, "each": 3}
 # Vectors of at most this many floats are used; 0 leaves it to the machine. Tests lower it to reach every code path.
 widest = 0
 
-_ADDRESSES = "q k v table starts lengths ids counts out scores".split()
-_NUMBERS = (
-    "k_page k_slot k_head v_page v_slot v_head batch query_heads kv_heads dim bf16 page pages row_pages max_len "
-    "sets width unit pooling threads lanes"
-).split()
+
+def _fields(addresses: str, factors: str, numbers: str) -> list[tuple[str, type]]:
+    """Everything 8 bytes wide: absent tensors are None, strides are in bytes."""
+    return [
+        *((name, ctypes.c_void_p) for name in addresses.split()),
+        *((name, ctypes.c_double) for name in factors.split()),
+        *((name, ctypes.c_int64) for name in numbers.split()),
+    ]
 
 
 class Call(ctypes.Structure):
-    """`struct call` of attention.c, which documents the fields; strides are in bytes, absent tensors None."""
+    """`struct call` of attention.c, which documents the fields."""
 
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in _ADDRESSES),
-        ("scale", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-    ]
+    _fields_ = _fields(
+        "q k v table starts lengths ids counts dense kept out scores",
+        "scale",
+        "k_page k_slot k_head v_page v_slot v_head batch query_heads kv_heads dim bf16 page pages row_pages max_len "
+        "sets width unit kept_heads pooling threads lanes",
+    )
+
+
+class Bounds(ctypes.Structure):
+    """`struct bounds` of attention.c, which documents the fields."""
+
+    _fields_ = _fields(
+        "q lower upper lengths scores",
+        "",
+        "lower_row lower_head lower_page upper_row upper_head upper_page batch query_heads kv_heads dim bf16 "
+        "pages unit pooling threads lanes",
+    )
 
 
 @functools.cache
@@ -47,9 +62,10 @@ def library() -> ctypes.CDLL | None:
         return None
     for function in versions:
         function.argtypes, function.restype = [], ctypes.c_int64
-    if (versions[0](), versions[1]()) != (_ABI_VERSION, ctypes.sizeof(Call)):
+    if (versions[0](), versions[1]()) != (_ABI_VERSION, ctypes.sizeof(Call) + ctypes.sizeof(Bounds)):
         return None
-    found.saccade_attention.argtypes, found.saccade_attention.restype = [ctypes.c_void_p], ctypes.c_int64
+    for operation in (found.saccade_attention, found.saccade_page_scores):
+        operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
     found.saccade_level.argtypes, found.saccade_level.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     found.saccade_exp.argtypes, found.saccade_exp.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
     return found

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
-from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels._dispatch import Implementation, choose, use_cpu
 from saccade.kernels._flat import cpu_refusal
-from saccade.kernels.page_bounds import cpu, reference
+from saccade.kernels.page_bounds import cpu, native, reference
 from saccade.types import KVView, Pooling
 
 
@@ -87,7 +87,10 @@ def page_scores(
         seq_lens: int32 `[B]`, at least 1.
         page: tokens per page.
         pooling: "max", "mean" or "each".
-        implementation: "cpu" needs CPU tensors; "auto" takes it then, else the reference.
+        implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
+            bfloat16 bounds on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and at most 32
+            query heads per KV head. "cpu" needs CPU tensors. "auto" takes the first that can run of these, else the
+            reference.
 
     Returns:
         float32 `[B, G, P]`, G = Hkv or (for "each") Hq; -inf at and after page ⌈seq_len / page⌉.
@@ -106,7 +109,16 @@ def page_scores(
         raise KernelError(f"page_scores: q {list(q.shape)} does not match bounds {list(lower.shape)}")
     if seq_lens.shape != q.shape[:1] or page < 1 or pooling is None:
         raise KernelError("page_scores: seq_lens must be [B], page at least 1 and pooling max, mean or each")
-    refusal = None if lower.device.type == "cpu" else f"the bounds are on {lower.device}"
-    if use_cpu("page_scores", implementation, refusal):
+    chosen = choose(
+        "page_scores",
+        implementation,
+        {
+            "native": lambda: native.refusal(q, lower, upper, seq_lens),
+            "cpu": lambda: None if lower.is_cpu else f"the bounds are on {lower.device}",
+        },
+    )
+    if chosen == "native":
+        return native.page_scores(q, lower, upper, seq_lens, page, pooling)
+    if chosen == "cpu":
         return cpu.page_scores(q, lower, upper, seq_lens, page, pooling)
     return reference.page_scores(q, lower, upper, seq_lens, page, pooling)

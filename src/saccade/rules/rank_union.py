@@ -1,4 +1,4 @@
-"""Rules: how scores become a set. The unit of the current token is in every set and counts in the budget."""
+"""One set for all heads: the union of their rankings, rank by rank (LessIsMore)."""
 
 from __future__ import annotations
 
@@ -10,33 +10,10 @@ from math import floor
 import torch
 from torch import Tensor
 
-from .errors import PolicyError
-from .kernels.rank_union.api import rank_union
-from .kernels.topk.api import topk
-from .types import Rows, Selection
-
-
-@dataclass(frozen=True, slots=True)
-class TopK:
-    """The current token's unit and the best others, `budget` tokens in all (TidalDecode, section 3.1; Quest)."""
-
-    budget: int
-
-    def covers(self, length: int, unit: int) -> bool:
-        return length <= self.budget
-
-    def choose(self, scores: Tensor, rows: Rows, unit: int) -> Selection:
-        """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
-        current = (rows.seq_lens - 1).div(unit, rounding_mode="floor")
-        others = self.budget // unit - 1
-        if others == 0:
-            ids = current[:, None, None].expand(-1, scores.shape[1], 1)
-            counts = torch.ones_like(ids[..., 0])
-        else:
-            ids, counts = _append(*topk(scores, current, others, order="position"), current)
-        if self.budget % unit:
-            ids, counts = _whole_where(rows.seq_lens <= self.budget, current + 1, ids, counts)
-        return Selection(ids, counts, unit)
+from ..errors import PolicyError
+from ..kernels.rank_union.api import rank_union
+from ..kernels.topk.api import topk
+from ..types import Rows, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +49,14 @@ class RankUnion:
     def covers(self, length: int, unit: int) -> bool:
         return length <= self.budget
 
-    def choose(self, scores: Tensor, rows: Rows, unit: int) -> Selection:
+    @property
+    def fixed_size(self) -> bool:
+        return True
+
+    def size(self, length: int, unit: int) -> int:
+        return min(length, self.budget)
+
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """One set per row from scores float32 `[B, Hq, N]`."""
         lengths = rows.seq_lens
         candidates = (lengths - self.reserved).clamp(min=0)
@@ -90,21 +74,6 @@ class RankUnion:
 def _reserved(budget: int, sinks: int, recent: float) -> int:
     """R of the paper; the share is taken as it was written, in decimals."""
     return max(floor(budget * Fraction(str(recent))), sinks + 1)
-
-
-def _append(ids: Tensor, counts: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Put `current` `[B]` behind the last of each ascending list `[B, G, M]`."""
-    wider = torch.cat((ids, ids.new_full((*ids.shape[:2], 1), -1)), dim=-1)
-    last = current[:, None, None].expand(-1, ids.shape[1], 1)
-    return wider.scatter(-1, counts[..., None].long(), last), counts + 1
-
-
-def _whole_where(fits: Tensor, units: Tensor, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """All `units` `[B]` of rows that fit the budget: one more than it holds if the last one is partial."""
-    slot = torch.arange(ids.shape[-1] + 1, dtype=torch.int32, device=ids.device)
-    whole = torch.where(slot < units[:, None], slot, -1)[:, None]
-    wider = torch.nn.functional.pad(ids, (0, 1), value=-1)
-    return torch.where(fits[:, None, None], whole, wider), torch.where(fits[:, None], units[:, None], counts)
 
 
 def _frame(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:

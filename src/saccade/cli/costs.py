@@ -1,0 +1,148 @@
+"""The table that `saccade policies --cost` prints: bytes per decoded token, and the ceiling that they set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from ..adapters.hf.load import ModelSource, one_line
+from ..adapters.hf.support import shape_of
+from ..bench.shapes import SHAPES, read_config
+from ..cost import Cost, cost_of
+from ..errors import ModelFolderError, SaccadeError, UnsupportedModelError
+from ..registry import policies
+from ..spec import Policy
+from ..types import ModelShape
+from .terminal import output, quiet_libraries
+
+STAND_INS = {"lychee_decode": "lychee_decode:roles=every:4"}
+"""What the list of all takes for policies whose defaults make no plan; their plans say that it is a stand-in."""
+
+BYTES = {
+    "float32": 4.0,
+    "fp32": 4.0,
+    "bfloat16": 2.0,
+    "bf16": 2.0,
+    "float16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+}
+CACHE_DTYPES = tuple(name for name in BYTES if not name.startswith("int"))
+UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def print_costs(
+    *,
+    model: str | None = None,
+    context: int = 131_072,
+    batch: int = 1,
+    dtype: str = "bf16",
+    weights: str | None = None,
+    acceptance: float = 1.0,
+    policy: list[str] | None = None,
+) -> None:
+    """Check everything, then print the table and what it assumes.
+
+    Raises:
+        SaccadeError: one line about the first setting that is not valid.
+    """
+    quiet_libraries()
+    weights = weights or dtype
+    itemsize, weight_size = _size("dtype", dtype, CACHE_DTYPES), _size("weights", weights, tuple(BYTES))
+    chosen = _chosen(policy)
+    shape, parameters, notes = _model(model)
+    costs: dict[str, Cost] = {}
+    for entry in chosen:
+        plan, label = entry.plan(shape), entry.to_spec()
+        costs[label] = cost_of(
+            plan,
+            entry.rectify,
+            shape,
+            context=context,
+            batch=batch,
+            kv_itemsize=itemsize,
+            weight_bytes=parameters * weight_size,
+            acceptance=acceptance,
+        )
+        notes += [f"{label}: {note}" for note in costs[label].notes]
+        notes += [note if note.startswith(entry.name) else f"{label}: {note}" for note in plan.notes]
+    console = output()
+    title = (
+        f"{model or 'bundled model'}, {context:,} cached tokens, batch {batch}, cache in {dtype}, "
+        f"{parameters:,} weights in {weights}"
+    )
+    console.print(_table(title, costs))
+    for note in dict.fromkeys(notes):
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _size(option: str, name: str, valid: tuple[str, ...]) -> float:
+    if name not in valid:
+        raise SaccadeError(f"--{option} {name!r} is not valid; valid: {', '.join(valid)}")
+    return BYTES[name]
+
+
+def _chosen(specs: list[str] | None) -> list[Policy]:
+    """The policies to count, dense first: every ceiling is quoted against it."""
+    chosen = [Policy.from_spec(spec) for spec in specs or (STAND_INS.get(name, name) for name in policies())]
+    dense = Policy.from_spec("dense")
+    return list({policy.to_spec(): policy for policy in (dense, *chosen)}.values())
+
+
+def _model(name: str | None) -> tuple[ModelShape, int, list[str]]:
+    """Sizes of the named model, the weights that a step reads, and notes; from the configuration alone."""
+    config = _config(name)
+    try:
+        shape = shape_of(config)
+        with torch.device("meta"):
+            network: Any = AutoModelForCausalLM.from_config(config)
+    # A configuration that is not a plain decoder's can raise anything in transformers.
+    except Exception as error:
+        raise UnsupportedModelError(f"model {name!r} is no plain decoder: {one_line(error)}") from error
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    inputs, head = network.get_input_embeddings(), network.get_output_embeddings()
+    notes = []
+    # An embedding that is not the output head as well is looked up row by row, not read.
+    if head is None or inputs.weight is not head.weight:
+        parameters -= inputs.weight.numel()
+        notes.append(f"weights: without the input embedding's {inputs.weight.numel():,}, of which a step reads one row")
+    if any(getattr(config, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        notes.append("weights: all experts are counted, of which a small batch reads a few")
+    return shape, parameters, notes
+
+
+def _config(name: str | None) -> Any:
+    if name is None:
+        return ModelSource.locate(None).config()
+    # Weights are not needed, so a folder with a configuration is enough.
+    if name in SHAPES or (Path(name).expanduser() / "config.json").is_file():
+        return read_config(name if name in SHAPES else str(Path(name).expanduser()))
+    try:
+        return ModelSource.locate(name).config()
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{error}; a preset is one of {', '.join(SHAPES)}") from error
+
+
+def _table(title: str, costs: dict[str, Cost]) -> Table:
+    unit, size = next((unit, size) for unit, size in UNITS if costs["dense"].total >= size)
+    columns = ("policy", "weights", "K and V", "scores", "index", "rectification", f"{unit} in all", "ceiling")
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for label, cost in costs.items():
+        figures = (f"{value / size:.3f}" if value else "-" for value in _parts(cost))
+        table.add_row(label, *figures, f"{cost.total / size:.3f}", f"{cost.ceiling_over_dense:.2f}×")
+    return table
+
+
+def _parts(cost: Cost) -> Iterator[float]:
+    for part in (cost.weights, cost.kv, cost.scores, cost.index, cost.rectification):
+        yield part.total

@@ -1,0 +1,142 @@
+"""The accumulation experiment as the user asked for it, checked from end to end before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
+from ..adapters.hf.support import refuse_unsupported, shape_of
+from ..bundled import RESELECT
+from ..errors import DocumentError, SaccadeError
+from ..machine import environment
+from ..spec import Policy
+from .accumulation import TARGETS, Accumulation, Case, cases_of
+from .output import shares, whole_numbers
+from .passages import Passage, held_out_passages
+
+
+def default_policies(bundled: bool) -> tuple[str, ...]:
+    """ReSA, and two methods whose sets are made in few layers, at the bundled model's own re-selection layer."""
+    layer = f":reselect={RESELECT}" if bundled else ""
+    return ("resa", f"tidal{layer}", f"less_is_more{layer}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user can choose; see `saccade accumulate --help`. No `policies` means the default ones."""
+
+    model: str | None
+    policies: tuple[str, ...]
+    kept: str
+    every: str
+    lengths: str
+    sources: str
+    passages: int
+    sparse_only: int
+    batch: int
+    output_dir: Path
+    device: str
+    dtype: str
+    seed: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationJob:
+    """Settings that passed every check.
+
+    Attributes:
+        notes: what the user should know about the plans, each once.
+    """
+
+    settings: Settings
+    source: ModelSource
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any
+    passages: tuple[Passage, ...]
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def check(cls, settings: Settings) -> AccumulationJob:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first thing that is not valid.
+        """
+        source = ModelSource.locate(settings.model)
+        every = whole_numbers("--every", settings.every, at_least=1)
+        lengths = tuple(sorted(whole_numbers("--lengths", settings.lengths, at_least=1)))
+        templates = [Policy.from_spec(spec) for spec in settings.policies or default_policies(source.bundled)]
+        kept = shares("--kept", settings.kept)
+        _check_lengths(lengths, max(*every, TARGETS))
+        cases = tuple(
+            case
+            for length in lengths
+            for template in dict.fromkeys(templates)
+            for case in cases_of(template, kept, every, length, sparse_only=settings.sparse_only > 0)
+        )
+        device = pick_device(settings.device)
+        dtype = pick_dtype(settings.dtype, source, device)
+        shape, positions = source.shape()
+        if lengths[-1] > positions:
+            raise DocumentError(f"--lengths {lengths[-1]}: the model has {positions} positions")
+        plans = [case.policy.plan(shape) for case in cases if case.policy is not None]
+        notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+        tokenizer = source.tokenizer()
+        names = tuple(dict.fromkeys(name.strip() for name in settings.sources.split(",")))
+        passages = held_out_passages(
+            tokenizer, names, count=settings.passages, shortest=lengths[0], longest=lengths[-1], seed=settings.seed
+        )
+        return cls(settings, source, device, dtype, tokenizer, tuple(passages), cases, notes)
+
+    def load_model(self) -> Any:
+        """The model, on its device.
+
+        Raises:
+            SaccadeError: weights that cannot be read, or a model that cannot decode sparsely.
+        """
+        model = self.source.weights(self.device, self.dtype)
+        refuse_unsupported(model)
+        return model
+
+    def accumulation(self, model: Any) -> Accumulation:
+        """The experiment, ready to run."""
+        settings = self.settings
+        return Accumulation(
+            model=model,
+            tokenizer=self.tokenizer,
+            passages=self.passages,
+            cases=self.cases,
+            sparse_only=settings.sparse_only,
+            batch=settings.batch,
+        )
+
+    def results(self, experiment: Accumulation, *, complete: bool) -> dict[str, Any]:
+        """What `results.json` holds."""
+        shape = shape_of(experiment.model.config)
+        settings = {**asdict(self.settings), "output_dir": str(self.settings.output_dir)}
+        return {
+            "complete": complete,
+            "model": self.source.name,
+            "layers": shape.layers,
+            "targets": TARGETS,
+            "settings": settings,
+            "rows": experiment.rows(),
+            "notes": list(self.notes),
+            "environment": environment(threads=self.settings.threads, dtype=self.dtype, device=self.device),
+        }
+
+
+def _check_lengths(lengths: Sequence[int], suffix: int) -> None:
+    if lengths[0] <= suffix:
+        raise SaccadeError(
+            f"--lengths {lengths[0]} is not valid: a passage must be longer than its last {suffix} tokens, "
+            "which are decoded behind the others"
+        )

@@ -1,0 +1,58 @@
+"""The two steps of spherical k-means that all implementations share: refilling empty clusters, averaging members."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 2**25
+"""How much of the matrix of inner products exists at a time."""
+
+
+def first_centroids(vectors: Tensor, clusters: int) -> Tensor:
+    """Vectors floor(i * N / L) of `[H, N, d]`."""
+    chosen = torch.arange(clusters, device=vectors.device) * vectors.shape[1] // clusters
+    return vectors.index_select(1, chosen)
+
+
+def refill(labels: Tensor, own: Tensor, clusters: int) -> Tensor:
+    """Labels `[H, N]` after every empty cluster has taken a vector, given inner products `own` `[H, N]`.
+
+    Vectors are taken in ascending order of `own`, but never the last one left of a cluster: that is the last of its
+    cluster in this order. So all takings are known at once, without a loop.
+    """
+    heads, count = labels.shape
+    # Adding 0.0 makes -0.0 equal to 0.0 for sorts that look at bits.
+    order = (own + 0.0).sort(dim=1, stable=True).indices
+    ranked = labels.gather(1, order)
+    places = torch.arange(count, device=labels.device).expand(heads, -1)
+    last = ranked.new_full((heads, clusters), -1).scatter_reduce_(1, ranked, places, "amax")
+    spare = last.gather(1, ranked) != places
+    empty = last < 0
+    turn = spare.long().cumsum(1) - 1
+    # The empty clusters in index order, then (where there are fewer) a column that nobody reads.
+    slots = torch.where(empty, empty.long().cumsum(1) - 1, clusters)
+    numbers = torch.arange(clusters, device=labels.device).expand(heads, -1)
+    waiting = ranked.new_zeros((heads, clusters + 1)).scatter_(1, slots, numbers)
+    taken = spare & (turn < empty.sum(1, keepdim=True))
+    target = waiting.gather(1, turn.clamp(min=0, max=clusters))
+    return torch.empty_like(labels).scatter_(1, order, torch.where(taken, target, ranked))
+
+
+def averaged(vectors: Tensor, labels: Tensor, old: Tensor) -> Tensor:
+    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero. No atomics: sorted sums."""
+    heads, count, head_dim = vectors.shape
+    clusters = old.shape[1]
+    ranked, order = labels.sort(dim=1, stable=True)
+    numbers = torch.arange(clusters + 1, device=labels.device).expand(heads, -1).contiguous()
+    sizes = torch.searchsorted(ranked, numbers).diff(dim=1)
+    rows = order + torch.arange(0, heads * count, count, device=labels.device)[:, None]
+    members = vectors.reshape(-1, head_dim).index_select(0, rows.flatten())
+    sums = torch.segment_reduce(members, "sum", lengths=sizes.flatten(), axis=0, initial=0.0, unsafe=True)
+    return normalised(sums.view(old.shape), old)
+
+
+def normalised(vectors: Tensor, otherwise: Tensor) -> Tensor:
+    """Vectors `[..., d]` of unit length, `otherwise` where they are zero."""
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return torch.where(lengths > 0, vectors / lengths, otherwise)

@@ -1,0 +1,15 @@
+"""Pooling runs of neighbouring rows of a matrix, without atomics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def pool_runs(tokens: Tensor, edges: Sequence[int], pooling: Literal["mean", "max"]) -> Tensor:
+    """Mean or maximum of rows `edges[i]..edges[i + 1]` (counted from the first edge) of float32 `[N, ...]`."""
+    lengths = torch.tensor(edges, device=tokens.device).diff()
+    return torch.segment_reduce(tokens, pooling, lengths=lengths, axis=0, unsafe=True)

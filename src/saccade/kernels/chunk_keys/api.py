@@ -1,0 +1,65 @@
+"""Pooling the keys of neighbouring chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels._flat import cpu_refusal, host_bounds
+from saccade.kernels.chunk_keys import cpu, reference
+from saccade.types import KVView
+
+ChunkPooling = Literal["mean", "max"]
+
+_BLOCK = 4096
+"""Tokens whose keys are read at a time."""
+
+
+def chunk_keys(
+    kv: KVView,
+    row: int,
+    edges: Sequence[int],
+    *,
+    pooling: ChunkPooling = "mean",
+    implementation: Implementation = "auto",
+) -> Tensor:
+    """The representative key of each chunk of a row (LycheeCluster, section 4.1): pooled, then of unit length.
+
+    Args:
+        kv: the cache; only slots of these chunks are read.
+        row: batch row.
+        edges: host integers, strictly ascending logical positions: chunk i is `edges[i]..edges[i + 1]`.
+        pooling: "mean" or the elementwise "max".
+        implementation: "cpu" needs a CPU cache of whole rows; "auto" takes it then, else the reference.
+
+    Returns:
+        float32 `[Hkv, len(edges) - 1, d]`; a pooled key of zeros stays zero.
+
+    Raises:
+        KernelError: edges that do not ascend inside the row, an unknown pooling, or an implementation that cannot run.
+    """
+    if pooling not in get_args(ChunkPooling):
+        raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
+    length = host_bounds(kv.rows)[row][1]
+    if len(edges) < 2 or edges[0] < 0 or edges[-1] > length or any(stop <= start for start, stop in pairwise(edges)):
+        raise KernelError(f"chunk_keys: edges must ascend from 0 or more to at most {length}, two or more of them")
+    use = cpu if use_cpu("chunk_keys", implementation, cpu_refusal(kv)) else reference
+    pooled = torch.cat([use.pool(kv, row, block, pooling) for block in _blocks(edges)], dim=1)
+    lengths = torch.linalg.vector_norm(pooled, dim=-1, keepdim=True)
+    return torch.where(lengths > 0, pooled / lengths, pooled)
+
+
+def _blocks(edges: Sequence[int]) -> list[list[int]]:
+    """The edges in runs of about a block of tokens; neighbouring runs share an edge."""
+    blocks, first = [], 0
+    for last in range(1, len(edges)):
+        if last == len(edges) - 1 or edges[last + 1] - edges[first] > _BLOCK:
+            blocks.append(list(edges[first : last + 1]))
+            first = last
+    return blocks

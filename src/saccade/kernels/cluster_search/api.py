@@ -1,0 +1,105 @@
+"""Search of the cluster index: the best chunks by upper bounds on q·k (LycheeCluster, section 4.4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._checks import check_integers
+from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels.cluster_search import reference
+from saccade.types import Selection
+
+
+class SearchWidths(NamedTuple):
+    """Host bounds on what a search meets; wider is slower, narrower loses candidates.
+
+    Attributes:
+        clusters: clusters of the units that are kept.
+        chunks: chunks that fit into the budget beside what is always attended to.
+        tokens: tokens of a set.
+    """
+
+    clusters: int
+    chunks: int
+    tokens: int
+
+
+def cluster_search(
+    q: Tensor,
+    tree: ClusterTree,
+    seq_lens: Tensor,
+    *,
+    budget: int,
+    sinks: int,
+    units: int | None,
+    widths: SearchWidths,
+    implementation: Implementation = "auto",
+) -> Selection:
+    """The set of each KV head: sinks, chunks found by bounds, what is in no chunk yet, and the current token.
+
+    The query is the mean of its group. A unit's or cluster's bound is q·centroid + |q|·radius, in float32. Units are
+    taken by bound (ties: the lower), the smallest number whose chunks hold 4 budgets of tokens or exactly `units`;
+    their clusters by bound (ties: the lower number); a cluster's chunks by position, until the next one does not fit.
+    Rows of at most `budget` tokens, and rows that are not indexed, get all their tokens.
+
+    Args:
+        q: `[B, Hq, d]`, Hq a multiple of the tree's heads.
+        tree: the index.
+        seq_lens: int32 `[B]`, tokens per row, the current one included.
+        budget: tokens of a set.
+        sinks: first tokens, in every set; the first chunk starts behind them.
+        units: how many coarse units are kept; None: by tokens.
+        widths: host bounds that give the result its shape.
+        implementation: "reference" or "auto", which is the same.
+
+    Returns:
+        Tokens int32 `[B, H, widths.tokens]`, ascending, and their counts.
+
+    Raises:
+        KernelError: shapes, dtypes or numbers do not fit, or the requested implementation does not exist.
+    """
+    _check(q, tree, seq_lens, budget, units, widths)
+    use_cpu("cluster_search", implementation, "there is none; the reference is as fast")
+    return reference.cluster_search(
+        q, tree, seq_lens, budget, sinks, units, widths.clusters, widths.chunks, widths.tokens
+    )
+
+
+def chosen_clusters(
+    q: Tensor,
+    tree: ClusterTree,
+    seq_lens: Tensor,
+    *,
+    budget: int,
+    sinks: int,
+    units: int | None,
+    widths: SearchWidths,
+) -> Tensor:
+    """Numbers of the clusters that the same search takes a chunk of, int32 `[B, H, n]`, best first, then -1."""
+    _check(q, tree, seq_lens, budget, units, widths)
+    return reference.chosen_clusters(q, tree, seq_lens, budget, sinks, units, widths.clusters, widths.chunks)
+
+
+def _check(
+    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, units: int | None, widths: SearchWidths
+) -> None:
+    check_integers("cluster_search", seq_lens=seq_lens)
+    batch, heads, _, head_dim = tree.centroids.shape
+    if q.dim() != 3 or q.shape[0] != batch or q.shape[2] != head_dim or q.shape[1] % heads or not q.is_floating_point():
+        raise KernelError(
+            f"cluster_search: q must be floating point [{batch}, a multiple of {heads}, {head_dim}], "
+            f"got {q.dtype} {list(q.shape)}"
+        )
+    if seq_lens.shape != (batch,) or seq_lens.device != q.device or q.device != tree.centroids.device:
+        raise KernelError(
+            f"cluster_search: q, seq_lens [{batch}] and the index must be on one device, "
+            f"got {q.device}, {seq_lens.device} {list(seq_lens.shape)} and {tree.centroids.device}"
+        )
+    if budget < 1 or (units is not None and units < 1) or min(widths) < 1:
+        raise KernelError(
+            f"cluster_search: budget, units and widths must be at least 1, got {budget}, {units} and {tuple(widths)}"
+        )

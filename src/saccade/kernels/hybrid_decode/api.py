@@ -1,0 +1,99 @@
+"""Attention of a layer whose heads differ: some attend to all tokens, the others to their sets."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._checks import check_integers, check_pooling, check_query
+from saccade.kernels._dispatch import Implementation, choose
+from saccade.kernels._flat import cpu_refusal
+from saccade.kernels._native.attention import native_refusal
+from saccade.kernels.hybrid_decode import native, parts
+from saccade.types import KVView, Pooling, Selection
+
+
+def hybrid_decode(
+    q: Tensor,
+    kv: KVView,
+    selection: Selection,
+    dense: tuple[bool, ...],
+    *,
+    scale: float,
+    pooling: Pooling | None = None,
+    scored: tuple[bool, ...] | None = None,
+    implementation: Implementation = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Dense and sparse heads of one layer as one operation (LycheeDecode, appendix C).
+
+    A KV head flagged in `dense` gives what `dense_decode_scores` gives, another what `sparse_decode` gives for its
+    set. A dense head costs as much as its row is long, a sparse one as its set: "native" cuts the work of all rows
+    and heads together into spans of about equal size, so that no thread ends up with the dense heads.
+
+    Args:
+        q: queries `[B, Hq, d]`, floating point.
+        kv: the layer's cache. Slots outside a row are never read.
+        selection: ids int32 `[B, G, M]` as in `sparse_decode`, G 1, Hkv or Hq. The sets of dense heads are not looked
+            at: they may be empty or hold anything.
+        dense: for each of the Hkv KV heads whether it attends to all tokens; constants on the host.
+        scale: factor of the scores inside the softmax, usually `d ** -0.5`.
+        pooling: how query heads share a score (see `decode_scores`); None returns no scores.
+        scored: for each KV head whether its scores are wanted, which only dense ones have; None with a pooling is all
+            dense ones.
+        implementation: "native" needs what `decode_scores` says. "cpu" and "reference" call the two operations of
+            that name for each run of neighbouring heads. "auto" takes the first that can run.
+
+    Returns:
+        The output `[B, Hq, d]` in q's dtype; and None, or the raw scores of the Hs heads flagged in `scored` in their
+        order, float32 `[B, Hs, max_len]` or (for "each") `[B, Hs · Hq / Hkv, max_len]`, -inf at and after
+        `seq_lens[b]`.
+
+    Raises:
+        KernelError: shapes, dtypes or devices do not fit, scores of a sparse head are wanted, or the requested
+            implementation cannot run.
+    """
+    check_query("hybrid_decode", q, kv)
+    check_pooling("hybrid_decode", pooling)
+    check_integers("hybrid_decode", ids=selection.ids, counts=selection.counts)
+    _check_selection(q, kv, selection)
+    wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
+    chosen = choose(
+        "hybrid_decode",
+        implementation,
+        {"native": lambda: native_refusal(q, kv, selection), "cpu": lambda: cpu_refusal(kv)},
+    )
+    if chosen == "native":
+        return native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
+    return parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
+
+
+def _check_selection(q: Tensor, kv: KVView, selection: Selection) -> None:
+    ids = selection.ids
+    if ids.dim() != 3 or ids.shape[0] != q.shape[0] or ids.shape[2] < 1:
+        raise KernelError(f"hybrid_decode: ids must be [B, G, M] with B {q.shape[0]}, M >= 1, got {list(ids.shape)}")
+    if selection.groups not in (1, kv.kv_heads, q.shape[1]):
+        raise KernelError(
+            f"hybrid_decode: {selection.groups} sets fit neither 1, {kv.kv_heads} KV heads nor {q.shape[1]} query heads"
+        )
+    if selection.counts.shape != ids.shape[:2] or selection.unit < 1:
+        raise KernelError(
+            f"hybrid_decode: counts {list(selection.counts.shape)} or unit {selection.unit} do not fit the ids"
+        )
+
+
+def _check_flags(
+    kv_heads: int, dense: tuple[bool, ...], pooling: Pooling | None, scored: tuple[bool, ...] | None
+) -> tuple[bool, ...]:
+    """The flags of the heads whose scores are kept."""
+    if len(dense) != kv_heads:
+        raise KernelError(f"hybrid_decode: dense flags {len(dense)} heads, the cache has {kv_heads}")
+    if scored is None:
+        return dense if pooling is not None else (False,) * kv_heads
+    if len(scored) != kv_heads:
+        raise KernelError(f"hybrid_decode: scored flags {len(scored)} heads, the cache has {kv_heads}")
+    if pooling is None and any(scored):
+        raise KernelError("hybrid_decode: scores need a pooling: max, mean or each")
+    sparse = [head for head in range(kv_heads) if scored[head] and not dense[head]]
+    if sparse:
+        raise KernelError(f"hybrid_decode: scored flags head {sparse[0]}, which is not dense and has no scores")
+    return scored

@@ -1,0 +1,37 @@
+"""Hybrid attention in C: the work of dense and sparse heads is one pool, cut into spans of equal size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.kernels._native.attention import Heads, attention
+from saccade.types import KVView, Pooling, Selection
+
+
+def hybrid_decode(
+    q: Tensor,
+    kv: KVView,
+    selection: Selection,
+    dense: tuple[bool, ...],
+    scale: float,
+    pooling: Pooling | None,
+    scored: tuple[bool, ...],
+) -> tuple[Tensor, Tensor | None]:
+    out = torch.empty(q.shape, dtype=torch.float32)
+    scores: Tensor | None = None
+    if pooling is not None:
+        groups = sum(scored) * (q.shape[1] // kv.kv_heads if pooling == "each" else 1)
+        scores = torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32)
+    attention(
+        "hybrid_decode",
+        q,
+        kv,
+        out=out,
+        scores=scores,
+        scale=scale,
+        pooling=pooling,
+        selection=selection,
+        heads=Heads.of(dense, scored),
+    )
+    return out.to(q.dtype), scores

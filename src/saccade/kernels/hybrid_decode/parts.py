@@ -1,0 +1,54 @@
+"""Hybrid attention as separate calls, one per run of neighbouring heads that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels.dense_decode_scores.api import dense_decode_scores
+from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.types import KVView, Pooling, Selection
+
+
+def hybrid_decode(
+    q: Tensor,
+    kv: KVView,
+    selection: Selection,
+    dense: tuple[bool, ...],
+    scale: float,
+    pooling: Pooling | None,
+    scored: tuple[bool, ...],
+    implementation: Implementation,
+) -> tuple[Tensor, Tensor | None]:
+    group = q.shape[1] // kv.kv_heads
+    outputs: list[Tensor] = []
+    kept: list[Tensor] = []
+    for start, stop, attends_to_all, wanted in _runs(dense, scored):
+        queries, heads = q[:, start * group : stop * group], kv.heads(start, stop)
+        if not attends_to_all:
+            chosen = selection.heads(start, stop, kv.kv_heads)
+            outputs.append(sparse_decode(queries, heads, chosen, scale=scale, implementation=implementation))
+            continue
+        out, scores = dense_decode_scores(
+            queries, heads, scale=scale, pooling=pooling if wanted else None, implementation=implementation
+        )
+        outputs.append(out)
+        if scores is not None:
+            kept.append(scores)
+    out = torch.cat(outputs, dim=1)
+    if pooling is None:
+        return out, None
+    return out, torch.cat(kept, dim=1) if kept else q.new_empty((q.shape[0], 0, kv.rows.max_len), dtype=torch.float32)
+
+
+def _runs(dense: tuple[bool, ...], scored: tuple[bool, ...]) -> Iterator[tuple[int, int, bool, bool]]:
+    """First head, the one after the last, dense, scored: for each run of heads alike in both."""
+    start = 0
+    for (attends_to_all, wanted), run in groupby(zip(dense, scored, strict=True)):
+        stop = start + len(list(run))
+        yield start, stop, attends_to_all, wanted
+        start = stop

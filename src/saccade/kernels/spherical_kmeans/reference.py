@@ -1,0 +1,26 @@
+"""Spherical k-means in plain torch: fixed shapes, no host synchronisation, the inner products in blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill
+
+
+def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int) -> tuple[Tensor, Tensor]:
+    centroids = first_centroids(vectors, clusters)
+    labels = torch.empty(0, dtype=torch.int64, device=vectors.device)
+    for _ in range(iterations):
+        labels = refill(*_nearest(vectors, centroids), clusters)
+        centroids = averaged(vectors, labels, centroids)
+    return labels, centroids
+
+
+def _nearest(vectors: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """The centroid of largest inner product and that product, `[H, N]` each."""
+    heads, count, _ = vectors.shape
+    block = max(1, BLOCK_BYTES // (4 * heads * centroids.shape[1]))
+    targets = centroids.transpose(1, 2)
+    best = [(vectors[:, start : start + block] @ targets).max(dim=2) for start in range(0, count, block)]
+    return torch.cat([part.indices for part in best], dim=1), torch.cat([part.values for part in best], dim=1)

@@ -1,0 +1,81 @@
+"""The options that choose a rule for exact scores, shared by the methods that have them."""
+
+from __future__ import annotations
+
+from ..options import DEFAULT_BUDGET, KeptShare, LeastProbability, MaybeBudget, Options, RuleName, TopMass
+from ..rules import Ratio, Threshold, TopK, TopP
+from ..select import Rule
+
+VALUES = {"top_p": "0 < top_p <= 1", "threshold": "0 < threshold < 1", "ratio": "0 < ratio <= 1"}
+"""Rules that need a value; it is given by the option of the same name."""
+
+
+class CutOptions(Options):
+    """Which rule cuts the scores into a set, and its value (LycheeDecode, section 4.4.1)."""
+
+    budget: MaybeBudget = DEFAULT_BUDGET
+    rule: RuleName = "top_k"
+    """how scores become a set: top_k fills the budget; top_p and threshold vary within it; ratio grows with the row"""
+    top_p: TopMass = None
+    threshold: LeastProbability = None
+    ratio: KeptShare = None
+
+    @property
+    def budgeted(self) -> bool:
+        return self.rule != "ratio"
+
+    @property
+    def tokens(self) -> int:
+        """The budget of a rule that has one."""
+        assert self.budget is not None, "only a ratio has no budget, and no use for it"
+        return self.budget
+
+    @property
+    def cut(self) -> Rule:
+        """The rule."""
+        if self.top_p is not None:
+            return TopP(self.top_p, buffer=self.tokens)
+        if self.threshold is not None:
+            return Threshold(self.threshold, buffer=self.tokens)
+        if self.ratio is not None:
+            return Ratio(self.ratio)
+        return TopK(self.tokens)
+
+    def model_post_init(self, context: object, /) -> None:
+        self.check_rule(self.rule)
+
+    def check_rule(self, rule: str) -> None:
+        """Refuse a rule without its value, the value of another rule, and a budget that no rule uses; once, at birth.
+
+        Raises:
+            ValueError: one line for `PolicyError`.
+        """
+        for name, valid in VALUES.items():
+            value = getattr(self, name)
+            if value is not None and rule != name:
+                raise ValueError(f"{name}={value} belongs to rule={name}, but the rule is {rule}")
+            if value is None and rule == name:
+                raise ValueError(f"rule={rule} needs its value: {valid}")
+        if self.budgeted:
+            if self.budget is None:
+                raise ValueError("budget=None is not valid: must be a whole number")
+        elif self.budget is not None:
+            if "budget" in self.model_fields_set:
+                raise ValueError(f"budget={self.budget} is not valid: rule={rule} grows with the row and has no budget")
+            # The default is another rule's; what is written down must read back as what was meant.
+            object.__setattr__(self, "budget", None)
+        else:
+            self.model_fields_set.discard("budget")
+
+    def check_page(self, page: int) -> None:
+        """Refuse pages that the rule cannot choose among.
+
+        Raises:
+            ValueError: one line for `PolicyError`.
+        """
+        if page > 1 and self.rule in ("top_p", "threshold"):
+            raise ValueError(
+                f"rule={self.rule} needs exact scores of single tokens: a page of {page} tokens has no probability"
+            )
+        if self.budgeted and self.tokens < page:
+            raise ValueError(f"budget={self.budget} does not hold one page of {page}; the smallest is {page}")

@@ -1,0 +1,44 @@
+"""Roles from an option: every Nth layer, named layers, or a role file."""
+
+from __future__ import annotations
+
+from ..errors import PolicyError
+from ..plan import layer_roles, selection_layers
+from ..role_file import RoleFile, fingerprint
+from ..roles import RoleMap
+from ..types import ModelShape
+
+
+def roles_of(name: str, source: str, shape: ModelShape, dense_layers: int) -> tuple[RoleMap, tuple[str, ...]]:
+    """The role map that `source` names for a model, and notes; `dense_layers` are none of a role file's business.
+
+    Raises:
+        PolicyError: a layer that the model does not have, an unreadable role file, or one of another model.
+    """
+    kind, colon, rest = source.partition(":")
+    if colon and kind in ("every", "layers"):
+        _ = selection_layers(name, shape, dense_layers, ())  # refuses dense layers that leave none to select at
+    if colon and kind == "every":
+        note = f"{name}: roles={source} is a stand-in that nobody calibrated"
+        return layer_roles(shape, dense_layers, tuple(range(dense_layers, shape.layers, int(rest)))), (note,)
+    if colon and kind == "layers":
+        publishers = tuple(int(layer) for layer in rest.split("+"))
+        for layer in publishers:
+            if not dense_layers <= layer < shape.layers:
+                raise PolicyError(
+                    f"policy {name}: roles={source} is not valid: layer {layer} is not one of "
+                    f"{dense_layers} to {shape.layers - 1} ({dense_layers} dense layers, {shape.layers} in all)"
+                )
+        if min(publishers) > dense_layers:
+            raise PolicyError(
+                f"policy {name}: roles={source} is not valid: layer {dense_layers}, the first after the dense ones, "
+                "must be among them, or it has no selection to reuse"
+            )
+        return layer_roles(shape, dense_layers, publishers), ()
+    file = RoleFile.read(source)
+    if not file.belongs_to(shape):
+        raise PolicyError(
+            f"role file {source} belongs to another model: it is for {fingerprint(file.model)}, "
+            f"this one is {fingerprint(shape)}"
+        )
+    return file.roles, ()

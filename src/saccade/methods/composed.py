@@ -1,0 +1,140 @@
+"""Any scorer with any rule and any roles: the points between the published methods, for ablations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from ..cluster import ClusterSelector
+from ..options import DenseLayers, Page, PageCount, Recent, RectifyField, Roles, Sinks
+from ..plan import Plan, select_everywhere
+from ..roles import RoleMap
+from ..rules import RankUnion, Ratio
+from ..scorers.exact import ExactScorer
+from ..scorers.page_bounds import PageBoundScorer
+from ..select import Rule, ScoredSelector, Selector
+from ..types import HeadGrouping, ModelShape
+from ._cut import CutOptions
+from ._roles import roles_of
+
+OWNERS = {"sinks": "rank_union", "recent": "rank_union", "min_pages": "ratio", "local_pages": "ratio"}
+"""Options that one rule alone understands."""
+
+
+class ComposedOptions(CutOptions):
+    """Options of `composed`; an option that is not given takes what its scorer or rule is published with."""
+
+    scorer: Literal["exact", "page_bounds", "cluster"] = "exact"
+    """what tells promising tokens from the rest: exact q·k, min/max bounds of pages, or lychee_cluster's index"""
+    rule: Literal["top_k", "top_p", "threshold", "ratio", "rank_union"] = "top_k"  # type: ignore[assignment]  # one more
+    """how scores become a set: as in the other policies, or LessIsMore's rank_union"""
+    page: Page | None = None
+    """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
+    heads: HeadGrouping | None = None
+    """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
+    pooling: Literal["max", "mean"] | None = None
+    """heads=kv: a group's largest score, or that of its mean query; not given: max"""
+    roles: Roles = "select"
+    """select: every layer after the dense ones; layers:2+5 or every:N: these publish, others reuse; or a role file"""
+    dense_layers: DenseLayers | None = None
+    """how many first layers attend to everything; not given: 2, and with a role file what that says"""
+    sinks: Sinks | None = None
+    """rule=rank_union: first tokens that are always attended to; not given: 4"""
+    recent: Recent | None = None
+    """rule=rank_union: share of the budget kept for sinks and recent tokens; not given: 0.25"""
+    min_pages: PageCount | None = None
+    """rule=ratio: fewest pages, or tokens with page=1, that are kept; not given: 1"""
+    local_pages: PageCount | None = None
+    """rule=ratio: last pages, or tokens, that are always kept, the current one among them; not given: 1"""
+    rectify: RectifyField = None
+
+    @property
+    def unit(self) -> int:
+        return self.page or (16 if self.scorer == "page_bounds" else 1)
+
+    @property
+    def grouping(self) -> HeadGrouping:
+        return self.heads or ("all" if self.rule == "rank_union" else "kv")
+
+    @property
+    def cut(self) -> Rule:
+        if self.rule == "rank_union":
+            sinks, recent = 4 if self.sinks is None else self.sinks, 0.25 if self.recent is None else self.recent
+            return RankUnion(budget=self.tokens, sinks=sinks, recent=recent)
+        if self.ratio is not None:
+            return Ratio(self.ratio, minimum=self.min_pages or 1, local=self.local_pages or 1)
+        return super().cut
+
+    @property
+    def selector(self) -> Selector:
+        if self.scorer == "cluster":
+            return ClusterSelector(budget=self.tokens, every=0 if self.rectify is None else self.rectify.every)
+        pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
+        scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
+        return ScoredSelector(scorer, self.cut, self.grouping)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> ComposedOptions:
+        for name, owner in OWNERS.items():
+            value = getattr(self, name)
+            if value is not None and self.rule != owner:
+                raise ValueError(f"{name}={value} belongs to rule={owner}, but the rule is {self.rule}")
+        if self.scorer == "cluster":
+            self._check_cluster()
+        if self.scorer != "exact" and self.rule in ("top_p", "threshold"):
+            raise ValueError(
+                f"rule={self.rule} needs scorer=exact: {self.scorer} gives upper bounds, which are no probabilities"
+            )
+        if self.rule == "rank_union":
+            if self.scorer != "exact" or self.unit != 1:
+                raise ValueError("rule=rank_union needs scorer=exact and page=1: it merges rankings of single tokens")
+            if self.grouping != "all":
+                raise ValueError(f"heads={self.heads} does not fit rule=rank_union, which makes one set for all heads")
+        elif self.grouping == "all":
+            raise ValueError(f"heads=all needs rule=rank_union: rule={self.rule} does not merge the heads' scores")
+        if self.pooling is not None and self.grouping != "kv":
+            raise ValueError(
+                f"pooling={self.pooling} needs heads=kv: with heads={self.grouping} no group shares a score"
+            )
+        if self.dense_layers is not None and self.roles_are_a_file:
+            raise ValueError(
+                f"dense_layers={self.dense_layers} does not fit roles={self.roles}: a role file speaks of every layer"
+            )
+        self.check_page(self.unit)
+        # Rules and selectors know what they cannot hold and say so.
+        _ = self.selector
+        return self
+
+    def _check_cluster(self) -> None:
+        """Refuse what an index of chunks has no use for."""
+        if self.rule != "top_k":
+            raise ValueError(
+                f"rule={self.rule} does not fit scorer=cluster, which keeps whole chunks while they fit the budget: "
+                "only rule=top_k does"
+            )
+        if self.page is not None:
+            raise ValueError(f"page={self.page} does not fit scorer=cluster, which cuts chunks where the text breaks")
+        for name, fixed in (("heads", "kv"), ("pooling", "mean")):
+            value = getattr(self, name)
+            if value not in (None, fixed):
+                raise ValueError(
+                    f"{name}={value} does not fit scorer=cluster, which searches with a group's mean query: "
+                    f"only {name}={fixed} does"
+                )
+
+    @property
+    def roles_are_a_file(self) -> bool:
+        return self.roles != "select" and not self.roles.startswith(("every:", "layers:"))
+
+    def role_map(self, shape: ModelShape) -> tuple[RoleMap, tuple[str, ...]]:
+        dense_layers = 2 if self.dense_layers is None else self.dense_layers
+        if self.roles == "select":
+            return select_everywhere("composed", shape, dense_layers), ()
+        return roles_of("composed", self.roles, shape, dense_layers)
+
+
+def plan(options: ComposedOptions, shape: ModelShape) -> Plan:
+    """What the options say; publishers whose scorer dense attention does not compute refresh from the index."""
+    roles, notes = options.role_map(shape)
+    return Plan(options.selector, roles, notes)

@@ -1,0 +1,25 @@
+"""Exact top-k: every layer scores every token and attends to the best; what all other methods approximate."""
+
+from __future__ import annotations
+
+from ..options import DenseLayers, Heads, RectifyField
+from ..plan import Plan, select_everywhere
+from ..scorers.exact import ExactScorer
+from ..select import ScoredSelector, pooling_of
+from ..types import ModelShape
+from ._cut import CutOptions
+
+
+class ExactTopKOptions(CutOptions):
+    """Options of `exact_topk`: two dense layers, as the methods that it is the measure of."""
+
+    heads: Heads = "kv"
+    """one set per KV head (the best of its query heads counts), or one per query head"""
+    dense_layers: DenseLayers = 2
+    rectify: RectifyField = None
+
+
+def plan(options: ExactTopKOptions, shape: ModelShape) -> Plan:
+    """Each layer after the dense ones keeps the top `budget` tokens by q·k, the current one among them."""
+    selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
+    return Plan(selector, select_everywhere("exact_topk", shape, options.dense_layers))

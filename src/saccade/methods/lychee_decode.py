@@ -1,0 +1,47 @@
+"""LycheeDecode (Lin et al., 2026): a few heads retrieve, the others reuse the set of their index below them."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from ..errors import PolicyError
+from ..options import Page, RectifyField, Roles
+from ..plan import Plan
+from ..scorers.exact import ExactScorer
+from ..select import ScoredSelector
+from ..types import ModelShape, Role
+from ._cut import CutOptions
+from ._roles import roles_of
+
+
+class LycheeDecodeOptions(CutOptions):
+    """Options of `lychee_decode`: sets per KV head by the group's mean query (section 3.2, appendix F)."""
+
+    roles: Roles | None = None
+    """role file of the model; or every:N, all heads of each Nth layer retrieve, the others reuse; or layers:0+N"""
+    page: Page = 1
+    """tokens per selection page: 1, or 64 as in the paper's speed path (section 4.3)"""
+    rectify: RectifyField = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> LycheeDecodeOptions:
+        if self.roles is None:
+            raise ValueError(
+                "lychee_decode needs a role file: make one with `saccade calibrate heads --model ...` "
+                "(or try roles=every:4, a stand-in that nobody calibrated)"
+            )
+        self.check_page(self.page)
+        return self
+
+
+def plan(options: LycheeDecodeOptions, shape: ModelShape) -> Plan:
+    """Retrieval heads attend densely and publish; sparse heads attend to what their head index below has published."""
+    assert options.roles is not None, "refused at construction"
+    roles, notes = roles_of("lychee_decode", options.roles, shape, dense_layers=0)
+    for head, role in enumerate(roles.layers[0]):
+        if role is not Role.PUBLISH:
+            raise PolicyError(
+                f"policy lychee_decode: roles={options.roles} is not valid: KV head {head} of layer 0 is {role.value}, "
+                "but all heads of layer 0 must publish"
+            )
+    return Plan(ScoredSelector(ExactScorer("mean", options.page), options.cut), roles, notes)

@@ -1,0 +1,42 @@
+"""ReSA (Rectified Sparse Attention, ACL submission): pages by key bounds, a share of the row, dense rectification."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from ..options import DenseLayers, Options, Page, PageCount, RectifyField, Share
+from ..plan import Plan, select_everywhere
+from ..rectify import Rectify
+from ..rules import Ratio
+from ..scorers.page_bounds import PageBoundScorer
+from ..select import ScoredSelector
+from ..types import ModelShape
+
+
+class ReSAOptions(Options):
+    """Options of `resa`: a tenth of the pages of 16, at least 16 pages, rectified every 32 steps (section 3.1)."""
+
+    page: Page = 16
+    ratio: Share = 0.1
+    min_pages: PageCount = 16
+    """fewest pages that are kept (n_min, equation 4)"""
+    local_pages: PageCount = 1
+    """last pages that are always kept, the current token's among them (n_local, section 2.1)"""
+    dense_layers: DenseLayers = 0
+    rectify: RectifyField = Rectify(32)
+
+    @property
+    def cut(self) -> Ratio:
+        return Ratio(self.ratio, minimum=self.min_pages, local=self.local_pages)
+
+    @model_validator(mode="after")
+    def _cuts(self) -> ReSAOptions:
+        # The rule knows how many last pages it can keep and says so.
+        _ = self.cut
+        return self
+
+
+def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
+    """Score pages by the group's mean query, keep n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
+    selector = ScoredSelector(PageBoundScorer(options.page, "mean"), options.cut)
+    return Plan(selector, select_everywhere("resa", shape, options.dense_layers))

@@ -1,0 +1,384 @@
+"""Rectification inside plain generation: what was decoded sparsely is rewritten densely, or decided about densely."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel, StaticCache, TextIteratorStreamer
+
+import saccade
+from saccade.adapters.hf.run import attach
+from saccade.scorers.page_bounds import PageBounds
+
+from . import tiny
+from .ways import WAYS, generate
+
+EVERY = 3
+NEW = 14
+SMALLEST = {
+    "streaming": "streaming:budget=5",
+    "quest": "quest:page=4,budget=4",
+    "tidal": "tidal:reselect=3,dense_layers=1,budget=1",
+    "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget=6",
+    "exact_topk": "exact_topk:dense_layers=1,budget=1",
+    "resa": "resa:page=4,min_pages=1,ratio=0.01",
+    "lychee_decode": "lychee_decode:roles=every:2,budget=1",
+    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget={cluster}",
+}
+"""Every policy at its smallest legal budget; `cluster`: sinks + chunk_max + what rectification keeps in the buffer."""
+
+
+def specs(every: int, mode: str = "overwrite") -> dict[str, str]:
+    suffix = f",rectify={every}" + ("" if mode == "overwrite" else f":{mode}")
+    return {name: spec.format(cluster=2 + 4 + every) + suffix for name, spec in SMALLEST.items()}
+
+
+@functools.cache
+def twin() -> PreTrainedModel:
+    """The same weights, never attached."""
+    return tiny.fresh("llama")
+
+
+# --- overwrite ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> Iterator[list[int]]:
+    """After every forward call, the clean slots hold what a dense prefill of the same tokens gives; yields counts."""
+    model, checked = tiny.llama(), []
+
+    def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        session, cache = run._slot[0], kwargs.get("past_key_values")
+        if cache is None or session.clean is None:
+            return
+        clean = min(session.clean, int(cache.get_seq_length()))
+        ids = session.state.history.ids(0, clean)
+        assert ids is not None
+        visible = torch.ones_like(ids) if mask is None else _wider(mask, ids)
+        with torch.no_grad():
+            expected = twin()(ids, attention_mask=visible, position_ids=(visible.cumsum(-1) - 1).clamp(min=0))
+        for layer, stock in zip(cache.layers, expected.past_key_values.layers, strict=True):
+            for ours, theirs in ((layer.keys, stock.keys), (layer.values, stock.values)):
+                real = visible.bool()[:, None, :, None]
+                # Entries of order 1 through four float32 layers of width 32: the issue's 1e-5 is some 100 roundings.
+                difference = (ours[:, :, :clean] - theirs).masked_fill(~real, 0.0)
+                assert difference.abs().max() <= 1e-5, f"{float(difference.abs().max())} at {clean} clean slots"
+        checked.append(clean)
+
+    handle = model.get_decoder().register_forward_hook(check, with_kwargs=True)
+    try:
+        yield checked
+    finally:
+        handle.remove()
+
+
+def _wider(mask: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The prompt's mask for every beam, and ones for what was generated."""
+    rows = mask.repeat_interleave(ids.shape[0] // mask.shape[0], dim=0)
+    return torch.nn.functional.pad(rows, (0, ids.shape[1] - mask.shape[1]), value=1)[:, : ids.shape[1]]
+
+
+REWRITTEN_WAYS: dict[str, Callable[[PreTrainedModel], torch.Tensor]] = {
+    "greedy": functools.partial(generate, max_new_tokens=NEW),
+    "sampling": functools.partial(generate, max_new_tokens=NEW, do_sample=True, temperature=1.5),
+    "beams": functools.partial(generate, max_new_tokens=NEW, num_beams=3, repetition_penalty=2.0),
+    "several returned": functools.partial(generate, max_new_tokens=NEW, do_sample=True, num_return_sequences=3),
+    "static cache": functools.partial(generate, max_new_tokens=NEW, cache_implementation="static"),
+    "static cache, beams": functools.partial(
+        generate, max_new_tokens=NEW, cache_implementation="static", num_beams=2, repetition_penalty=2.0
+    ),
+    "chunked prefill": functools.partial(generate, max_new_tokens=NEW, prefill_chunk_size=7),
+    "assisted": WAYS["assisted"],
+    "several turns": WAYS["several turns"],
+    "by hand": lambda model: tiny.by_hand(model, tiny.prompt(), NEW),
+    "by hand, static": lambda model: tiny.by_hand(
+        model, tiny.prompt(), NEW, StaticCache(config=model.config, max_cache_len=60)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", REWRITTEN_WAYS)
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(policy: str, way: str) -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, specs(EVERY)[policy]) as run, clean_cache_is_dense(run) as checked:
+        REWRITTEN_WAYS[way](model)
+        done = run.stats()
+    assert done.dense_passes >= 1 and done.rectifications >= done.dense_passes * EVERY
+    assert max(checked) > 30
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_left_padded_rows_are_rewritten_too(policy: str, beams: int, static: bool) -> None:
+    model, batch = tiny.llama(), tiny.padded([30, 7, 19])
+    options: dict[str, Any] = {"cache_implementation": "static"} if static else {}
+    with (
+        saccade.sparsify(model, specs(EVERY)[policy]) as run,
+        clean_cache_is_dense(run, batch["attention_mask"]) as checked,
+    ):
+        generate(model, **batch, max_new_tokens=NEW, num_beams=beams, **options)
+        assert run.stats().dense_passes >= 2
+    assert max(checked) > 30
+
+
+def test_the_phase_counts_from_the_prompt() -> None:
+    """After `every` sparse steps the next call carries their tokens and its own; `generate` sees one position."""
+    fed: list[int] = []
+    seen: list[int] = []
+    model = tiny.llama()
+    with saccade.sparsify(model, specs(EVERY)["quest"]):
+        hooks = [
+            model.get_decoder().layers[0].register_forward_pre_hook(lambda m, a: fed.append(a[0].shape[1])),
+            model.register_forward_hook(lambda m, a, output: seen.append(output.logits.shape[1])),
+        ]
+        generate(model, max_new_tokens=10)
+        for hook in hooks:
+            hook.remove()
+    assert fed == [30, 1, 1, 1, EVERY + 1, 1, 1, 1, EVERY + 1, 1]
+    assert seen[1:] == [1] * 9
+
+
+def test_nothing_is_run_again_below_the_budget() -> None:
+    """What was attended densely needs no rewriting, and the phase stays where it would be."""
+    model = tiny.llama()
+    with saccade.sparsify(model, "quest:page=4,budget=36,dense_layers=1,rectify=3") as run:
+        generate(model, max_new_tokens=14)
+        # 30 tokens of prompt, decoded ones at slots 30..42. Turns for a dense call come at 33, 37 and 41;
+        # before 37 the longest row had 37 tokens, one more than the budget.
+        assert run.stats().dense_passes == 2
+    with saccade.sparsify(model, "quest:page=4,budget=200,rectify=3") as run:
+        generate(model, max_new_tokens=14)
+        assert run.stats().dense_passes == 0
+
+
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
+    model, batch = tiny.llama(), tiny.padded([30, 17, 23])
+    with saccade.sparsify(model, specs(EVERY)[policy]):
+        together = generate(model, **batch, max_new_tokens=NEW)
+        for row, mask in enumerate(batch["attention_mask"].bool()):
+            alone = generate(model, input_ids=batch["input_ids"][row, mask][None], max_new_tokens=NEW)
+            assert together[row, -NEW:].tolist() == alone[0, -NEW:].tolist()
+
+
+def test_page_bounds_follow_what_was_rewritten() -> None:
+    """Bounds of all pages equal those made anew from the cache after every call."""
+    model = tiny.llama()
+
+    def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        state, held = run._slot[0].state, kwargs["past_key_values"]
+        for layer, index in state._indexes.items():
+            assert isinstance(index, PageBounds)
+            covered = state._covered[layer]
+            keys = held.layers[layer].keys[:, :, :covered]
+            for page in range(-(-covered // 4)):
+                tokens = keys[:, :, page * 4 : page * 4 + 4]
+                assert torch.equal(index.lower[:, :, page], tokens.amin(2))
+                assert torch.equal(index.upper[:, :, page], tokens.amax(2))
+                checked.append(page)
+
+    checked: list[int] = []
+    with saccade.sparsify(model, specs(EVERY)["resa"]) as run:
+        # Sparse calls only: after a rewriting one, the index waits for the next selection.
+        hook = model.get_decoder().register_forward_hook(
+            lambda m, a, k, o: check(m, a, k, o) if run._slot[0].call.prompt == 0 else None, with_kwargs=True
+        )
+        generate(model, max_new_tokens=NEW)
+        hook.remove()
+        assert run.stats().dense_passes > 2
+    assert checked
+
+
+def test_rectification_changes_what_is_generated() -> None:
+    """Otherwise nothing above would be tested: a polluted cache gives other logits than a rewritten one."""
+    logits = []
+    # A window over decoded tokens: sinks and the current token alone are never polluted.
+    for spec in ("streaming:budget=12,rectify=3", "streaming:budget=12"):
+        with saccade.sparsify(tiny.llama(), spec), torch.no_grad():
+            cache = DynamicCache()
+            tiny.llama()(tiny.prompt(), past_key_values=cache)
+            for token in tiny.prompt(9, seed=4)[0]:
+                out = tiny.llama()(token[None, None], past_key_values=cache)
+            logits.append(out.logits)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+# --- verify ------------------------------------------------------------------------------------------------------
+
+LONG = 200
+
+
+@functools.cache
+def dense_greedy(rows: tuple[int, ...] = ()) -> list[list[int]]:
+    model = twin()
+    inputs = tiny.padded(list(rows)) if rows else {"input_ids": tiny.prompt()}
+    return generate(model, **inputs, max_new_tokens=LONG).tolist()
+
+
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_verified_greedy_is_dense_greedy(policy: str) -> None:
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]) as run:
+        tokens = generate(tiny.llama(), max_new_tokens=LONG)
+        stats = run.stats()
+    assert tokens.tolist() == dense_greedy()
+    done = stats
+    assert done.drafted == 4 * done.dense_passes and 0 < done.accepted < done.drafted
+    # Every token but the first comes from a dense pass or from a draft that stood.
+    assert done.dense_passes + done.accepted == LONG - 1
+    assert stats.acceptance_rate == pytest.approx(done.accepted / done.drafted)
+    assert stats.tokens_per_dense_pass == pytest.approx((LONG - 1) / done.dense_passes)
+
+
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_verified_batches_are_dense_batches(policy: str) -> None:
+    rows = (30, 7, 19)
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]):
+        tokens = generate(tiny.llama(), **tiny.padded(list(rows)), max_new_tokens=LONG)
+    assert tokens.tolist() == dense_greedy(rows)
+
+
+@pytest.mark.parametrize("policy", ["quest", "tidal", "resa"])
+@pytest.mark.parametrize("rows", [(30,), (30, 7, 19)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_verified_sampling_is_stock_sampling(policy: str, rows: tuple[int, ...], seed: int) -> None:
+    options: dict[str, Any] = {
+        **tiny.padded(list(rows)),
+        "max_new_tokens": 40,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 5,
+    }
+
+    def sampled(model: PreTrainedModel) -> list[list[int]]:
+        torch.manual_seed(seed)
+        return model.generate(**options).tolist()  # type: ignore[no-any-return]
+
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]) as run:
+        ours = sampled(tiny.llama())
+        assert run.stats().drafted > 0
+    assert ours == sampled(twin())
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> None:
+    batch = tiny.padded([30, 7, 19])
+    plain = generate(twin(), **batch, max_new_tokens=40)[:, -40:]
+    # A token that ends the rows one after the other, and none of them at once.
+    firsts = {int(t): [row.tolist().index(t) if t in row.tolist() else 99 for row in plain] for t in plain.unique()}
+    token = next(t for t, at in firsts.items() if len(set(at)) == 3 and min(at) > 2 and sorted(at)[1] < 99)
+    ends = {"eos_token_id": token, "pad_token_id": 0, "max_new_tokens": 40, **options}
+    expected = generate(twin(), **batch, **ends)
+    policy = specs(4, mode)["quest"] if mode == "verify" else "quest:page=4,budget=200,rectify=3"
+    with attach(tiny.llama(), policy, shortcut=False) as run:
+        assert generate(tiny.llama(), **batch, **ends).tolist() == expected.tolist()
+        done = run.stats()
+    assert done.dense_passes > 0
+    if mode == "verify":
+        # An ended row's padding is no rejection: else one dense pass per token would follow.
+        assert done.accepted > 0
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+def test_streaming_gives_every_token_once(mode: str) -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None: ...
+
+    streamer = Streamer()
+    with saccade.sparsify(tiny.llama(), specs(4, mode)["tidal"]):
+        tokens = generate(tiny.llama(), max_new_tokens=30, streamer=streamer)
+    assert streamer.tokens == tokens[0].tolist()
+    assert TextIteratorStreamer is not None  # the interface above is transformers' own
+
+
+def test_verify_in_a_static_cache_stops_at_its_end() -> None:
+    with saccade.sparsify(tiny.llama(), specs(7, "verify")["quest"]) as run:
+        tokens = generate(tiny.llama(), max_new_tokens=40, cache_implementation="static")
+        assert run.stats().accepted > 0
+    assert tokens.tolist() == [row[:70] for row in dense_greedy()]
+
+
+def test_verify_by_hand_and_over_turns() -> None:
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
+        by_hand = tiny.by_hand(tiny.llama(), tiny.prompt(), 30)
+        turns = WAYS["several turns"](tiny.llama())
+        alone = WAYS["new turn alone"](tiny.llama())
+    assert by_hand.tolist() == [row[:60] for row in dense_greedy()]
+    assert turns.tolist() == WAYS["several turns"](twin()).tolist()
+    assert alone.tolist() == WAYS["new turn alone"](twin()).tolist()
+
+
+@torch.no_grad()
+def test_a_cropped_cache_forgets_its_drafts() -> None:
+    """What the user takes back and replaces must not meet the logits of the old draft."""
+    model = tiny.llama()
+    with saccade.sparsify(model, specs(4, "verify")["quest"]):
+        cache = DynamicCache()
+        token = model(tiny.prompt(), past_key_values=cache).logits[:, -1:].argmax(-1)
+        following = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+        cache.crop(-1)
+        other = (token + 1) % 60 + 1
+        model(other, past_key_values=cache)
+        logits = model(following, past_key_values=cache).logits
+    expected = twin()(torch.cat((tiny.prompt(), other, following), dim=1)).logits[:, -1:]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "cannot follow beams"),
+        ({"prompt_lookup_num_tokens": 3}, "drafts by itself; prompt_lookup_num_tokens"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is not available"),
+    ],
+    ids=str,
+)
+def test_verify_refuses_before_any_work(options: dict[str, Any], message: str) -> None:
+    calls: list[int] = []
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
+        hook = tiny.llama().get_decoder().register_forward_pre_hook(lambda m, a: calls.append(1))
+        with pytest.raises(saccade.UnsupportedModelError, match=message):
+            generate(tiny.llama(), **options)
+        hook.remove()
+    assert not calls
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+@torch.no_grad()
+def test_decoded_embeddings_are_refused(mode: str) -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, specs(4, mode)["quest"]):
+        cache = DynamicCache()
+        model(tiny.prompt(), past_key_values=cache)
+        embedded = model.get_input_embeddings()(tiny.prompt(1))
+        if mode == "overwrite":
+            with pytest.raises(saccade.UnsupportedModelError, match="needs input_ids"):
+                model(inputs_embeds=embedded, past_key_values=cache)
+        else:
+            # A call that drafts cannot follow is simply dense.
+            logits = model(inputs_embeds=embedded, past_key_values=cache).logits
+            expected = twin()(torch.cat((tiny.prompt(), tiny.prompt(1)), dim=1)).logits[:, -1:]
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_restore_takes_everything_off() -> None:
+    model = tiny.llama()
+    forward = model.forward
+    with saccade.sparsify(model, specs(4, "verify")["quest"]):
+        assert model.forward != forward
+    assert model.forward == forward and "forward" not in model.__dict__
+    assert not model.get_decoder()._forward_hooks
+    assert generate(model).tolist() == generate(twin()).tolist()

@@ -1,0 +1,157 @@
+"""`saccade policies --cost`: the table says what the cost model says, from a configuration alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import saccade
+from saccade.adapters.hf.load import ModelSource
+from saccade.cost import cost_of
+from saccade.spec import Policy
+from saccade.types import ModelShape
+
+from .conftest import LAYERS, Invoke
+
+SHAPE = ModelShape(layers=LAYERS, query_heads=4, kv_heads=2, head_dim=8)
+
+
+@pytest.fixture
+def bare(model_folder: Path, tmp_path: Path) -> Path:
+    """A folder with a configuration and nothing else."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    shutil.copy(model_folder / "config.json", folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_work(*arguments: object) -> None:
+        raise AssertionError("weights were loaded to count them")
+
+    monkeypatch.setattr(ModelSource, "weights", no_work)
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Cells of the table's rows by policy."""
+    lines = (line.split() for line in output.splitlines())
+    return {cells[0]: cells[1:] for cells in lines if cells and cells[-1].endswith("×")}
+
+
+def test_the_table_shows_the_model_of_costs(invoke: Invoke, bare: Path, model_folder: Path) -> None:
+    specs = ("dense", "tidal:budget=64,reselect=3", "quest:budget=64,rectify=8")
+    options = [word for spec in specs for word in ("--policy", spec)]
+    result = invoke("policies", "--cost", "--model", bare, "--context", 5000, "--batch", 3, "--dtype", "fp32", *options)
+    assert result.exit_code == 0, result.output
+    # Counted by a library that is not ours, from the weights as saved; the head is a matrix of its own.
+    network: Any = Qwen3ForCausalLM.from_pretrained(model_folder)
+    read = sum(weight.numel() for weight in network.parameters()) - network.model.embed_tokens.weight.numel()
+    shown = rows(result.output)
+    assert list(shown) == list(specs)
+    for spec in specs:
+        policy = Policy.from_spec(spec)
+        cost = cost_of(
+            policy.plan(SHAPE),
+            policy.rectify,
+            SHAPE,
+            context=5000,
+            batch=3,
+            kv_itemsize=4,
+            weight_bytes=4 * read,
+        )
+        parts = [cost.weights, cost.kv, cost.scores, cost.index, cost.rectification]
+        figures = [f"{part.total / 1e6:.3f}" if part.total else "-" for part in parts]
+        assert shown[spec] == [*figures, f"{cost.total / 1e6:.3f}", f"{cost.ceiling_over_dense:.2f}×"]
+    assert f"{read:,} weights" in result.output
+    assert "MB in all" in result.output
+
+
+def test_an_embedding_that_is_the_head_too_is_counted(invoke: Invoke, bare: Path) -> None:
+    path = bare / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    read = sum(weight.numel() for weight in Qwen3ForCausalLM(Qwen3Config.from_pretrained(bare)).parameters())
+    output = invoke("policies", "--cost", "--model", bare, "--policy", "dense").output
+    assert f"{read:,} weights" in output
+    assert "input embedding" not in output
+
+
+def test_every_policy_is_in_the_default_list(invoke: Invoke) -> None:
+    result = invoke("policies", "--cost", "--model", "llama-3.1-8b", "--batch", 8)
+    assert result.exit_code == 0, result.output
+    shown = rows(result.output)
+    assert {spec.partition(":")[0] for spec in shown} == set(saccade.policies())
+    assert shown["dense"][-1] == "1.00×"
+    # 7.5 billion weights of two bytes, and 17.18 GB of cache in each of 8 rows.
+    assert shown["dense"][:2] == ["15.010", "137.441"]
+    assert "every:4" in result.output
+    assert "stand-in" in result.output
+
+
+def test_dense_is_the_first_row_whatever_is_asked_for(invoke: Invoke) -> None:
+    assert list(rows(invoke("policies", "--cost", "--policy", "quest").output)) == ["dense", "quest"]
+
+
+def test_weights_have_a_dtype_of_their_own_and_dtypes_two_names(invoke: Invoke) -> None:
+    asked = ("policies", "--cost", "--policy", "quest", "--model", "llama-3.2-1b")
+    short, long = (rows(invoke(*asked, "--dtype", name).output) for name in ("bf16", "bfloat16"))
+    assert short == long
+    int4 = rows(invoke(*asked, "--weights", "int4").output)
+    assert float(short["quest"][0]) == pytest.approx(4 * float(int4["quest"][0]), rel=2e-3)
+    assert short["quest"][1:4] == int4["quest"][1:4]
+
+
+def test_what_the_figures_assume_is_said(invoke: Invoke) -> None:
+    asked = ("policies", "--cost", "--acceptance", 0.5, "--policy", "tidal:rule=top_p,top_p=0.9,rectify=16:verify")
+    output = invoke(*asked).output
+    assert "acceptance 0.5: of 16 drafts 8 " in output
+    assert "full buffer" in output
+    assert "no reselect given" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--cost", "--context", "-1"), ("'-1'", "from 0")),
+        (("--cost", "--batch", "0"), ("'0'", "from 1")),
+        (("--cost", "--dtype", "int4"), ("'int4'", "bf16")),
+        (("--cost", "--weights", "two"), ("'two'", "int4")),
+        (("--cost", "--acceptance", "1.5"), ("acceptance=1.5", "0 to 1")),
+        (("--cost", "--acceptance", "nan"), ("acceptance=nan", "0 to 1")),
+        (("--cost", "--policy", "foo"), ("'foo'", "quest")),
+        (("--cost", "--policy", "tidal:reselect=99"), ("reselect=99", "valid layers")),
+        (("--cost", "--model", "absent"), ("'absent'", "llama-3.1-8b")),
+        (("--batch", "8"), ("--batch", "--cost")),
+        (("--model", "llama-3.1-8b"), ("--model", "--cost")),
+        (("--policy", "quest"), ("--policy", "--cost")),
+    ],
+    ids=lambda part: " ".join(part),
+)
+def test_bad_options(invoke: Invoke, options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    result = invoke("policies", *options)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda config: config.write_text("{"),
+        lambda config: config.write_text('{"model_type": "t5"}'),
+        lambda config: config.write_text('{"model_type": "nonsense"}'),
+    ],
+)
+def test_a_model_that_is_no_decoder(invoke: Invoke, bare: Path, damage: Callable[[Path], object]) -> None:
+    damage(bare / "config.json")
+    result = invoke("policies", "--cost", "--model", bare)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert str(bare) in line

@@ -1,0 +1,321 @@
+"""LycheeCluster, naive in float64: chunks, spherical k-means, top-down search and lazy updates of one sequence.
+
+Written from the paper (section 4, algorithm 1, appendices A and B) and our rulings; nothing of the package is used.
+The index is float32 in the package, so every decision here also says by how many units of float32's error it was
+taken: a test compares exact sets only while `margin` is above 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .oracles import Array
+
+PRODUCT_ERROR = 1e-5
+"""Between two inner products of unit vectors of 8 numbers: 3e-6 at worst when built, more after lazy updates."""
+STORE_ERROR = 6e-7
+"""Of an element of a centroid before it is rounded to bfloat16: ten float32 roundings of a number below 1."""
+TIE = 1e-9
+"""Closer than that is equal in exact arithmetic: the lower index wins."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    budget: int
+    sinks: int = 16
+    buffer: int = 128
+    chunk_min: int = 8
+    chunk_max: int = 16
+    chunking: str = "text"
+    pooling: str = "mean"
+    cluster_size: int = 2
+    coarse: str = "sqrt"
+    k_g: int | None = None
+    radius: str = "chunks"
+    pack: str = "chunks"
+    bfloat16: bool = False
+    exact_ties: bool = False  # equal values are equal in float32 too, so that the lower index is what both take
+
+
+Span = tuple[int, int]
+
+
+def default_buffer(budget: int, sinks: int, chunk_max: int, every: int = 0) -> int:
+    return max(1, min(max(min(128, budget // 4), every), budget - sinks - chunk_max))
+
+
+def chunks_of(levels: Sequence[int] | None, start: int, stop: int, shortest: int, longest: int) -> list[Span]:
+    """Greedy cuts of positions start..stop; what is left behind the last one is shorter than `shortest`.
+
+    After `shortest` tokens, the strongest delimiter up to `longest` ends the chunk (1 is strongest, 0 none), among equals
+    the latest; without one it is as long as it may be. `levels` None: no text, fixed length.
+    """
+    spans = []
+    while stop - start >= shortest:
+        window = range(shortest, min(longest, stop - start) + 1)
+        length = window[-1]
+        if levels is not None:
+            strength = {n: levels[start + n - 1] for n in window if levels[start + n - 1] > 0}
+            if strength:
+                length = max(n for n in strength if strength[n] == min(strength.values()))
+        spans.append((start, start + length))
+        start += length
+    return spans
+
+
+def unit_vector(v: Array) -> Array:
+    norm = np.linalg.norm(v)
+    return v / norm if norm > TIE else np.zeros_like(v)
+
+
+@dataclass
+class Margin:
+    """The closest decision so far, in units of its float32 error."""
+
+    exact_ties: bool = False
+    smallest: float = math.inf
+
+    def note(self, gap: float, error: float = PRODUCT_ERROR, fragile: bool = False) -> None:
+        if gap > TIE or fragile or not self.exact_ties:
+            self.smallest = min(self.smallest, gap / error)
+
+    def highest(self, values: Sequence[float]) -> int:
+        """Index of the largest value; ties to the lower index."""
+        top = max(values)
+        index = next(i for i, value in enumerate(values) if value >= top - TIE)
+        for i, value in enumerate(values):
+            if i != index:
+                self.note(top - value)
+        return index
+
+
+def k_means(vectors: list[Array], count: int, margin: Margin) -> tuple[list[Array], list[int]]:
+    """Spherical k-means: centroids (not rounded) and the labels of the last of 10 iterations."""
+    centroids = [vectors[i * len(vectors) // count].copy() for i in range(count)]
+    labels: list[int] = []
+    for _ in range(10):
+        labels = [margin.highest([float(centroid @ v) for centroid in centroids]) for v in vectors]
+        for cluster in range(count):
+            if cluster in labels:
+                continue
+            spare = [i for i in range(len(vectors)) if labels.count(labels[i]) >= 2]
+            distance = [-float(centroids[labels[i]] @ vectors[i]) for i in spare]
+            labels[spare[margin.highest(distance)]] = cluster
+        for cluster in range(count):
+            mean = np.mean([v for v, label in zip(vectors, labels, strict=True) if label == cluster], axis=0)
+            if np.linalg.norm(mean) > TIE:
+                centroids[cluster] = unit_vector(mean)
+    return centroids, labels
+
+
+@dataclass
+class Node:
+    """A fine cluster (of chunks) or a coarse unit (of clusters)."""
+
+    centroid: Array
+    children: list[int]
+    radius: float = 0.0
+    count: int = 0  # of the running mean
+    moved: bool = False  # by a lazy update
+
+
+@dataclass
+class HeadIndex:
+    """The index of one KV head of one sequence; `end` is where its last chunk ends."""
+
+    settings: Settings
+    margin: Margin
+    spans: list[Span] = field(default_factory=list)
+    keys: list[Array] = field(default_factory=list)
+    built: int = 0
+    built_stop: int = 0
+    clusters: list[Node] = field(default_factory=list)
+    units: list[Node] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.spans[-1][1] if self.spans else self.settings.sinks
+
+    def store(self, v: Array) -> Array:
+        """As the cache's dtype keeps it."""
+        if not self.settings.bfloat16:
+            return v
+        spacing = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(v), 2.0**-100))) - 7)
+        rounded = np.rint(v / spacing) * spacing
+        for gap in spacing / 2 - np.abs(v - rounded):
+            self.margin.note(float(gap), STORE_ERROR)
+        return rounded
+
+    def chunk_key(self, k: Array, span: Span) -> Array:
+        keys = k[span[0] : span[1]]
+        return unit_vector(keys.mean(axis=0) if self.settings.pooling == "mean" else keys.max(axis=0))
+
+    def build(self, k: Array, spans: list[Span], stop: int) -> None:
+        self.spans, self.keys = list(spans), [self.chunk_key(k, span) for span in spans]
+        self.built, self.built_stop = len(spans), stop
+        count = math.ceil(len(spans) / self.settings.cluster_size)
+        centroids, labels = k_means(self.keys, count, self.margin)
+        self.clusters = [
+            Node(self.store(c), [i for i, label in enumerate(labels) if label == n]) for n, c in enumerate(centroids)
+        ]
+        for node in self.clusters:
+            node.radius = max(float(np.linalg.norm(self.keys[i] - node.centroid)) for i in node.children)
+            node.count = len(node.children)
+        wanted = math.ceil(math.sqrt(count)) if self.settings.coarse == "sqrt" else count
+        centroids, labels = k_means([node.centroid for node in self.clusters], min(64, wanted), self.margin)
+        self.units = [
+            Node(self.store(c), [i for i, label in enumerate(labels) if label == n]) for n, c in enumerate(centroids)
+        ]
+        for unit in self.units:
+            below = [self.clusters[c].centroid for c in unit.children]
+            if self.settings.radius == "chunks":
+                below = [self.keys[i] for c in unit.children for i in self.clusters[c].children]
+            unit.radius = max(float(np.linalg.norm(v - unit.centroid)) for v in below)
+            unit.count = len(unit.children)
+
+    def add(self, k: Array, span: Span) -> None:
+        """Lazy update: the nearest cluster and its unit take the chunk in; radii pay for the move of their centre."""
+        v = self.chunk_key(k, span)
+        self.spans.append(span)
+        self.keys.append(v)
+        number = self.margin.highest([float(node.centroid @ v) for node in self.clusters])
+        cluster = self.clusters[number]
+        cluster.children.append(len(self.keys) - 1)
+        self._move(cluster, v, None)
+        unit = next(unit for unit in self.units if number in unit.children)
+        self._move(unit, v, cluster.centroid if self.settings.radius == "children" else None)
+
+    def _move(self, node: Node, v: Array, covered: Array | None) -> None:
+        mean = (node.count * node.centroid + v) / (node.count + 1)
+        moved = self.store(unit_vector(mean)) if np.linalg.norm(mean) > TIE else node.centroid
+        reach = float(np.linalg.norm((v if covered is None else covered) - moved))
+        node.radius = max(node.radius + float(np.linalg.norm(moved - node.centroid)), reach)
+        node.centroid, node.count, node.moved = moved, node.count + 1, True
+
+    def crop(self, k: Array, tokens: int) -> HeadIndex | None:
+        """The index of the first `tokens` tokens: what a rebuild gives."""
+        if self.built_stop > tokens:
+            return None
+        twin = HeadIndex(self.settings, self.margin)
+        twin.build(k, self.spans[: self.built], self.built_stop)
+        for span in self.spans[self.built :]:
+            if span[1] <= tokens:
+                twin.add(k, span)
+        return twin
+
+    # --- search ---
+
+    def ranked(self, q: Array, nodes: list[Node], among: Sequence[int]) -> tuple[list[int], dict[int, float]]:
+        """Node numbers by upper bound (equation 2), best first, ties to the lower number; and the bounds."""
+        norm = float(np.linalg.norm(q))
+        bounds = {i: float(q @ nodes[i].centroid) + norm * nodes[i].radius for i in among}
+        return sorted(among, key=lambda i: (-round(bounds[i], 9), i)), bounds
+
+    def tokens_below(self, unit: Node) -> int:
+        return sum(self.spans[i][1] - self.spans[i][0] for c in unit.children for i in self.clusters[c].children)
+
+    def note(self, nodes: list[Node], bounds: dict[int, float], taken: int, other: int, q: Array) -> None:
+        """That node `taken` was preferred to, or not to, node `other`."""
+        error = 2 * PRODUCT_ERROR * max(1.0, float(np.linalg.norm(q)))
+        gap, pair = abs(bounds[taken] - bounds[other]), (nodes[taken], nodes[other])
+        # How often a radius was rounded up is the package's business: such a tie is none in float32.
+        fragile = any(node.moved and node.radius > 0 for node in pair)
+        self.margin.note(gap, error, fragile=fragile)
+
+    def search(self, q: Array, room: int) -> list[Span]:
+        """The chunks to attend to, at most `room` tokens."""
+        order, bounds = self.ranked(q, self.units, range(len(self.units)))
+        kept = 0
+        if self.settings.k_g is not None:
+            kept = min(self.settings.k_g, len(order))
+        else:
+            held = 0
+            while kept < len(order) and held < 4 * self.settings.budget:
+                held += self.tokens_below(self.units[order[kept]])
+                kept += 1
+            # In another order fewer of them might have held as much.
+            for other in order[: kept - 1] if held >= 4 * self.settings.budget else []:
+                self.note(self.units, bounds, order[kept - 1], other, q)
+        if kept < len(order):
+            for other in order[kept:]:
+                self.note(self.units, bounds, order[kept - 1], other, q)
+
+        below = sorted(c for u in order[:kept] for c in self.units[u].children)
+        order, bounds = self.ranked(q, self.clusters, below)
+        taken: list[Span] = []
+        for place, c in enumerate(order):
+            for i in sorted(self.clusters[c].children):
+                if sum(e - s for s, e in [*taken, self.spans[i]]) > room:
+                    for other in order[:place] + order[place + 1 :]:
+                        self.note(self.clusters, bounds, c, other, q)
+                    return taken
+                taken.append(self.spans[i])
+        return taken
+
+
+@dataclass
+class Clustered:
+    """One layer of one sequence over its steps: an index per KV head, built when the budget first falls short."""
+
+    settings: Settings
+    heads: list[HeadIndex | None]
+    margin: Margin
+
+    @classmethod
+    def new(cls, settings: Settings, kv_heads: int) -> Clustered:
+        return cls(settings, [None] * kv_heads, Margin(settings.exact_ties))
+
+    def step(self, q: Array, k: Array, levels: Sequence[int] | None, clean: int | None = None) -> list[list[int]]:
+        """Positions for every query head; q ``[Hq, d]``, k ``[Hkv, T, d]``, the delimiter level of every token.
+
+        `clean` is the first position whose key an unrectified sparse step has written, None if nobody rectifies.
+        """
+        length, group = k.shape[1], q.shape[0] // k.shape[0]
+        if length <= self.settings.budget:
+            return [list(range(length)) for _ in range(q.shape[0])]
+        sets = []
+        for h in range(k.shape[0]):
+            index = self._up_to_date(h, k[h], levels, length if clean is None else clean)
+            if index is None:
+                sets.append(list(range(length)))
+                continue
+            always = [*range(self.settings.sinks), *range(index.end, length)]
+            mean = q[h * group : (h + 1) * group].mean(axis=0)
+            chosen = index.search(mean, self.settings.budget - len(always))
+            sets.append(sorted([*always, *(t for s, e in chosen for t in range(s, e))]))
+        return [list(sets[h // group]) for h in range(q.shape[0])]
+
+    def crop(self, k: Array, tokens: int) -> None:
+        self.heads = [None if index is None else index.crop(k[h], tokens) for h, index in enumerate(self.heads)]
+
+    def _up_to_date(self, h: int, k: Array, levels: Sequence[int] | None, clean: int) -> HeadIndex | None:
+        """The head's index before it selects; None while there is no clean token to make it of."""
+        length, index, given = k.shape[0], self.heads[h], self.settings
+        stop = min(length - 1, clean)
+        text = levels if given.chunking == "text" else None
+        if index is None:
+            spans = chunks_of(text, given.sinks, stop, given.chunk_min, given.chunk_max)
+            self._with_tail(spans, given.sinks, stop, length)
+            if spans:
+                index = self.heads[h] = HeadIndex(given, self.margin)
+                index.build(k, spans, stop)
+        elif length - 1 - index.end >= given.buffer:
+            if given.pack == "whole":
+                starts = range(index.end, stop - given.buffer + 1, given.buffer)
+                spans = [(start, start + given.buffer) for start in starts]
+            else:
+                spans = chunks_of(text, index.end, stop, given.chunk_min, given.chunk_max)
+            self._with_tail(spans, index.end, stop, length)
+            for span in spans:
+                index.add(k, span)
+        return index
+
+    def _with_tail(self, spans: list[Span], start: int, stop: int, length: int) -> None:
+        """Make the clean tail of a cut a short chunk where the buffer could not hold it."""
+        end = spans[-1][1] if spans else start
+        if length - 1 - end >= self.settings.buffer and stop > end:
+            spans.append((end, stop))

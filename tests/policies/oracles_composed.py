@@ -1,0 +1,193 @@
+"""Any scorer with any rule and any roles: naive float64 loops, written from the papers and /work/shared/PAPERS.md.
+
+A *unit* is a token or a page of `page` tokens. A scorer gives every unit of a selecting head a score, a rule cuts the
+scores of one head into a `Cut`, roles say who refreshes its set and who attends to it. `heads` is "kv" or "query".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from . import oracles
+from .oracles import Array, Sets, best
+
+MASS_ERROR = 1e-5
+"""Budget of a float32 softmax over up to 150 tokens: a weight is off by 26 u (harness.py), a sum by 150 u more."""
+
+
+@dataclass
+class Cut:
+    """What a rule takes; `margin` is the distance of its closest decision in units of float32's error."""
+
+    units: list[int]
+    overflowed: bool = False
+    margin: float = math.inf
+
+
+@dataclass
+class Outcome:
+    """One step of one sequence: ``sets[layer][query head]``, whether that set overflowed, the closest decision."""
+
+    sets: Sets
+    overflowed: list[list[bool]] = field(default_factory=list)
+    margin: float = math.inf
+
+
+Scores = list[float]
+Rule = Callable[[Scores, int, int], Cut]
+"""From the unit scores of one head, the row's length and the tokens per unit."""
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+def top_k(budget: int) -> Rule:
+    """The current unit and the best others, floor(budget / unit) in all; everything while the budget covers the row."""
+
+    def cut(scores: Scores, length: int, unit: int) -> Cut:
+        last = len(scores) - 1
+        if length <= budget:
+            return Cut(list(range(len(scores))))
+        return Cut([last, *best(scores, range(last), budget // unit - 1)])
+
+    return cut
+
+
+def ratio(kept: float, minimum: int = 1, local: int = 1) -> Rule:
+    """ReSA, equation 4: n = max(minimum, ceil(M * kept)) of M units, the last `local` ones among them."""
+
+    def cut(scores: Scores, length: int, unit: int) -> Cut:
+        units = len(scores)
+        count = min(units, max(minimum, local, math.ceil(units * Fraction(str(kept)))))
+        recent = list(range(max(0, units - local), units))
+        return Cut([*recent, *best(scores, range(max(0, units - local)), count - len(recent))])
+
+    return cut
+
+
+def probabilities(scores: Scores, scale: float) -> list[float]:
+    top = max(scores)
+    e = [math.exp((score - top) * scale) for score in scores]
+    return [x / sum(e) for x in e]
+
+
+def top_p(p: float, buffer: int, scale: float) -> Rule:
+    """The current token, then the best others until the softmax mass reaches `p`; at most `buffer` of them."""
+
+    def cut(scores: Scores, length: int, unit: int) -> Cut:
+        assert unit == 1
+        weights, last, margin = probabilities(scores, scale), length - 1, math.inf
+        order = [last, *best(scores, range(last), last)]
+        count = length
+        if p < 1:
+            mass = 0.0
+            for count, token in enumerate(order, start=1):  # noqa: B007  # the count outlives the loop
+                mass += weights[token]
+                margin = min(margin, abs(mass - p) / MASS_ERROR)
+                if mass >= p:
+                    break
+        return Cut(order[: min(count, buffer)], count > buffer, margin)
+
+    return cut
+
+
+def threshold(tau: float, buffer: int, scale: float) -> Rule:
+    """The current token and all whose probability exceeds `tau`; the best of them that fit `buffer`."""
+
+    def cut(scores: Scores, length: int, unit: int) -> Cut:
+        assert unit == 1
+        weights, last = probabilities(scores, scale), length - 1
+        others = [token for token in best(scores, range(last), last) if weights[token] > tau]
+        margin = min((abs(weight / tau - 1) / MASS_ERROR for weight in weights[:last]), default=math.inf)
+        return Cut([last, *others][:buffer], len(others) + 1 > buffer, margin)
+
+    return cut
+
+
+# --- scorers -----------------------------------------------------------------------------------------------------
+
+
+def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooling: str) -> list[Scores]:
+    """Scores of all units per selecting head: one per KV head, or one per query head.
+
+    A group shares the maximum of its heads' scores ("max") or the score of its mean query ("mean"). The exact score of
+    a page is the maximum over its tokens (LycheeDecode, section 4.3), its bound is Quest's.
+    """
+    group = q.shape[0] // k.shape[0]
+    if heads == "kv" and pooling == "mean":
+        q, group = q.reshape(k.shape[0], group, -1).mean(axis=1), 1
+    if scorer == "page_bounds":
+        rows = oracles.page_scores(q, k, page)
+    else:
+        tokens = oracles.token_scores(q, k)
+        rows = [[max(row[start : start + page]) for start in range(0, len(row), page)] for row in tokens]
+    return oracles.over_group(rows, group, heads)
+
+
+# --- roles -------------------------------------------------------------------------------------------------------
+
+Chooser = Callable[[int, Array, Array], list[Cut]]
+"""From a layer and its q and k, the tokens chosen for every query head."""
+
+Roles = Sequence[Sequence[str]]
+
+
+def by_roles(q: list[Array], k: list[Array], roles: Roles, choose: Chooser) -> Outcome:
+    """Publish and select refresh the set of their head index, select and reuse attend to it, the others to all."""
+    outcome = Outcome(oracles.dense(q, k), [[False] * layer.shape[0] for layer in q])
+    rolling: dict[int, Cut] = {}
+    for layer, by_head in enumerate(roles):
+        group = q[layer].shape[0] // k[layer].shape[0]
+        fresh = choose(layer, q[layer], k[layer]) if {"publish", "select"} & set(by_head) else []
+        for head in range(q[layer].shape[0]):
+            role = by_head[head // group]
+            if role in ("publish", "select"):
+                rolling[head] = fresh[head]
+                outcome.margin = min(outcome.margin, fresh[head].margin)
+            if role in ("select", "reuse"):
+                outcome.sets[layer][head] = list(rolling[head].units)
+                outcome.overflowed[layer][head] = rolling[head].overflowed
+    return outcome
+
+
+def composed(
+    q: list[Array],
+    k: list[Array],
+    *,
+    roles: Roles,
+    rule: Rule,
+    scorer: str = "exact",
+    page: int = 1,
+    heads: str = "kv",
+    pooling: str = "max",
+) -> Outcome:
+    def choose(layer: int, q: Array, k: Array) -> list[Cut]:
+        length, cuts = k.shape[1], []
+        for row in unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling):
+            cut = rule(row, length, page)
+            tokens = [t for unit in sorted(cut.units) for t in range(unit * page, min((unit + 1) * page, length))]
+            cuts.append(Cut(tokens, cut.overflowed, cut.margin))
+        return cuts if heads == "query" else [cuts[h // (q.shape[0] // k.shape[0])] for h in range(q.shape[0])]
+
+    return by_roles(q, k, roles, choose)
+
+
+# --- who does what in which layer ----------------------------------------------------------------------------------
+
+
+def persistent(layers: int, kv_heads: int, dense_layers: int, publishers: Sequence[int]) -> Roles:
+    """TidalDecode: dense layers, layers that attend to all and publish, and reuse everywhere else."""
+    names = ["dense" if i < dense_layers else "publish" if i in publishers else "reuse" for i in range(layers)]
+    return [[name] * kv_heads for name in names]
+
+
+def always(layers: int, kv_heads: int, dense_layers: int) -> Roles:
+    """Dense layers, then a new set in every layer (exact top-k, Quest, ReSA)."""
+    return [["dense" if i < dense_layers else "select"] * kv_heads for i in range(layers)]
+
+
+def every(layers: int, kv_heads: int, step: int) -> Roles:
+    """Layers 0, step, 2 step, ... attend to all and publish, the others reuse."""
+    return [["reuse" if i % step else "publish"] * kv_heads for i in range(layers)]

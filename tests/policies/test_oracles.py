@@ -1,0 +1,161 @@
+"""The oracles themselves, on cases small enough to work out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from . import oracles_cluster, oracles_composed
+from .oracles_cluster import Clustered, HeadIndex, Margin, Settings, chunks_of, k_means
+
+E = np.eye(8)
+
+
+def test_chunks_end_at_the_strongest_and_latest_delimiter() -> None:
+    levels = [0, 4, 0, 4, 0, 2, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+    # From 0, lengths 2..4 end at tokens 1, 2, 3: two spaces, the later one. From 4: lengths 2..4 end at 5, 6, 7: the
+    # sentence beats the comma. From 6: nothing ends at 7, 8, 9: four. From 10: the paragraph. From 13: a window of 2..3.
+    assert chunks_of(levels, 0, 16, 2, 4) == [(0, 4), (4, 6), (6, 10), (10, 13), (13, 16)]
+    # One token less and the last stretch is cut shorter; two less and it is a tail.
+    assert chunks_of(levels, 0, 15, 2, 4)[-1] == (13, 15)
+    assert chunks_of(levels, 0, 14, 2, 4)[-1] == (10, 13)
+    assert chunks_of(levels, 3, 7, 2, 4) == [(3, 6)]
+
+
+def test_fixed_chunks() -> None:
+    assert chunks_of(None, 2, 15, 3, 5) == [(2, 7), (7, 12), (12, 15)]
+    assert chunks_of(None, 2, 14, 3, 5) == [(2, 7), (7, 12)]
+
+
+def test_k_means_finds_obvious_groups() -> None:
+    """Directions 0 and 3, wobbling; the first centroids are chunks 0 and 3, one of each."""
+    vectors = [E[0], E[0] + 0.1 * E[1], E[0] - 0.1 * E[1], E[3], E[3] + 0.1 * E[4], E[3] - 0.1 * E[4]]
+    vectors = [v / np.linalg.norm(v) for v in vectors]
+    margin = Margin()
+    centroids, labels = k_means(vectors, 2, margin)
+    assert labels == [0, 0, 0, 1, 1, 1]
+    assert np.allclose(centroids, [E[0], E[3]])
+    # The closest decision: chunk 0's 1 against 0, or a wobbling one's cosine against 0.
+    assert math.isclose(margin.smallest * oracles_cluster.PRODUCT_ERROR, 1 / math.sqrt(1.01))
+
+
+def test_empty_cluster_takes_the_farthest_chunk() -> None:
+    """Centroids 0 and 1 start equal: everything goes to 0, and 1 takes the chunk farthest from it, the lower of two."""
+    vectors = [E[0], E[0], E[0], E[0], E[2], E[2]]
+    first = k_means(vectors, 3, Margin(exact_ties=True))  # from chunks 0, 2, 4
+    # Iteration 1: chunks 0..3 at centroid 0, 4 and 5 at centroid 2; all at distance 0, so chunk 0 moves to cluster 1.
+    # Every later iteration: centroids 0 and 1 are equal again, so the same happens.
+    assert first[1] == [1, 0, 0, 0, 2, 2]
+    assert k_means([E[0], E[0], E[1], E[2]], 2, Margin(exact_ties=True))[1] == [0, 0, 1, 0]
+
+
+def test_cluster_sets_by_hand() -> None:
+    """Sinks 0, chunks of two along axes 0..3, budget 4: room for one chunk beside the buffer and the current token."""
+    settings = Settings(budget=4, sinks=0, buffer=2, chunk_min=2, chunk_max=2, chunking="fixed", cluster_size=1)
+    layer = Clustered.new(Settings(**{**settings.__dict__, "exact_ties": True}), 1)
+    k = np.concatenate([np.repeat(E[:4], 2, axis=0), E[7:8]])[None]  # T = 9: chunks 0-1, 2-3, 4-5, 6-7, current 8
+    assert layer.step(E[2][None], k, None) == [[4, 5, 8]]
+    k = np.concatenate((k, E[6][None, None]), axis=1)  # 8 is in the buffer, 9 is current
+    assert layer.step(E[1][None] + 0.5 * E[2], k, None) == [[2, 3, 8, 9]]
+    k = np.concatenate((k, E[6][None, None]), axis=1)  # 8 and 9 would be two: a chunk; 10 is current
+    index = layer.heads[0]
+    assert layer.step(E[1][None], k, None) == [[2, 3, 10]]
+    assert index is not None and index.end == 10
+    # Its key (e7 + e6) / sqrt 2 is equally far from all four: the first cluster, (e0 + v) / |e0 + v| from then on.
+    v = (E[7] + E[6]) / math.sqrt(2)
+    assert np.allclose(index.clusters[0].centroid, (E[0] + v) / math.sqrt(2))
+    move = np.linalg.norm((E[0] + v) / math.sqrt(2) - E[0])
+    assert math.isclose(index.clusters[0].radius, move)
+    assert index.clusters[0].children == [0, 4]
+    # Cropped to 10 tokens it stays, to 9 it is gone, and to 7 so is all that was built.
+    whole = index.crop(k[0], 10)
+    assert whole is not None and whole.end == 10
+    less = index.crop(k[0], 9)
+    assert less is not None and less.end == 8 and less.clusters[0].radius == 0
+    assert index.crop(k[0], 7) is None
+
+
+def test_tail_that_the_buffer_cannot_hold_becomes_a_short_chunk() -> None:
+    settings = Settings(budget=8, sinks=0, buffer=1, chunk_min=3, chunk_max=4, chunking="fixed")
+    layer = Clustered.new(settings, 1)
+    rng = np.random.default_rng(0)
+    k = rng.normal(size=(1, 11, 8))
+    layer.step(rng.normal(size=(1, 8)), k, None)  # stretch 0..10: two chunks of 4 and 2 left
+    assert layer.heads[0] is not None and layer.heads[0].spans == [(0, 4), (4, 8), (8, 10)]
+    layer = Clustered.new(settings, 1)
+    layer.step(rng.normal(size=(1, 8)), k, None, 9)  # position 9 is not clean
+    assert layer.heads[0] is not None and layer.heads[0].spans == [(0, 4), (4, 8), (8, 9)]
+
+
+def test_upper_bounds_hold_after_lazy_updates() -> None:
+    rng = np.random.default_rng(1)
+    settings = Settings(budget=30, sinks=1, buffer=6, chunk_min=2, chunk_max=5)
+    layer, levels = Clustered.new(settings, 1), rng.integers(0, 5, 120).tolist()
+    k = rng.normal(size=(1, 120, 8))
+    for length in range(50, 120):
+        layer.step(rng.normal(size=(2, 8)), k[:, :length], levels)
+    index = layer.heads[0]
+    assert isinstance(index, HeadIndex) and len(index.keys) > index.built
+    for unit in index.units:
+        for c in unit.children:
+            node = index.clusters[c]
+            for v in (index.keys[i] for i in node.children):
+                assert np.linalg.norm(v - node.centroid) <= node.radius + 1e-12
+                assert np.linalg.norm(v - unit.centroid) <= unit.radius + 1e-12
+    assert sorted(i for node in index.clusters for i in node.children) == list(range(len(index.keys)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "sinks", "longest", "every", "size"),
+    [(1024, 16, 16, 0, 128), (64, 16, 16, 0, 16), (64, 16, 16, 32, 32), (40, 16, 16, 0, 8), (33, 16, 16, 0, 1)],
+)
+def test_default_buffer(budget: int, sinks: int, longest: int, every: int, size: int) -> None:
+    assert oracles_cluster.default_buffer(budget, sinks, longest, every) == size
+
+
+def test_rounding_to_bfloat16() -> None:
+    """Eight bits: 0.1 is 0.100097656, 1 + 1/256 lies halfway and goes to the even 1."""
+    index = HeadIndex(Settings(budget=8, bfloat16=True), Margin())
+    assert index.store(np.array([0.1, 1.0, -0.3])).tolist() == [0.10009765625, 1.0, -0.30078125]
+    assert math.isclose(index.margin.smallest, min(2**-12 - (0.10009765625 - 0.1), 2**-10 - 0.00078125) / 6e-7, rel_tol=1e-6)
+    assert index.store(np.array([1 + 1 / 256])).tolist() == [1.0]
+
+
+def test_rules_by_hand() -> None:
+    scores = [math.log(x) for x in (0.4, 0.1, 0.2, 0.25, 0.05)]  # the last is the current token
+    top_p, threshold = oracles_composed.top_p, oracles_composed.threshold
+    assert sorted(top_p(0.6, 5, 1.0)(scores, 5, 1).units) == [0, 3, 4]
+    assert sorted(top_p(0.8, 5, 1.0)(scores, 5, 1).units) == [0, 2, 3, 4]
+    assert top_p(0.05 - 1e-9, 5, 1.0)(scores, 5, 1).units == [4]
+    assert top_p(1.0, 5, 1.0)(scores, 5, 1).units == [4, 0, 3, 2, 1]
+    narrow = top_p(0.8, 3, 1.0)(scores, 5, 1)
+    assert sorted(narrow.units) == [0, 3, 4] and narrow.overflowed
+    assert sorted(threshold(0.15, 5, 1.0)(scores, 5, 1).units) == [0, 2, 3, 4]
+    assert threshold(0.5, 5, 1.0)(scores, 5, 1).units == [4]
+    narrow = threshold(0.15, 3, 1.0)(scores, 5, 1)
+    assert sorted(narrow.units) == [0, 3, 4] and narrow.overflowed
+    ratio = oracles_composed.ratio
+    assert len(ratio(0.1)([0.0] * 30, 30, 1).units) == 3  # 0.1 * 30 is 3.0000000000000004
+    assert sorted(ratio(0.1, 2, 1)([1.0, 3.0, 2.0, 0.0], 50, 16).units) == [1, 3]
+    assert ratio(0.1, 16, 1)([1.0, 3.0, 2.0, 0.0], 50, 16).units == [3, 1, 2, 0]
+    assert sorted(ratio(0.5, 1, 2)([3.0, 4.0, 1.0, 0.0], 4, 1).units) == [2, 3]
+
+
+def test_roles_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    q, k = [rng.normal(size=(4, 8)) for _ in range(4)], [rng.normal(size=(2, 20, 8)) for _ in range(4)]
+    roles = [["publish", "publish"], ["reuse", "dense"], ["select", "publish"], ["reuse", "reuse"]]
+    got = oracles_composed.composed(q, k, roles=roles, rule=oracles_composed.top_k(5), pooling="mean").sets
+    everything = list(range(20))
+
+    def chosen(layer: int, head: int) -> list[int]:
+        mean = (q[layer][2 * head] + q[layer][2 * head + 1]) / 2
+        scores = (k[layer][head] @ mean).tolist()
+        return sorted([19, *sorted(range(19), key=lambda t: -scores[t])[:4]])
+
+    assert got[0] == [everything] * 4
+    assert got[1] == [chosen(0, 0), chosen(0, 0), everything, everything]
+    assert got[2] == [chosen(2, 0), chosen(2, 0), everything, everything]
+    assert got[3] == [chosen(2, 0), chosen(2, 0), chosen(2, 1), chosen(2, 1)]
