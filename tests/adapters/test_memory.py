@@ -80,10 +80,23 @@ def storage_bytes(cache: Cache) -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("name", ["streaming", "quest", "quest:dense_layers=0", "tidal", "less_is_more"])
-def test_little_more_than_dense(name: str) -> None:
-    """At the default page of 16 tokens, bounds are a sixteenth of the keys and values."""
-    spec = f"{name}{',' if ':' in name else ':'}budget=64"
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "streaming:budget=64",
+        "quest:budget=64",
+        "quest:dense_layers=0,budget=64",
+        "tidal:budget=64",
+        "tidal:budget=64,rectify=4",
+        "tidal:budget=64,rectify=4:verify",
+        "less_is_more:budget=64",
+        "lychee_decode:roles=every:4,budget=64",
+        "lychee_cluster:budget=64",
+        "resa:rectify=4",
+    ],
+)
+def test_little_more_than_dense(spec: str) -> None:
+    """At the default page of 16 tokens, bounds are a sixteenth of the keys and values; rewriting happens in place."""
     (held, peak), (dense_held, dense_peak) = held_and_peak(spec), held_and_peak("dense")
     assert held <= 1.1 * dense_held
     assert peak <= 1.1 * dense_peak

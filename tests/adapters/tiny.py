@@ -36,12 +36,23 @@ POLICIES = {
     "tidal": "tidal:reselect=3,dense_layers=1,budget={budget}",
     "tidal-query": "tidal:reselect=,dense_layers=1,heads=query,budget={budget}",
     "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget={budget}",
+    "exact_topk": "exact_topk:dense_layers=1,budget={budget}",
 }
 SPARSE = [name for name in POLICIES if name != "dense"]
+"""Policies whose sets depend on one layer's queries and keys: `checking` recomputes them wherever they are chosen."""
+
+COVERING = {
+    **POLICIES,
+    "tidal, rectified": "tidal:reselect=3,dense_layers=1,budget={budget},rectify=3",
+    "lychee_decode": "lychee_decode:roles=every:2,budget={budget}",
+    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget={budget}",
+    "resa": "resa:page=4,min_pages=100,rectify=3",
+}
+"""Every policy, so that it attends to everything."""
 
 
 def spec(name: str, budget: int = LARGE) -> str:
-    return POLICIES[name].format(budget=budget)
+    return COVERING[name].format(budget=budget)
 
 
 def fresh(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:

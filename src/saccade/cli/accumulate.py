@@ -35,13 +35,13 @@ def accumulate(
     sources: Annotated[
         str, typer.Option(metavar="NAME,NAME", help="Texts: reference, library, facts.")
     ] = "reference,library,facts",
-    passages: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages per source.")] = 16,
+    passages: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages per source.")] = 8,
     sparse_only: Annotated[
         int,
         typer.Option(
             parser=at_least(0), metavar="N", help="So many of them are also decoded from their first token on; slow."
         ),
-    ] = 8,
+    ] = 2,
     batch: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages read together.")] = 24,
     output_dir: Annotated[
         Path | None,

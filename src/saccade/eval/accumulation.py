@@ -89,7 +89,9 @@ def _bound(template: Policy, kept: float, length: int, every: int | None) -> Pol
         raise PolicyError(f"policy {template}: its budget is the kept share of the passage; leave it out")
     # In decimals: 0.1 of 30 is 3.
     value = ceil(Fraction(str(kept)) * length) if name == "budget" else kept
-    return Policy.create(template.name, {**template.options.model_dump(exclude_unset=True), name: value, "rectify": every})
+    return Policy.create(
+        template.name, {**template.options.model_dump(exclude_unset=True), name: value, "rectify": every}
+    )
 
 
 @dataclass
@@ -259,7 +261,7 @@ class Accumulation:
             "accuracy": right / count,
             "interval": wilson(right, count),
             "difference": fmean(differences) if differences else None,
-            "difference_interval": resampled_mean(differences) if differences else None,
+            "difference_interval": resampled_mean(differences) if len(differences) > 1 else None,
             "right_by_passage": [own[passage] for passage in passages],
         }
 

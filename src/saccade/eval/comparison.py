@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import median
@@ -12,19 +12,39 @@ import torch
 
 from ..adapters.hf.run import sparsify
 from ..recall import RecallObserver
+from ..stats import RunStats
 from .context import Context, Question
 from .entry import Entry
 from .facts import is_right
 from .folder import ResultsFolder
 from .gaze import Focus, GazeObserver
 from .reader import Reader
-from .tally import Tally
+from .tally import LayerRecalls, Tally, recalls_of
+from .workers import shared_out, workers_for
 
-TIMED_QUESTIONS = 2
+TIMED_QUESTIONS = 1
 """Questions per context that the timing pass decodes under every policy in turn."""
 
 WARM_STEPS = 2
 """First steps of a timed question that are not counted: they build indexes and warm caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one question under one policy.
+
+    Attributes:
+        said: the text that was decoded.
+        fact_held: share of the sets that held a token of the fact's value, and
+        bins: of each part of the document; None if every layer attended to everything.
+        recalls: of every answer token.
+    """
+
+    question: Question
+    said: str
+    fact_held: float | None
+    bins: list[float] | None
+    recalls: list[LayerRecalls]
 
 
 @dataclass
@@ -49,6 +69,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.tallies = [Tally(entry) for entry in self.entries]
+        self._prefill_threads = torch.get_num_threads()
 
     @property
     def units(self) -> int:
@@ -63,18 +84,16 @@ class Comparison:
         Args:
             advance: called after every unit of work with its name.
         """
-        prefill_threads = torch.get_num_threads()
         try:
             for number, context in enumerate(self.contexts):
-                torch.set_num_threads(prefill_threads)
+                torch.set_num_threads(self._prefill_threads)
                 reader = Reader(self.model, self.tokenizer, context)
                 torch.set_num_threads(self.threads)
                 advance(f"context {number + 1} of {len(self.contexts)}")
-                for tally in self.tallies:
-                    self._ask(reader, number, context, tally, advance)
+                self._quality(reader, number, context, advance)
                 self._time(reader, context, advance)
         finally:
-            torch.set_num_threads(prefill_threads)
+            torch.set_num_threads(self._prefill_threads)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per entry, as `results.json` holds them."""
@@ -82,12 +101,41 @@ class Comparison:
         baseline = median(dense) if dense else None
         return [tally.row(baseline) for tally in self.tallies]
 
-    def _ask(self, reader: Reader, number: int, context: Context, tally: Tally, advance: Callable[[str], None]) -> None:
-        """The quality pass of one policy over one context."""
+    def _quality(self, reader: Reader, number: int, context: Context, advance: Callable[[str], None]) -> None:
+        """The quality pass over one context; nothing is timed, so entries are shared out among idle cores."""
+        workers = workers_for(
+            len(self.tallies),
+            cores=self._prefill_threads,
+            threads=self.threads,
+            device=self.model.device.type,
+            copied_bytes=reader.nbytes,
+        )
+        if workers == 1:
+            for tally in self.tallies:
+                for answer in self._ask(reader, context, tally.entry, tally.add_run):
+                    self._record(number, answer, tally)
+                    advance(tally.entry.spec)
+            return
+
+        def ask_all(place: int) -> tuple[list[Answer], list[RunStats]]:
+            runs: list[RunStats] = []
+            return list(self._ask(reader, context, self.tallies[place].entry, runs.append)), runs
+
+        for tally, (answers, runs) in zip(self.tallies, shared_out(ask_all, len(self.tallies), workers), strict=True):
+            for run in runs:
+                tally.add_run(run)
+            for answer in answers:
+                self._record(number, answer, tally)
+                advance(tally.entry.spec)
+
+    def _ask(
+        self, reader: Reader, context: Context, entry: Entry, add_run: Callable[[RunStats], None]
+    ) -> Iterator[Answer]:
+        """Put the questions about a context under one policy; its run's statistics come last, whatever happens."""
         gaze = GazeObserver(len(context.tokens))
         focus = Focus()
         layers = self.model.config.num_hidden_layers
-        policy = tally.entry.policy
+        policy = entry.policy
         # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV. Not so where
         # they may have been rectified, with the first question, before the second one begins.
         shared = _shared_beginning(context.questions) if policy.rectify is None else 0
@@ -101,48 +149,43 @@ class Comparison:
                     recall = RecallObserver(layers, keep_steps=True)
                     reader.feed(question.tokens[shared:-1], every=every)
                     focus.observers = (gaze, recall)
-                    answer = reader.answer(reader.feed(question.tokens[-1:]))
+                    said = reader.answer(reader.feed(question.tokens[-1:], every=every))
                     focus.observers = ()
                     reader.crop(shared)
-                    self._record(number, question, answer, gaze, recall, tally)
-                    advance(tally.entry.spec)
+                    yield Answer(question, said, gaze.fact_held, gaze.bins, recalls_of(recall.records()))
             finally:
                 reader.crop()
-                tally.add_run(run.stats())
+                add_run(run.stats())
 
-    def _record(
-        self, number: int, question: Question, answer: str, gaze: GazeObserver, recall: RecallObserver, tally: Tally
-    ) -> None:
-        correct = is_right(answer, question.fact)
-        tally.add_answer(correct, gaze.fact_held)
-        entry = tally.entry
-        key = {"policy": entry.policy.name, "budget": entry.policy.budget, "spec": entry.spec}
-        asked = f"What is the code of the {question.fact.key}?"
-        for step, (attention, token) in enumerate(tally.add_recalls(recall.records())):
-            place = {"context": number, "question": asked, "step": step}
-            recalls = {"attention_recall": _rounded(attention), "token_recall": _rounded(token)}
-            self.folder.add_recall({**key, **place, **recalls})
+    def _record(self, number: int, answer: Answer, tally: Tally) -> None:
+        correct = is_right(answer.said, answer.question.fact)
+        tally.add_answer(correct, answer.fact_held, answer.recalls)
+        policy = tally.entry.policy
+        key = {"policy": policy.name, "budget": policy.budget, "spec": tally.entry.spec}
+        place = {"context": number, "question": f"What is the code of the {answer.question.fact.key}?"}
         self.folder.add_sample(
             {
                 **key,
-                "question": asked,
-                "expected": question.fact.value,
-                "answer": answer,
+                **place,
+                "expected": answer.question.fact.value,
+                "answer": answer.said,
                 "correct": correct,
-                "context": number,
-                "depth": round(question.depth, 4),
-                "fact_held": gaze.fact_held,
+                "depth": round(answer.question.depth, 4),
+                "fact_held": answer.fact_held,
             }
         )
-        if gaze.bins is not None:
+        for step, (attention, token) in enumerate(answer.recalls):
+            recalls = {"attention_recall": _rounded(attention), "token_recall": _rounded(token)}
+            self.folder.add_recall({**key, **place, "step": step, **recalls})
+        if answer.bins is not None:
             self.folder.add_gaze(
                 {
                     **key,
                     "context": number,
-                    "depth": question.depth,
+                    "depth": answer.question.depth,
                     "correct": correct,
-                    "fact_held": gaze.fact_held,
-                    "bins": gaze.bins,
+                    "fact_held": answer.fact_held,
+                    "bins": answer.bins,
                 }
             )
 

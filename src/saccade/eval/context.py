@@ -16,7 +16,7 @@ from .facts import Fact, hide, make_facts, question, sentence, sentence_ends
 
 QUESTIONS_PER_CONTEXT = 12
 FACTS_PER_CONTEXT = 24
-ANSWER_TOKENS = 12
+ANSWER_TOKENS = 8
 """Longest answer in tokens; it ends earlier at a full stop, a new line or the end-of-sequence token."""
 
 BUILT_IN = "Python language reference (held-out topics)"

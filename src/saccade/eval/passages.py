@@ -50,7 +50,9 @@ def held_out_passages(
         if source not in SOURCES:
             raise DocumentError(f"unknown source {source!r}; valid: {', '.join(SOURCES)}")
         rng = numpy.random.default_rng([seed, SOURCES.index(source)])
-        text = library_sources(held_out=True, characters=10**9) if source == LIBRARY else language_reference().evaluation
+        text = (
+            library_sources(held_out=True, characters=10**9) if source == LIBRARY else language_reference().evaluation
+        )
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         room = len(ids) - longest - 1

@@ -74,6 +74,12 @@ class Reader:
             yield time.perf_counter() - start
 
     @property
+    def nbytes(self) -> int:
+        """What keys and values take in memory."""
+        tensors = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
     def room(self) -> int:
         """Positions that the model has left."""
         return int(self._model.config.max_position_embeddings) - self._length - self.decoded

@@ -14,6 +14,13 @@ LayerRecalls = tuple[list[float], list[float]]
 """Attention and token recall of one token, layer by layer."""
 
 
+def recalls_of(records: RecallRecords) -> list[LayerRecalls]:
+    """Recalls of every token as means over heads."""
+    # A head that attends to everything has both recalls by definition.
+    attention, token = (values.nan_to_num(1.0).mean(-1).tolist() for values in (records.attention, records.token))
+    return list(zip(attention, token, strict=True))
+
+
 class Tally:
     """Sums over all questions of one entry.
 
@@ -36,20 +43,13 @@ class Tally:
         self._index_bytes: list[int] = []
         self._build_seconds: list[float] = []
 
-    def add_answer(self, correct: bool, fact_held: float | None) -> None:
+    def add_answer(self, correct: bool, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
         """Count one question."""
+        self._recalls += recalls
         self._count += 1
         self._correct += correct
         if fact_held is not None:
             self._facts_held.append(fact_held)
-
-    def add_recalls(self, records: RecallRecords) -> list[LayerRecalls]:
-        """Count the tokens of one answer; gives their recalls as means over heads, layer by layer."""
-        # A head that attends to everything has both recalls by definition.
-        attention, token = (values.nan_to_num(1.0).mean(-1) for values in (records.attention, records.token))
-        tokens = list(zip(attention.tolist(), token.tolist(), strict=True))
-        self._recalls += tokens
-        return tokens
 
     def add_run(self, stats: RunStats) -> None:
         """Count what a run over one context attended to, and what it kept beside the cache."""

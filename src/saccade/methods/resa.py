@@ -1,4 +1,4 @@
-"""ReSA (Rectified Sparse Attention, ACL submission): pages by key bounds, a share of the row, dense rectification."""
+"""ReSA (Sun et al., 2025, arXiv 2506.04108): pages by key bounds, a share of the row, dense rectification."""
 
 from __future__ import annotations
 

@@ -20,14 +20,17 @@ NOTHING = "-"
 
 
 def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
-    """Top-3 accuracy of one source, a line per length, policy and kept share; a star where it differs from dense."""
+    """Top-3 accuracy of one source: that of dense, and what every setting has more or less than it on its passages."""
     rows = [row for row in results["rows"] if row["source"] == source]
     settings = _settings(rows)
     counts = sorted({row["passages"] for row in rows})
     passages = " or ".join(map(str, counts))
     table = Table(
-        title=Text(f"{source}: top-3 accuracy on the last {results['targets']} tokens of {passages} passages"),
-        caption=Text("* the 95% interval of the difference to dense, by passage, leaves out 0"),
+        title=Text(
+            f"{source}: top-3 accuracy on the last {results['targets']} tokens of {passages} passages, "
+            "and differences to dense in points"
+        ),
+        caption=Text("* the 95% interval of the difference, by passage, leaves out 0"),
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
@@ -47,7 +50,8 @@ def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
         dense = found.get((length, "dense", None, "dense"))
         share = next((row["share_attended"] for row in own if row is not None), None)
         cells = (f"{length:,}", policy, f"{kept:g}", NOTHING if share is None else f"{share:.1%}")
-        table.add_row(*map(Text, (*cells, _cell(dense), *map(_cell, own))))
+        accuracy = NOTHING if dense is None else f"{dense['accuracy']:.1%}"
+        table.add_row(*map(Text, (*cells, accuracy, *map(_cell, own))))
     return table
 
 
@@ -89,10 +93,7 @@ def _panel(axes: Axes, rows: Sequence[Row], shares: Sequence[float], settings: S
         axes.errorbar(
             [settings.index(row["setting"]) + shift for row in own],
             [row["difference"] for row in own],
-            yerr=[
-                [max(row["difference"] - row["difference_interval"][0], 0) for row in own],
-                [max(row["difference_interval"][1] - row["difference"], 0) for row in own],
-            ],
+            yerr=[[_reach(row, 0) for row in own], [_reach(row, 1) for row in own]],
             color=mark.color,
             marker=mark.marker,
             markersize=4.5,
@@ -104,12 +105,18 @@ def _panel(axes: Axes, rows: Sequence[Row], shares: Sequence[float], settings: S
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
+def _reach(row: Row, side: int) -> float:
+    """How far the interval of a difference reaches below (0) or above (1) it."""
+    interval = row["difference_interval"]
+    return 0.0 if interval is None else abs(interval[side] - row["difference"])
+
+
 def _cell(row: Row | None) -> str:
-    if row is None:
+    if row is None or row["difference"] is None:
         return NOTHING
     interval = row["difference_interval"]
     differs = interval is not None and not interval[0] <= 0 <= interval[1]
-    return f"{row['accuracy']:.3f}{'*' if differs else ' '}"
+    return f"{100 * row['difference']:+.1f}{'*' if differs else ' '}"
 
 
 def _key(row: Row) -> tuple[int, str, float | None, str]:

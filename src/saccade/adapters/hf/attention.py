@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -63,9 +64,12 @@ def attention_forward(
             end = session.call.past + prompt
             mask = None if mask is None else mask[:, :, :prompt, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
-        output, _ = sdpa_attention_forward(
-            module, query[:, :, :prompt], keys, values, mask, dropout=dropout, scaling=scale, **kwargs
-        )
+        if session.call.again and mask is not None:
+            output = _few_queries(query, keys, values, mask, scale)
+        else:
+            output, _ = sdpa_attention_forward(
+                module, query[:, :, :prompt], keys, values, mask, dropout=dropout, scaling=scale, **kwargs
+            )
         if prompt == total:
             return output, None
         outputs.append(output)
@@ -74,6 +78,19 @@ def attention_forward(
             q = query[:, :, prompt + position]
             outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), None
+
+
+def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Dense attention of a few positions `[B, Hq, n, d]` over a long cache; returns `[B, n, Hq, d]`.
+
+    Stock sdpa would repeat keys and values for every query head. Here a group's heads are further queries of one.
+    """
+    group, positions = query.shape[1] // key.shape[1], query.shape[2]
+    folded = query.reshape(query.shape[0], key.shape[1], group * positions, query.shape[3])
+    output = scaled_dot_product_attention(
+        folded, key, value, attn_mask=mask[..., : key.shape[2]].repeat(1, 1, group, 1), scale=scale
+    )
+    return output.reshape(query.shape[:3] + value.shape[-1:]).transpose(1, 2).contiguous()
 
 
 def _session(module: nn.Module) -> Session:

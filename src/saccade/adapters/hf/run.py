@@ -196,7 +196,8 @@ class Run:
         if self._keeps_history:
             with lasting():
                 session.state.history.record(past, queries, batch, tokens, kwargs.get("position_ids"))
-        call = Call(past, queries, self._prompt_positions(past, queries))
+        verifying = self._verifier is not None and self._verifier.verifying
+        call = Call(past, queries, self._prompt_positions(past, queries), again=verifying)
         if self.policy.rectify is None:
             session.begin(call, rectified=False)
             return args, kwargs
@@ -217,7 +218,7 @@ class Run:
         kwargs = placed(kwargs, past, start, ids, positions)
         cache.move_end(held, -again)
         session.clean = start
-        session.begin(Call(start, again + queries, again + queries), rectified=True)
+        session.begin(Call(start, again + queries, again + queries, again=True), rectified=True)
         self._surplus = again
         self._ledger.rectified(again)
         return (), kwargs

@@ -23,11 +23,15 @@ def lasting() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One forward call: `prompt` of its `queries` positions are prompt, the others decode; `past` slots are filled."""
+    """One forward call: `prompt` of its `queries` positions are dense, the others decode; `past` slots are filled.
+
+    `again`: it is a dense pass over decoded tokens, few queries on a long cache.
+    """
 
     past: int
     queries: int
     prompt: int
+    again: bool = False
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ typedef void (*NAME(bounder))(const struct bounds *, const char *, const char *,
                               float *);
 
 #define BOUNDER(rows, bf16)                                                                                            \
-    static void NAME(bound_##rows##_##bf16)(const struct bounds *call, const char *lower, const char *upper,           \
+    INNER void NAME(bound_##rows##_##bf16)(const struct bounds *call, const char *lower, const char *upper,            \
                                             int count, const float *positive, const float *negative, float *scores)    \
     {                                                                                                                  \
         NAME(bound)(call, lower, upper, count, positive, negative, scores, rows, bf16);                                \

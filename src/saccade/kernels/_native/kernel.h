@@ -70,13 +70,13 @@ typedef void (*NAME(scorer))(const struct block *, const struct call *, const ch
 typedef void (*NAME(mixer))(const struct block *, const struct block *, const struct call *, const float *, float *);
 
 #define SCORER(rows, bf16)                                                                                             \
-    static void NAME(score_##rows##_##bf16)(const struct block *block, const struct call *call, const char *ahead,     \
+    INNER void NAME(score_##rows##_##bf16)(const struct block *block, const struct call *call, const char *ahead,      \
                                             const int64_t *places, const float *queries, float *scores)                \
     {                                                                                                                  \
         NAME(score)(block, call, ahead, places, queries, scores, rows, bf16);                                          \
     }
 #define MIXER(rows, bf16)                                                                                              \
-    static void NAME(mix_##rows##_##bf16)(const struct block *block, const struct block *next,                         \
+    INNER void NAME(mix_##rows##_##bf16)(const struct block *block, const struct block *next,                          \
                                           const struct call *call, const float *weights, float *sums)                  \
     {                                                                                                                  \
         int column = 0, dim = (int)call->dim;                                                                          \
