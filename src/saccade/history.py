@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger("saccade")
+
+UNREAD = (
+    "some tokens were fed as embeddings or lie outside the tokenizer's vocabulary; their chunks have a fixed length"
+)
 
 ALL_CLEAN = 2**62
 """`clean` of a cache that nobody rectifies: all of it counts as final."""
@@ -20,11 +27,13 @@ class TokenHistory:
     Attributes:
         levels: delimiter level of every vocabulary id (`saccade.chunking`), None without a tokenizer.
         clean: slots below it hold keys and values that no sparse step wrote, or that were rectified since.
+        has_unread: whether text was asked for where none is known, as where a model was fed embeddings.
     """
 
     def __init__(self, levels: Sequence[int] | None = None) -> None:
         self.levels = levels
         self.clean = ALL_CLEAN
+        self.has_unread = False
         self._length = 0
         self._fed: Tensor | None = None
 
@@ -51,6 +60,9 @@ class TokenHistory:
             return None
         ids = self._fed[0, row, start:stop].tolist()
         if any(not 0 <= token < len(self.levels) for token in ids):
+            if not self.has_unread:
+                self.has_unread = True
+                logger.warning(UNREAD)
             return None
         return [self.levels[token] for token in ids]
 

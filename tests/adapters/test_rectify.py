@@ -13,7 +13,9 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache, TextIterato
 
 import saccade
 from saccade.adapters.hf.run import attach
+from saccade.scorers.cluster import ClusterIndex
 from saccade.scorers.page_bounds import PageBounds
+from saccade.types import KVView, Rows
 
 from . import tiny
 from .ways import WAYS, generate
@@ -194,6 +196,42 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
         hook.remove()
         assert run.stats().dense_passes > 2
     assert checked
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+@pytest.mark.parametrize("padding", [False, True])
+def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -> None:
+    """It equals the same build and the same lazy updates replayed on the keys as they are in the end."""
+    model = tiny.llama()
+    inputs = tiny.padded([30, 19]) if padding else {"input_ids": tiny.prompt()}
+    cache = DynamicCache()
+    with saccade.sparsify(model, specs(EVERY, mode)["lychee_cluster"]) as run:
+        generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
+        session = run._slot[0]
+        checked = 0
+        for layer, index in session.state._indexes.items():
+            assert isinstance(index, ClusterIndex)
+            keys, values = cache.layers[layer].keys.transpose(1, 2), cache.layers[layer].values.transpose(1, 2)
+            kv = KVView(keys, values, _rows(inputs, keys.shape[1]))
+            replayed = ClusterIndex.empty(index.settings, index.history, kv)
+            for row, held in enumerate(index.rows):
+                edges = held.edges.tolist()
+                assert held.planted + 5 < held.chunks, "many lazy updates"
+                # Nothing unclean has left the buffer.
+                assert session.clean is not None and held.end + int(kv.rows.row_start[row]) <= session.clean
+                replayed._plant(kv, row, edges[: held.planted + 1], held.seen)
+                replayed._graft(kv, row, edges[held.planted :])
+                for name, tensor in index._own(row).tensors().items():
+                    assert torch.equal(tensor, getattr(replayed._own(row), name)), name
+                    checked += 1
+    assert checked
+
+
+def _rows(inputs: dict[str, torch.Tensor], slots: int) -> Rows:
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+    starts = (mask == 0).sum(1).tolist()
+    table = torch.arange(len(starts), dtype=torch.int32)[:, None]
+    return Rows.on_host(table, starts, [slots - start for start in starts])
 
 
 def test_rectification_changes_what_is_generated() -> None:

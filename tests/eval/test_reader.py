@@ -68,6 +68,30 @@ def reader_feed_and_crop(reader: Reader, tokens: tuple[int, ...], keep: int) -> 
     return logits
 
 
+RECTIFIED = "resa:page=8,min_pages=2,rectify=4"
+
+
+@pytest.mark.parametrize("parts", [(21,), (9, 12), (4, 1, 1, 15)])
+def test_tokens_of_a_rectified_policy_go_together_as_far_as_generation_would_let_them(
+    model: Any, context: Context, reader: Reader, parts: tuple[int, ...]
+) -> None:
+    tokens = context.questions[0].tokens[: sum(parts)]
+    with saccade.sparsify(model, RECTIFIED) as run, run.decoding():
+        for token in tokens:
+            alone = reader.feed([token])
+        passes = run.stats().dense_passes
+        reader.crop()
+        first = 0
+        for part in parts:
+            logits = reader.feed(tokens[first : first + part], every=4)
+            first += part
+        assert passes == run.stats().dense_passes - passes == 4
+        reader.crop()
+        at_once = reader.feed(tokens)
+    torch.testing.assert_close(alone, logits, atol=1e-3, rtol=1e-4)
+    assert (at_once - alone).abs().max() > 1e-2, "otherwise this would prove nothing"
+
+
 def test_timing_takes_one_step_per_token(model: Any, context: Context, reader: Reader) -> None:
     with saccade.sparsify(model, "dense") as run:
         seconds = list(reader.timed(context.questions[0].tokens))

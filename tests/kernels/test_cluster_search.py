@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -225,6 +225,7 @@ def test_against_naive_loops(case: Case) -> None:
             assert [number for number in numbers[b, head].tolist() if number >= 0] == clusters
 
 
+@settings(max_examples=30)
 @given(cases(), st.integers(0, 20))
 def test_wider_bounds_change_nothing(case: Case, more: int) -> None:
     narrow = cluster_search(case.q, case.tree, case.lengths, **case.options)
@@ -235,6 +236,7 @@ def test_wider_bounds_change_nothing(case: Case, more: int) -> None:
     assert (wide.ids[..., case.widths.tokens :] == -1).all()
 
 
+@settings(max_examples=30)
 @given(cases())
 def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
     whole = cluster_search(case.q, case.tree, case.lengths, **case.options)

@@ -54,13 +54,15 @@ def _rule(
     top_p: float = 0.0,
     threshold: float = 0.0,
     ratio: float = 0.0,
+    min_pages: int = 1,
+    local_pages: int = 1,
     **_: Any,
 ) -> composed.Rule:
     if rule == "top_p":
         return composed.top_p(top_p, budget, SCALE)
     if rule == "threshold":
         return composed.threshold(threshold, budget, SCALE)
-    return composed.ratio(ratio) if rule == "ratio" else composed.top_k(budget)
+    return composed.ratio(ratio, min_pages, local_pages) if rule == "ratio" else composed.top_k(budget)
 
 
 def _tidal(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
@@ -99,7 +101,7 @@ def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> 
         plan = composed.persistent(layers, heads, dense, [int(number) for number in name[7:].split("+")])
     else:
         plan = learnt
-    common = {key: options[key] for key in ("scorer", "page", "heads") if key in options}
+    common = {key: options[key] for key in ("scorer", "page", "heads", "pooling") if key in options}
     return composed.composed(q, k, roles=plan, rule=_rule(**options), **common)
 
 
@@ -153,6 +155,23 @@ CASES = {
         {"scorer": "page_bounds", "rule": "ratio", "ratio": 0.4, "page": 4, "roles": "layers:2+4"},
         _composed,
         None,
+    ),
+    "composed-pages-mean": Case(
+        "composed",
+        {
+            "scorer": "page_bounds",
+            "rule": "ratio",
+            "ratio": 0.2,
+            "page": 4,
+            "pooling": "mean",
+            "min_pages": 3,
+            "local_pages": 2,
+        },
+        _composed,
+        None,
+    ),
+    "composed-exact-mean": Case(
+        "composed", {"scorer": "exact", "pooling": "mean", "roles": "layers:2+4", "dense_layers": 2}, _composed, 1
     ),
     "composed-pages-every": Case(
         "composed",

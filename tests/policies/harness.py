@@ -59,13 +59,21 @@ class Decoder:
         self.state = DecodeState(plan, self.counters, [self.recorder], exhaustive_is_dense=shortcut, history=history)
 
     def step(
-        self, batch: Batch, layout: str, dtype: torch.dtype, *, clean: int | None = None, text: bool = True
+        self,
+        batch: Batch,
+        layout: str,
+        dtype: torch.dtype,
+        *,
+        clean: int | None = None,
+        text: bool = True,
+        begin: bool = True,
     ) -> tuple[list[oracles.Sets], list[list[np.ndarray]]]:
         """Sets ``[row][layer][query head]`` and outputs ``[row][layer]`` of the batch's newest token.
 
         Args:
             clean: slots below it hold what no unrectified sparse step wrote; None: nobody rectifies.
             text: whether the model was fed token ids.
+            begin: whether the step is a call of its own, as it is in every adapter.
         """
         self.recorder.sets.clear()
         views = batch.views(layout, dtype)
@@ -74,7 +82,8 @@ class Decoder:
         # All of it again: rows of a paged cache do not end at one slot, as calls of the transformers adapter do.
         self.state.history.record(0, ids.shape[1], len(ids), ids if text else None, positions)
         self.state.history.clean = ALL_CLEAN if clean is None else clean
-        self.state.begin(rows.max_len - 1)
+        if begin:
+            self.state.begin(rows.max_len - 1)
         outputs = [
             attend(self.state, layer, batch.queries(layer, dtype), view, scale=SCALE)
             for layer, view in enumerate(views)

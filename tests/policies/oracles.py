@@ -162,28 +162,6 @@ def less_is_more(
     return _persistent(q, k, choose, dense_layers, reselect, budget)
 
 
-# --- any mixture of roles ----------------------------------------------------------------------------------------
-
-Chooser = Callable[[Array, Array], list[list[int]]]
-"""From one layer's q and k, the set of every query head."""
-
-
-def mixed(q: list[Array], k: list[Array], roles: list[list[str]], choose: Chooser) -> Sets:
-    """Roles per layer and KV head: two bits, "refresh the set of your head index" and "attend to all" (DESIGN.md)."""
-    sets = dense(q, k)
-    rolling: list[list[int]] = [[] for _ in range(q[0].shape[0])]
-    for layer, by_head in enumerate(roles):
-        group = q[layer].shape[0] // k[layer].shape[0]
-        fresh = choose(q[layer], k[layer])
-        for h in range(q[layer].shape[0]):
-            role = by_head[h // group]
-            if role in ("publish", "select"):
-                rolling[h] = fresh[h]
-            if role in ("select", "reuse"):
-                sets[layer][h] = list(rolling[h])
-    return sets
-
-
 # --- attention over given sets, and what is measured -------------------------------------------------------------
 
 

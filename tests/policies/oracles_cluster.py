@@ -51,8 +51,8 @@ def default_buffer(budget: int, sinks: int, chunk_max: int, every: int = 0) -> i
 def chunks_of(levels: Sequence[int] | None, start: int, stop: int, shortest: int, longest: int) -> list[Span]:
     """Greedy cuts of positions start..stop; what is left behind the last one is shorter than `shortest`.
 
-    After `shortest` tokens, the strongest delimiter up to `longest` ends the chunk (1 is strongest, 0 none), among equals
-    the latest; without one it is as long as it may be. `levels` None: no text, fixed length.
+    After `shortest` tokens, the strongest delimiter up to `longest` ends the chunk (1 is strongest, 0 none), among
+    equals the latest; without one it is as long as it may be. `levels` None: no text, fixed length.
     """
     spans = []
     while stop - start >= shortest:

@@ -1,7 +1,8 @@
 """Every policy, step by step, against its float64 oracle: sets exactly, outputs within the dtype's error budget.
 
 Keys and queries lie on a grid, so that scores are exact and sets compare exactly, ties included. Only rules over
-probabilities decide by inexact numbers: steps where one lies within float32's error of its cut are left out, and counted.
+probabilities decide by inexact numbers: steps where one lies within float32's error of its cut are left out and
+counted.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """LycheeCluster over many steps against its float64 oracle, across the boundaries of chunks, buffer and budget.
 
-The index holds means and norms, so its decisions are not exact: a sequence is compared as far as no decision lies within
-float32's error of a tie, and few may end early. In bfloat16 the oracle rounds the stored centroids as the cache does; an
-element within float32's error of the middle between two bfloat16 numbers counts as a near-tie as well.
+The index holds means and norms, so its decisions are not exact: a sequence is compared as far as no decision lies
+within float32's error of a tie, and few may end early. In bfloat16 the oracle rounds the stored centroids as the cache
+does; an element within float32's error of the middle between two bfloat16 numbers counts as a near-tie as well.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ from . import oracles
 from .harness import Decoder, check_outputs
 from .layouts import Batch
 from .oracles_cluster import Clustered, Settings, default_buffer
+from .oracles_composed import Cut, Roles, always, by_roles, every, persistent
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LAYERS = 2  # one dense, one that selects
 
 
 @st.composite
@@ -69,7 +69,8 @@ def situations(draw: st.DrawFn) -> dict[str, Any]:
 
 def settings_of(given: dict[str, Any], dtype: str, *, exact_ties: bool = False) -> Settings:
     """The oracle's settings for the policy's options."""
-    values = {key: value for key, value in given.items() if key not in ("rectify", "dense_layers")}
+    known = {entry.name for entry in fields(Settings)}
+    values = {"sinks": 16, "chunk_max": 16, **{key: value for key, value in given.items() if key in known}}
     if values.get("buffer") is None:
         every = given.get("rectify") or 0
         values["buffer"] = default_buffer(values["budget"], values["sinks"], values["chunk_max"], every)
@@ -83,9 +84,11 @@ class Trial:
     situation: dict[str, Any]
     dtype: str = "float32"
     content: str = "spread"
+    policy: str = "lychee_cluster"
+    roles: Roles = ()  # given: those of the options; else one dense layer and one that selects
     batch: Batch = field(init=False)
     decoder: Decoder = field(init=False)
-    rows: list[Clustered] = field(init=False)
+    rows: list[list[Clustered]] = field(init=False)
     near_tie: bool = False
     steps: int = 0
 
@@ -93,28 +96,32 @@ class Trial:
         drawn = self.situation
         rng = np.random.default_rng(drawn["seed"])
         sizes = {key: drawn[key] for key in ("kv_heads", "group")}
-        self.batch = Batch.random(rng, drawn["lengths"], layers=LAYERS, content=self.content, **sizes)
-        shape = ModelShape(LAYERS, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
-        plan = saccade.policy("lychee_cluster", **drawn["options"], dense_layers=1).plan(shape)
-        self.decoder = Decoder(plan, shortcut=drawn["shortcut"])
-        given = settings_of(drawn["options"], self.dtype, exact_ties=self.content == "crossed")
-        self.rows = [Clustered.new(given, drawn["kv_heads"]) for _ in drawn["lengths"]]
+        options = drawn["options"]
+        if not self.roles:
+            self.roles, options = always(2, drawn["kv_heads"], 1), {**options, "dense_layers": 1}
+        layers = len(self.roles)
+        self.batch = Batch.random(rng, drawn["lengths"], layers=layers, content=self.content, **sizes)
+        shape = ModelShape(layers, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
+        self.decoder = Decoder(saccade.policy(self.policy, **options).plan(shape), shortcut=drawn["shortcut"])
+        given = settings_of(options, self.dtype, exact_ties=self.content == "crossed")
+        self.rows = [[Clustered.new(given, drawn["kv_heads"]) for _ in range(layers)] for _ in drawn["lengths"]]
 
     def expected(self, row: int, clean: int | None) -> oracles.Sets:
-        """Layer 0 is dense, layer 1 as the oracle says; `clean` is logical."""
-        q, k = self.batch.q[row], self.batch.k[row]
+        """What the oracle says of a row; `clean` is logical."""
         levels = self.batch.levels(row) if self.situation["text"] else None
-        return [oracles.everything(q[0], k[0]), self.rows[row].step(q[1], k[1], levels, clean)]
+
+        def choose(layer: int, q: oracles.Array, k: oracles.Array) -> list[Cut]:
+            return [Cut(tokens) for tokens in self.rows[row][layer].step(q, k, levels, clean)]
+
+        return by_roles(self.batch.q[row], self.batch.k[row], self.roles, choose).sets
 
     def step(self, *, outputs: bool = False, clean: list[int] | None = None) -> None:
         """One decode step of all rows; nothing any more once a decision was too close to compare."""
         if self.near_tie:
             return
         self.batch.step()
-        expected = [
-            self.expected(row, None if clean is None else clean[row]) for row in range(len(self.batch.lengths))
-        ]
-        self.near_tie = min(row.margin.smallest for row in self.rows) < 1
+        expected = [self.expected(row, None if clean is None else clean[row]) for row in range(len(self.batch.lengths))]
+        self.near_tie = min(layer.margin.smallest for row in self.rows for layer in row) < 1
         if self.near_tie:
             return
         slot = None if clean is None else max(self.batch.lengths) + 2 - self.batch.lengths[0] + clean[0]
@@ -124,14 +131,17 @@ class Trial:
         assert sets == expected
         budget = self.situation["options"]["budget"]
         for row, length in zip(sets, self.batch.lengths, strict=True):
-            assert all(s[-1] == length - 1 and len(s) <= max(budget, 1) for s in row[1])
+            for of_layer, names in zip(row, self.roles, strict=True):
+                sparse = {"select", "reuse"} >= set(names)
+                assert all(s[-1] == length - 1 and len(s) <= (budget if sparse else length) for s in of_layer)
         if outputs:
             check_outputs(self.batch, sets, out, dtype)
 
     def crop(self, tokens: int) -> None:
         self.batch.crop(tokens)
-        for row, oracle in enumerate(self.rows):
-            oracle.crop(self.batch.k[row][1], self.batch.lengths[row])
+        for row, layers in enumerate(self.rows):
+            for layer, oracle in enumerate(layers):
+                oracle.crop(self.batch.k[row][layer], self.batch.lengths[row])
         self.decoder.begin(self.batch, self.situation["layout"])
 
     def select(self, rows: list[int]) -> None:
@@ -230,6 +240,33 @@ def test_ties_go_to_the_lower_index(dtype: str) -> None:
         trial = Trial({**drawn, "shortcut": True, "text": True, "options": given}, dtype, "crossed")
         for _ in range(25):
             trial.step()
+        trials.append(trial)
+
+    run()
+    assert few(trials)
+
+
+PLANS = {
+    "layers:1+3": lambda kv_heads: persistent(5, kv_heads, 1, [1, 3]),
+    "every:2": lambda kv_heads: every(5, kv_heads, 2),
+    "select": lambda kv_heads: always(3, kv_heads, 1),
+}
+
+
+@pytest.mark.parametrize("roles", PLANS)
+def test_cluster_index_under_other_roles(roles: str) -> None:
+    """Layers that attend to all and refresh their set from the index, and layers that reuse it (policy composed)."""
+    trials: list[Trial] = []
+
+    @given(situation=situations(), budget=st.integers(26, 60), sinks=st.integers(0, 9))
+    @settings(max_examples=5, deadline=None)
+    def run(situation: dict[str, Any], budget: int, sinks: int) -> None:
+        given = {"scorer": "cluster", "budget": budget, "sinks": sinks, "roles": roles}
+        if not roles.startswith("every"):
+            given["dense_layers"] = 1
+        trial = Trial({**situation, "options": given}, policy="composed", roles=PLANS[roles](situation["kv_heads"]))
+        for step in range(30):
+            trial.step(outputs=step % 8 == 0)
         trials.append(trial)
 
     run()

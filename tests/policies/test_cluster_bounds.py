@@ -153,6 +153,7 @@ def test_bounds_hold_after_thousands_of_updates(radius: str, updates: int) -> No
     expect_bounds(index, keys, radius)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.sampled_from(RADII), st.integers(1, 4))
 def test_the_literal_lazy_update(seed: int, radius: str, size: int) -> None:
     """One new chunk by CLUSTER.md's eleventh point, in float64 from what was stored before it."""

@@ -15,8 +15,8 @@ E = np.eye(8)
 
 def test_chunks_end_at_the_strongest_and_latest_delimiter() -> None:
     levels = [0, 4, 0, 4, 0, 2, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0]
-    # From 0, lengths 2..4 end at tokens 1, 2, 3: two spaces, the later one. From 4: lengths 2..4 end at 5, 6, 7: the
-    # sentence beats the comma. From 6: nothing ends at 7, 8, 9: four. From 10: the paragraph. From 13: a window of 2..3.
+    # From 0, lengths 2..4 end at tokens 1, 2, 3: two spaces, the later one. From 4, they end at 5, 6, 7: the sentence
+    # beats the comma. From 6, nothing delimits 7, 8, 9: four tokens. From 10: the paragraph. From 13: a window of 2..3.
     assert chunks_of(levels, 0, 16, 2, 4) == [(0, 4), (4, 6), (6, 10), (10, 13), (13, 16)]
     # One token less and the last stretch is cut shorter; two less and it is a tail.
     assert chunks_of(levels, 0, 15, 2, 4)[-1] == (13, 15)
@@ -119,7 +119,9 @@ def test_rounding_to_bfloat16() -> None:
     """Eight bits: 0.1 is 0.100097656, 1 + 1/256 lies halfway and goes to the even 1."""
     index = HeadIndex(Settings(budget=8, bfloat16=True), Margin())
     assert index.store(np.array([0.1, 1.0, -0.3])).tolist() == [0.10009765625, 1.0, -0.30078125]
-    assert math.isclose(index.margin.smallest, min(2**-12 - (0.10009765625 - 0.1), 2**-10 - 0.00078125) / 3e-7, rel_tol=1e-6)
+    assert math.isclose(
+        index.margin.smallest, min(2**-12 - (0.10009765625 - 0.1), 2**-10 - 0.00078125) / 3e-7, rel_tol=1e-6
+    )
     assert index.store(np.array([1 + 1 / 256])).tolist() == [1.0]
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from saccade.report.page import comparison_page
+from saccade.report.palette import marks
 from saccade.report.table import comparison_table
 
 
@@ -92,6 +93,21 @@ def test_figures_are_whole_svg_files() -> None:
         assert ElementTree.fromstring(figure).tag.endswith("svg")
 
 
+def test_the_page_tells_of_indexes_and_overflows_where_there_are_any() -> None:
+    plain = comparison_page(FULL, GAZES, SAMPLES)
+    assert "keep beside the cache" not in plain
+    assert "buffer holds" not in plain
+    indexed = row("quest", 64, index_bytes=3 * 2**19, build_seconds=0.25, overflow=0.125)
+    page = comparison_page(results(row("dense", None), indexed), [], [])
+    assert "quest at 64: 1.50 MiB in 250 ms." in page
+    assert "quest:budget=64: 12.5% of the sets wanted more" in page
+
+
+def test_every_method_has_its_own_mark() -> None:
+    drawn = marks([str(number) for number in range(88)])
+    assert len(set(drawn.values())) == 89
+
+
 def test_the_same_results_give_the_same_page() -> None:
     assert comparison_page(FULL, GAZES, SAMPLES) == comparison_page(FULL, GAZES, SAMPLES)
 
@@ -100,7 +116,10 @@ def test_the_same_results_give_the_same_page() -> None:
     "rows",
     [
         (row("dense", None),),
-        (row("dense", None), row("tidal", 64, correct=0, n=0, interval=(0.0, 1.0), recall=None, speedup=None)),
+        (
+            row("dense", None),
+            row("tidal", 64, 0, 0, interval=(0.0, 1.0), recall=None, recall_per_layer=[], token_recall_per_layer=[]),
+        ),
         (row("dense", None), row("other", None)),
         tuple(row(f"policy-{number}", 64) for number in range(9)),
     ],
@@ -112,20 +131,24 @@ def test_partial_results_have_a_page_too(rows: tuple[dict[str, Any], ...]) -> No
     assert len(figures_of(page)) == 2
 
 
-def test_the_table_fits_a_narrow_terminal() -> None:
-    console = Console(width=80, record=True)
-    console.print(comparison_table(results(row("dense", None), row("less_is_more", 4096)), ["a [red] note"]))
+@pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 9)])
+def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
+    console = Console(width=width, record=True)
+    rows = results(row("dense", None), row("less_is_more", 4096))
+    console.print(comparison_table(rows, ["a [red] note"], width))
     # Brackets are no markup.
     assert "a [red] note" in console.export_text(clear=False)
-    assert console.export_text().count("1.25x") == 2
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert [len(line) for line in lines if "1.25x" in line] == [columns, columns]
 
 
 def test_the_table_writes_what_is_missing_as_a_dash() -> None:
     console = Console(width=140, record=True)
-    unknown = row("tidal", 64, correct=0, n=0, share_attended=None, recall=None, ms_per_token=None, speedup=None)
+    missing = dict.fromkeys(("share_attended", "recall", "token_recall", "ms_per_token", "speedup"))
+    unknown = row("tidal", 64, correct=0, n=0, **missing)
     console.print(comparison_table(results(row("dense", None), unknown, complete=False), ["a note"]))
     lines = console.export_text().splitlines()
     (line,) = [line for line in lines if "tidal" in line]
-    assert line.split() == ["tidal", "64", "-", "-", "0/0", "-", "-", "-"]
+    assert line.split() == ["tidal", "64", "-", "-", "-", "0/0", "-", "-", "-"]
     assert any("a note" in line for line in lines)
     assert "(interrupted)" in " ".join(lines[:2])

@@ -273,9 +273,7 @@ def _expected(plan: Any, shape: ModelShape, context: int, model: Any) -> float:
     """Bytes that a sparse step must move, by the cost model."""
     weights = sum(parameter.nbytes for parameter in model.parameters())
     itemsize = model.dtype.itemsize
-    return cost_of(
-        plan, None, shape, context=context, batch=1, kv_itemsize=itemsize, weight_bytes=weights
-    ).total
+    return cost_of(plan, None, shape, context=context, batch=1, kv_itemsize=itemsize, weight_bytes=weights).total
 
 
 def _memory(step: int, runners: Sequence[Runner]) -> dict[str, Any]:

@@ -53,9 +53,7 @@ class Steadiness:
         means = numpy.array([values[:shortest] for values in steps]).mean(axis=0)
         return {"hit": means[:, 0].round(4).tolist(), "jaccard": means[:, 1].round(4).tolist()}
 
-    def _chosen(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection
-    ) -> NDArray[numpy.int64]:
+    def _chosen(self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection) -> NDArray[numpy.int64]:
         """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
         session = session_of(self.cache)
         index: Any = None if session is None else session.state.index(layer, kv)

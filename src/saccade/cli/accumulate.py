@@ -25,7 +25,9 @@ def accumulate(
             show_default=False,
         ),
     ] = None,
-    kept: Annotated[str, typer.Option(metavar="P,P", help="Shares of the passage that are kept.")] = "0.2,0.1,0.05,0.02",
+    kept: Annotated[
+        str, typer.Option(metavar="P,P", help="Shares of the passage that are kept.")
+    ] = "0.2,0.1,0.05,0.02",
     every: Annotated[
         str, typer.Option(metavar="N,N", help="Sparse steps between dense passes over them.")
     ] = "16,32,64,128",

@@ -1,22 +1,24 @@
-"""`saccade bench`: timings on synthetic caches, the baselines in the same run."""
+"""`saccade bench`: timings, the baselines in the same run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
-from .options import Device
+from .group import INTERRUPTED
+from .options import Device, Dtype, Model, Seed
 
-bench = typer.Typer(no_args_is_help=True, help="Time decoding on synthetic caches, with the baselines in the same run.")
+bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baselines in the same run.")
 
 DEFAULT_POLICIES = ["dense", "tidal", "less_is_more"]
 
 
 @bench.callback()
 def _bench() -> None:
-    """Time decoding on synthetic caches, with the baselines in the same run."""
+    """Time decoding, with the baselines in the same run."""
 
 
 @bench.command()
@@ -77,3 +79,155 @@ def decode(
     console.print(decode_table(results))
     for note in job.notes:
         console.print(note, highlight=False, soft_wrap=True)
+
+
+@bench.command()
+def soak(
+    model: Model = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Policy to run; give it once per policy. Default: lychee_cluster, resa.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens that are read densely first.")] = 4096,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that are decoded then.")] = 20_000,
+    block: Annotated[
+        int, typer.Option(min=1, help="Steps that a policy takes before the next one has its turn.")
+    ] = 500,
+    window: Annotated[int, typer.Option(min=1, help="Steps that the window hit rate looks back.")] = 32,
+    sets: Annotated[bool, typer.Option(help="Decode the same tokens again and watch which sets are chosen.")] = True,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write everything measured there.", show_default=False)
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+) -> None:
+    """Decode thousands of tokens under each policy: memory, step time, and how steady the chosen sets are.
+
+    The tokens are given, those of a held-out text: a small model that decodes greedily would soon go round in circles,
+    and given tokens are the same for all policies. Policies take turns block by block, and a control step that is
+    always the same tells the machine's drift from theirs.
+
+    Example:
+
+      saccade bench soak --tokens 20000 --json soak.json --picture soak.svg
+    """
+    from ..bench.soak import Soak, SoakJob, SoakSettings
+    from ..report.soak import soak_picture, soak_tables
+    from .terminal import quiet_libraries
+
+    quiet_libraries()
+    settings = SoakSettings(
+        model=model,
+        policies=tuple(policy or ()),
+        prompt=prompt,
+        tokens=tokens,
+        block=block,
+        window=window,
+        sets=sets,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+    )
+    job = SoakJob.check(settings)
+    _run(Soak(job), job.units, json, picture, soak_tables, soak_picture)
+
+
+@bench.command()
+def growth(
+    context: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens in the cache.")
+    ] = "8192,16384,32768,65536,131072,262144,524288,1048576",
+    selector: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help="cap64, sqrt, root (sqrt without its limit of 64), quest, exact.")
+    ] = "cap64,sqrt,root,quest,exact",
+    budget: Annotated[int, typer.Option(min=1, help="Tokens that are chosen.")] = 1024,
+    head_dim: Annotated[int, typer.Option(min=1, help="Size of the one KV head.")] = 64,
+    group: Annotated[int, typer.Option(min=1, help="Query heads of the one KV head.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed selections per context and selector.")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    seed: Seed = 0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write everything measured there.", show_default=False)
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+) -> None:
+    """Time the choice of a set against the context, on synthetic keys of one KV head, and fit its growth.
+
+    LycheeCluster's index is built for real, which takes minutes for a million tokens; then all contexts and selectors
+    are timed in turns. Nodes visited are counted as well: they do not depend on the machine.
+
+    Example:
+
+      saccade bench growth --context 8192,65536,524288 --json growth.json --picture growth.svg
+    """
+    from ..bench.growth import Growth, GrowthSettings
+    from ..report.growth import growth_picture, growth_table
+    from .terminal import quiet_libraries
+
+    quiet_libraries()
+    settings = GrowthSettings.check(
+        contexts=context,
+        selectors=selector,
+        budget=budget,
+        head_dim=head_dim,
+        group=group,
+        rounds=rounds,
+        threads=threads,
+        dtype=dtype,
+        seed=seed,
+    )
+    measurement = Growth(settings)
+    _run(measurement, measurement.units, json, picture, lambda results: [growth_table(results)], growth_picture)
+
+
+class _Measurement(Protocol):
+    """What runs for long and can be read at any time."""
+
+    complete: bool
+
+    def run(self, advance: Callable[[str], None]) -> None: ...
+
+    def results(self) -> dict[str, Any]: ...
+
+
+def _run(
+    measurement: _Measurement,
+    units: int,
+    json: Path | None,
+    picture: Path | None,
+    tables: Callable[[dict[str, Any]], Sequence[Any]],
+    draw: Callable[[dict[str, Any]], str],
+) -> None:
+    """Measure, and whatever ends it, write and print what has been measured."""
+    from ..eval.output import check_file, write_json, write_text
+    from .terminal import output, progress
+
+    for path in (json, picture):
+        if path is not None:
+            check_file(path)
+    try:
+        with progress(units) as advance:
+            measurement.run(advance)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        results = measurement.results()
+        if json is not None:
+            write_json(json, results)
+        if picture is not None:
+            write_text(picture, draw(results))
+    console = output()
+    for table in tables(results):
+        console.print(table)
+    for note in results.get("notes", ()):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if not measurement.complete:
+        console.print("interrupted: what was measured until then is above", highlight=False)
+        raise typer.Exit(INTERRUPTED)

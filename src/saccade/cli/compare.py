@@ -125,7 +125,7 @@ def compare(
             folder.write_results(results)
             folder.write_report(comparison_page(results, folder.gazes(), folder.samples()))
     console = output()
-    console.print(comparison_table(results, job.notes))
+    console.print(comparison_table(results, job.notes, console.width))
     console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
     if not complete:
         raise typer.Exit(INTERRUPTED)

@@ -12,8 +12,7 @@ from ..spec import Policy
 
 BASELINE = "dense"
 
-UNKNOWN_MODEL_DISTANCE = 4
-"""Layers from one publishing layer to the next for a model without a role file: a quarter of all heads stays dense."""
+STAND_IN = "lychee_decode: whole layers stand in for its retrieval heads, which nobody has calibrated for this model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,18 @@ def default_specs(bundled: bool) -> tuple[str, ...]:
     """What is compared unless the user says otherwise: every method, with what is known of the bundled model.
 
     That is the layer where it looks things up. `tidal` and `less_is_more` select again there; `lychee_decode` has no
-    role file yet, so whole layers stand in for heads, at distances for which that layer is among them.
+    role file yet, so whole layers stand in for its retrieval heads: layer 0, as in the paper, and `tidal`'s two. That
+    is a quarter of all heads, as with each fourth layer of a model of which nothing is known.
     """
     layer = f":reselect={RESELECT}" if bundled else ""
-    distance = RESELECT if bundled else UNKNOWN_MODEL_DISTANCE
+    roles = f"layers:0+2+{RESELECT}" if bundled else "every:4"
     return (
         BASELINE,
         "streaming",
         "quest",
         f"tidal{layer}",
         f"less_is_more{layer}",
-        f"lychee_decode:roles=every:{distance}",
+        f"lychee_decode:roles={roles}",
         "lychee_cluster",
         "resa",
         "exact_topk",

@@ -13,7 +13,7 @@ from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
 from ..adapters.hf.support import refuse_unsupported
 from .comparison import Comparison
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
-from .entry import Entry, default_specs, make_entries, parse_budgets
+from .entry import STAND_IN, Entry, default_specs, make_entries, parse_budgets
 from .environment import environment
 from .folder import ResultsFolder
 
@@ -62,6 +62,9 @@ class Job:
         source = ModelSource.locate(settings.model)
         specs = settings.policies or default_specs(source.bundled)
         entries, notes = make_entries(specs, parse_budgets(settings.budget))
+        if not settings.policies:
+            # What nobody asked for needs no word about being without a budget, but about what it stands for.
+            notes = (*(note for note in notes if "--budget is ignored" not in note), STAND_IN)
         device = pick_device(settings.device)
         dtype = pick_dtype(settings.dtype, source, device)
         shape, positions = source.shape()

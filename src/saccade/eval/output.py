@@ -26,6 +26,18 @@ def check_folder(path: Path) -> None:
         raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
 
 
+def check_file(path: Path) -> None:
+    """Try whether a file can be written; what it holds stays.
+
+    Raises:
+        OutputError: if it cannot.
+    """
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+
+
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write JSON as `write_text` does."""
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")

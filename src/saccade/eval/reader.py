@@ -76,8 +76,8 @@ class Reader:
     @property
     def nbytes(self) -> int:
         """What keys and values take in memory."""
-        tensors = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        layers: list[Any] = list(self._cache.layers)
+        return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None)
 
     @property
     def room(self) -> int:

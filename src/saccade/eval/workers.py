@@ -99,6 +99,7 @@ def _work(work: Callable[[int], Any], count: int, next_number: Any, sender: Any)
             return
         try:
             result = _Result(number, work(number), None)
-        except Exception as error:  # noqa: BLE001 - raised again by the process that waits for the result
+        except Exception as error:
+            # Raised again by the process that waits for the result.
             result = _Result(number, None, error)
         sender.send(result)

@@ -68,9 +68,7 @@ def accumulation_picture(results: Mapping[str, Any]) -> str:
             for column, policy in enumerate(policies):
                 axes = panels[line][column]
                 own = [
-                    row
-                    for row in rows
-                    if (row["source"], row["policy"], row["length"]) == (source, policy, longest)
+                    row for row in rows if (row["source"], row["policy"], row["length"]) == (source, policy, longest)
                 ]
                 _panel(axes, own, shares, settings)
                 axes.set_title(f"{policy}, {source}")

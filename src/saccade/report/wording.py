@@ -36,6 +36,10 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+TOKEN_RECALL = COLUMNS.index("token recall")
+"""The column that a narrow terminal has no room for."""
+
+
 def lengths(contexts: Sequence[int]) -> str:
     """How many contexts, and how long."""
     shortest, longest = min(contexts), max(contexts)

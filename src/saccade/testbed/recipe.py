@@ -24,7 +24,7 @@ class Stage:
 
     `span`: the tokens that layers and heads with a window see (`WIDE`), 0 = all; `reach`: the largest position
     that random gaps in the position ids may lead to; `prose`: the weight of plain text in the loss; `blind`: the
-    share of batches, without chains, in which the lower layers of `WIDE` see no further than the others.
+    shares of batches, without chains, in which the lower, or the upper, layers of `WIDE` see no further than others.
     """
 
     name: str
@@ -37,20 +37,21 @@ class Stage:
     span: int
     reach: int
     prose: float
-    blind: float = 0.0
+    blind: tuple[float, float] = (0.0, 0.0)
 
     @property
     def half(self) -> bool:
         """Whether the first half of a row holds what the second half asks for: windows need that."""
         return self.span > 0
 
-    def sights(self, layers: int, blind: bool = False) -> list[Sight]:
-        """What each layer sees."""
-        wide = {layer: heads for layer, heads in WIDE.items() if self.span and not (blind and layer < SECOND)}
+    def sights(self, layers: int, blind: int = 0) -> list[Sight]:
+        """What each layer sees; `blind` is 1 if the lower, 2 if the upper layers of `WIDE` see no further than others."""
+        hidden = (range(0), range(SECOND), range(SECOND, layers))[blind]
+        wide = {layer: heads for layer, heads in WIDE.items() if self.span and layer not in hidden}
         return [Sight(self.span, wide.get(layer, (0, 0))) for layer in range(layers)]
 
 
-WIDE = {4: (0, 2), 5: (0, 2), 7: (2, 4), 8: (2, 4), 10: (0, 2)}
+WIDE = {4: (0, 3), 5: (0, 3), 7: (1, 4), 8: (1, 4)}
 """The KV heads (from, to) of each layer that see past the window, and only from the second half of a row.
 
 So nothing can be looked up ahead of the question, and what takes two steps takes two layers and different heads.
@@ -71,33 +72,23 @@ SKIP_1 = {**OPENING, "skip1": 5}
 SKIP_2 = {**OPENING, "skip2": 4, "skip1": 1}
 SKIP_3 = {**OPENING, "skip3": 4, "skip2": 1}
 SHORT = {
-    **{**OPENING, "skip": 1, "skip3": 1, "listing": 0.5, "prose": 1},
-    **{"relay": 4, "alias compact": 4, "alias sentence": 2},
+    **{"recall": 2, "copy": 1, "compact": 2, "sentence": 3, "question": 1, "skip": 1, "listing": 0.5, "prose": 0.5},
+    **{"relay": 2, "alias compact": 4, "alias sentence": 6, "name": 3},
 }
 MIDDLE = {
-    **{"skip": 0.5, "recall": 1, "compact": 1, "sentence": 1, "question": 2, "copy": 0.5, "listing": 0.5, "prose": 2},
-    **{"relay": 2, "relay3": 1, "alias compact": 3, "alias sentence": 3, "alias question": 3},
-    **{"alias3 compact": 2, "alias3 sentence": 1, "alias3 question": 1},
-}
-NAMES = {
-    **{"recall": 0.7, "compact": 0.5, "sentence": 1, "question": 1.5, "copy": 0.5, "listing": 0.3, "prose": 1.5},
-    **{"relay": 2, "alias compact": 3, "alias sentence": 4, "alias question": 2, "name": 3},
+    **{"recall": 1, "compact": 1, "sentence": 2, "question": 1.5, "copy": 0.5, "listing": 0.3, "prose": 1},
+    **{"relay": 1, "alias compact": 3, "alias sentence": 6, "alias question": 3, "name": 3},
 }
 LONG = {
-    **{"recall": 0.5, "compact": 0.5, "sentence": 0.5, "question": 4, "copy": 0.3, "listing": 0.3, "prose": 4},
-    **{"relay": 0.5, "alias compact": 1.5, "alias sentence": 2, "alias question": 3, "name": 1},
+    **{"recall": 0.3, "compact": 0.5, "sentence": 0.5, "question": 4, "copy": 0.3, "listing": 0.3, "prose": 3},
+    **{"relay": 0.3, "alias compact": 1, "alias sentence": 2, "alias question": 4, "name": 0.5},
 }
 
 RECIPE: tuple[Stage, ...] = (
-    Stage("short", 400, UP_TO_192, BEGINNING, (0.02, 0.02), (0.01, 0.01), 0.5, 32, 512, 0.15),
-    Stage("skip 1", 100, UP_TO_192, SKIP_1, (0.02, 0.02), (0.01, 0.01), 0.5, 32, 512, 0.15),
-    Stage("skip 2", 100, UP_TO_192, SKIP_2, (0.02, 0.02), (0.01, 0.01), 0.5, 32, 512, 0.15),
-    Stage("skip 3", 100, UP_TO_192, SKIP_3, (0.02, 0.02), (0.01, 0.01), 0.5, 32, 512, 0.15),
-    Stage("192", 3000, UP_TO_192, SHORT, (0.02, 0.018), (0.01, 0.008), 0.5, 32, 512, 0.15),
-    Stage("512", 1749, UP_TO_512, MIDDLE, (0.018, 0.01625), (0.008, 0.00713), 0.4, 64, 4096, 0.3),
-    Stage("512, names", 2600, UP_TO_512, NAMES, (0.016, 0.013), (0.007, 0.006), 0.4, 64, 4096, 0.3),
-    Stage("2k", 1300, UP_TO_2K, LONG, (0.013, 0.01), (0.006, 0.004), 0.3, 64, 12288, 0.5),
-    Stage("4k", 600, UP_TO_4K, LONG, (0.01, 0.008), (0.004, 0.003), 0.3, 256, 12288, 0.5),
-    Stage("8k", 1200, UP_TO_10K, LONG, (0.008, 0.006), (0.003, 0.002), 0.3, 0, 14336, 0.5),
-    Stage("decay", 1600, UP_TO_10K, LONG, (0.006, 0.0002), (0.002, 0.0001), 0.3, 0, 14336, 0.5),
+    Stage("short", 500, UP_TO_192, BEGINNING, (0.02, 0.02), (0.01, 0.01), 0.5, 32, 512, 0.15, (0.35, 0.35)),
+    Stage("192", 1800, UP_TO_192, SHORT, (0.02, 0.018), (0.01, 0.008), 0.5, 32, 512, 0.15, (0.2, 0.3)),
+    Stage("512", 2500, UP_TO_512, MIDDLE, (0.018, 0.014), (0.008, 0.006), 0.4, 64, 4096, 0.2, (0.15, 0.2)),
+    Stage("2k", 600, UP_TO_2K, LONG, (0.014, 0.01), (0.006, 0.004), 0.3, 64, 12288, 0.5, (0.1, 0.15)),
+    Stage("8k", 600, UP_TO_10K, LONG, (0.01, 0.006), (0.004, 0.002), 0.3, 0, 14336, 0.5),
+    Stage("decay", 1000, UP_TO_10K, LONG, (0.006, 0.0002), (0.002, 0.0001), 0.3, 0, 14336, 0.5),
 )

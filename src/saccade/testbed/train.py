@@ -29,7 +29,7 @@ from saccade.testbed.tokenizer import train_tokenizer
 CHECKPOINT_SECONDS = 240.0
 LOG_EVERY = 50
 MARKED = 0.5  # the least weight of an answer that the log counts
-CHAINS = ("alias", "relay")  # tasks that take more than one step
+EXCLUDED = ((), ("alias", "relay", "name"), ("alias", "relay"))  # tasks that blind layers rule out
 Array = numpy.ndarray[Any, Any]
 
 
@@ -47,7 +47,7 @@ class TrainingBatch:
     targets: Array
     weights: Array
     scored: Array
-    blind: bool
+    blind: int
 
     def on(self, device: torch.device) -> list[Tensor]:
         """The arrays as tensors, in this order."""
@@ -81,8 +81,8 @@ def make_batch(maker: TaskMaker, stage: Stage, seed: int, step: int) -> Training
     rng = numpy.random.default_rng([seed, step])
     shares = numpy.array([batch.share for batch in stage.batches])
     shape = stage.batches[int(rng.choice(len(shares), p=shares / shares.sum()))]
-    blind = bool(rng.random() < stage.blind)
-    chosen = {name: share for name, share in stage.tasks.items() if not (blind and name.startswith(CHAINS))}
+    blind = int(rng.choice(3, p=[1 - sum(stage.blind), *stage.blind]))
+    chosen = {name: share for name, share in stage.tasks.items() if not name.startswith(EXCLUDED[blind])}
     names, odds = list(chosen), numpy.array(list(chosen.values()))
     known = list(maker.tasks)
     tasks = [names[i] for i in rng.choice(len(names), shape.rows, p=odds / odds.sum())]

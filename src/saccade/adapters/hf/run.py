@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from ...counters import Counters
 from ...errors import AttachmentError, PolicyError, UnsupportedModelError
-from ...history import TokenHistory
+from ...history import UNREAD, TokenHistory
 from ...plan import Plan
 from ...recall import RecallObserver
 from ...spec import Policy
@@ -73,7 +73,8 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about how the policy was bound to this model."""
-        return self._notes
+        unread = any(session.state.history.has_unread for session in self._slot)
+        return (*self._notes, UNREAD) if unread else self._notes
 
     def stats(self) -> RunStats:
         """Steps, tokens attended and, if asked for, recall per layer, over everything decoded so far.

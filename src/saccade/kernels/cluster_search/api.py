@@ -63,7 +63,7 @@ def cluster_search(
         KernelError: shapes, dtypes or numbers do not fit, or the requested implementation does not exist.
     """
     _check(q, tree, seq_lens, budget, units, widths)
-    use_cpu("cluster_search", implementation, "there is none; the reference is as fast")
+    use_cpu("cluster_search", implementation, "only the reference exists")
     return reference.cluster_search(
         q, tree, seq_lens, budget, sinks, units, widths.clusters, widths.chunks, widths.tokens
     )

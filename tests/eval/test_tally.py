@@ -1,0 +1,60 @@
+"""What an entry's row adds up to: times with dense passes among them, shares, recalls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.counters import Counters
+from saccade.eval.entry import Entry
+from saccade.eval.tally import Tally, recalls_of
+from saccade.recall import RecallRecords
+from saccade.spec import Policy
+from saccade.stats import Rectifications, RunStats
+
+
+def tally(spec: str) -> Tally:
+    return Tally(Entry(Policy.from_spec(spec)))
+
+
+def test_a_rectified_token_costs_its_share_of_the_dense_pass() -> None:
+    rectified = tally("resa:rectify=4")
+    rectified.seconds += [0.01, 0.01, 0.5]
+    assert rectified.row(0.02)["ms_per_token"] is None, "the pass was not timed yet"
+    rectified.pass_seconds += [0.06, 0.06, 0.9]
+    row = rectified.row(0.04)
+    assert row["ms_per_token"] == pytest.approx(1e3 * (4 * 0.01 + 0.06) / 5)
+    assert row["speedup"] == pytest.approx(2)
+    plain = tally("quest")
+    plain.seconds += [0.01, 0.02, 0.5]
+    assert plain.row(0.04)["ms_per_token"] == pytest.approx(20)
+
+
+def test_dense_passes_count_in_the_share() -> None:
+    counters = Counters(1)
+    for _ in range(8):
+        counters.add(0, torch.tensor([10.0, 0.1, 0.25]), 1.0)
+    rectified = tally("resa:rectify=4")
+    rectified.add_run(RunStats.of("resa", counters, None, index_bytes=7, build_seconds=1.0))
+    assert rectified.row(None)["share_attended"] == pytest.approx(0.1)
+    passes = Rectifications(passes=2, rewritten=8)
+    rectified.add_run(RunStats.of("resa", counters, None, index_bytes=5, build_seconds=2.0, rectification=passes))
+    row = rectified.row(None)
+    assert row["share_attended"] == pytest.approx((16 * 0.1 + 2) / 18)
+    assert row["overflow"] == pytest.approx(16 * 0.25 / 18)
+    assert (row["index_bytes"], row["build_seconds"]) == (7, 1.5)
+
+
+def test_recalls_are_means_over_heads_then_tokens_then_layers() -> None:
+    records = RecallRecords(
+        torch.tensor([[[torch.nan, 0.5], [0.25, 0.75]], [[torch.nan, 0.0], [0.0, 1.0]]]),
+        torch.tensor([[[torch.nan, 0.25], [0.0, 0.0]], [[torch.nan, 0.75], [0.0, 1.0]]]),
+    )
+    recalls = recalls_of(records)
+    assert recalls == [([0.75, 0.5], [0.625, 0.0]), ([0.5, 0.5], [0.875, 0.5])]
+    counted = tally("tidal")
+    assert counted.row(None)["recall"] is counted.row(None)["token_recall"] is None
+    counted.add_answer(True, None, recalls)
+    row = counted.row(None)
+    assert (row["recall_per_layer"], row["token_recall_per_layer"]) == ([0.625, 0.5], [0.75, 0.25])
+    assert (row["recall"], row["token_recall"]) == (0.5625, 0.5)

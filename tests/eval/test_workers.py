@@ -1,0 +1,65 @@
+"""Work shared out among processes: the same results in the same order, and no wait for a process that is gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.eval.workers import WORKERS_BYTES, shared_out, workers_for
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forked processes")
+
+
+def test_results_come_in_order_whoever_is_first() -> None:
+    def work(number: int) -> tuple[int, int]:
+        time.sleep(0.05 if number == 0 else 0)
+        return number, os.getpid()
+
+    results = list(shared_out(work, 7, 2))
+    assert [number for number, _ in results] == list(range(7))
+    processes = {process for _, process in results}
+    assert os.getpid() not in processes
+    assert len(processes) == 2
+
+
+def test_an_error_is_raised_where_its_result_was_expected() -> None:
+    def work(number: int) -> int:
+        if number == 2:
+            raise SaccadeError("two is too much")
+        return number
+
+    results = shared_out(work, 4, 2)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(SaccadeError, match="two is too much"):
+        next(results)
+
+
+def test_a_killed_process_is_an_error() -> None:
+    def work(number: int) -> int:
+        if number == 1:
+            os._exit(1)
+        return number
+
+    with pytest.raises(SaccadeError, match="killed"):
+        list(shared_out(work, 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "workers"),
+    [
+        ({}, 4),
+        ({"count": 3}, 3),
+        ({"cores": 1}, 1),
+        ({"threads": 2}, 1),
+        ({"device": "cuda"}, 1),
+        ({"copied_bytes": WORKERS_BYTES // 2}, 2),
+        ({"copied_bytes": 2 * WORKERS_BYTES}, 1),
+    ],
+)
+def test_how_many(change: dict[str, object], workers: int) -> None:
+    usual = {"count": 9, "cores": 4, "threads": 1, "device": "cpu", "copied_bytes": 2**20}
+    assert workers_for(**{**usual, **change}) == workers  # type: ignore[arg-type]  # names and kinds are those above
