@@ -10,9 +10,7 @@ from torch import Tensor
 
 logger = logging.getLogger("saccade")
 
-UNREAD = (
-    "some tokens were fed as embeddings or lie outside the tokenizer's vocabulary; their chunks have a fixed length"
-)
+UNREAD = "some tokens were fed as embeddings or are not in the tokenizer's vocabulary; their chunks have a fixed length"
 
 ALL_CLEAN = 2**62
 """`clean` of a cache that nobody rectifies: all of it counts as final."""

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 from saccade.eval import comparison, context, reader
+from saccade.eval.job import Job, Settings
 from saccade.eval.reader import Reader
 
-ROW_NAMES = {"policy", "budget", "share_attended", "recall", "correct", "n", "ms_per_token", "speedup"}
+ROW_NAMES = {
+    *("policy", "budget", "share_attended", "recall", "recall_per_layer", "token_recall", "token_recall_per_layer"),
+    *("overflow", "index_bytes", "build_seconds", "correct", "n", "ms_per_token", "speedup"),
+}
 SAMPLE_NAMES = {"policy", "budget", "question", "expected", "answer", "correct"}
 POLICIES = ("streaming", "quest", "tidal", "less_is_more")
+RECTIFIED = "resa:page=8,min_pages=4,ratio=0.01,rectify=16"
 PER_CONTEXT = 3
 QUESTIONS = 5  # two contexts
 
@@ -58,6 +63,16 @@ def answers_of(folder: Path) -> dict[tuple[str, int, str], str]:
     return {(sample["spec"], sample["context"], sample["question"]): sample["answer"] for sample in samples_of(folder)}
 
 
+def settings_of(model_folder: Path, folder: Path) -> Settings:
+    """What `compare` runs with."""
+    configuration = json.loads((folder / "config.json").read_text())
+    names = ("budget", "context", "limit", "device", "dtype", "seed", "threads")
+    given = {name: configuration[name] for name in names}
+    return Settings(
+        model=str(model_folder), document=None, policies=tuple(configuration["specs"]), output_dir=folder, **given
+    )
+
+
 def results_of(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return results
@@ -74,6 +89,11 @@ def test_results_have_the_promised_names(finished: tuple[Any, Path]) -> None:
         assert row["n"] == QUESTIONS
         assert 0 < row["share_attended"] <= 1
         assert 0 < row["recall"] <= 1
+        assert 0 < row["token_recall"] <= 1
+        assert row["recall"] == pytest.approx(sum(row["recall_per_layer"]) / 5)
+        assert row["token_recall"] == pytest.approx(sum(row["token_recall_per_layer"]) / 5)
+        assert row["overflow"] == 0
+        assert (row["index_bytes"] > 0) == (row["build_seconds"] > 0) == (row["policy"] == "quest")
         assert row["ms_per_token"] > 0
         assert row["interval"][0] <= row["correct"] / row["n"] <= row["interval"][1]
     assert (rows[0]["share_attended"], rows[0]["recall"], rows[0]["speedup"]) == (1.0, 1.0, 1.0)
@@ -100,6 +120,71 @@ def test_every_question_is_a_sample(finished: tuple[Any, Path]) -> None:
     # Facts at all depths are asked for, and the same ones of every policy.
     assert {round(sample["depth"] * PER_CONTEXT - 0.5) for sample in samples} == {0, 1, 2}
     assert len({(sample["context"], sample["question"]) for sample in samples}) == QUESTIONS
+
+
+def test_every_answer_token_has_its_recalls(finished: tuple[Any, Path]) -> None:
+    lines = [json.loads(line) for line in (finished[1] / "recall.jsonl").read_text().splitlines()]
+    steps: dict[tuple[Any, ...], list[int]] = {}
+    for line in lines:
+        assert len(line["attention_recall"]) == len(line["token_recall"]) == 5
+        assert all(0 <= value <= 1 for name in ("attention_recall", "token_recall") for value in line[name])
+        steps.setdefault((line["spec"], line["context"], line["question"]), []).append(line["step"])
+    assert set(steps) == set(answers_of(finished[1]))
+    assert all(numbers == list(range(len(numbers))) and numbers for numbers in steps.values())
+    for row in results_of(finished[1])["rows"]:
+        own = [line for line in lines if line["spec"] == row["spec"]]
+        for layer in range(5):
+            # Lines are rounded to four digits.
+            means = [sum(line[name][layer] for line in own) / len(own) for name in ("attention_recall", "token_recall")]
+            assert row["recall_per_layer"][layer] == pytest.approx(means[0], abs=5e-5)
+            assert row["token_recall_per_layer"][layer] == pytest.approx(means[1], abs=5e-5)
+
+
+def test_processes_give_what_one_would(
+    compare: Compare, finished: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "workers_for", lambda *arguments, **options: 2)
+    _, folder = compare()
+    assert samples_of(folder) == samples_of(finished[1])
+    for name in ("recall.jsonl", "gaze.jsonl"):
+        assert (folder / name).read_text() == (finished[1] / name).read_text()
+    unlike = {"ms_per_token", "speedup", "build_seconds"}
+    for row, other in zip(results_of(folder)["rows"], results_of(finished[1])["rows"], strict=True):
+        assert {name: row[name] for name in row.keys() - unlike} == {name: other[name] for name in row.keys() - unlike}
+
+
+def test_a_rectified_policy_answers_as_in_generation(
+    compare: Compare, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question alone, its tokens one by one, from a context that nobody has decoded behind."""
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    import saccade
+
+    _, folder = compare(policies=(RECTIFIED,), budget="64")
+    row = results_of(folder)["rows"][1]
+    assert row["policy"] == "resa"
+    assert row["budget"] is None
+    assert row["ms_per_token"] > 0
+    monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
+    job = Job.check(settings_of(model_folder, folder))
+    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    for number, asked in enumerate(job.contexts):
+        for question in asked.questions:
+            cache = DynamicCache()
+            with torch.inference_mode():
+                model(torch.tensor([asked.tokens]), past_key_values=cache, logits_to_keep=1)
+                with saccade.sparsify(model, RECTIFIED) as run:
+                    said: list[int] = []
+                    for token in question.tokens:
+                        logits = model(torch.tensor([[token]]), past_key_values=cache).logits
+                    for _ in range(4):
+                        said.append(int(logits[0, -1].argmax()))
+                        logits = model(torch.tensor([said[-1:]]), past_key_values=cache).logits
+                    assert run.stats().dense_passes == 1
+            key = (RECTIFIED, number, f"What is the code of the {question.fact.key}?")
+            assert job.tokenizer.decode(said).strip().startswith(answers_of(folder)[key])
 
 
 def test_answers_differ_between_policies(finished: tuple[Any, Path]) -> None:

@@ -47,7 +47,7 @@ def test_an_explicit_budget_that_is_too_small_is_an_error() -> None:
 
 
 def test_budgets_that_leave_nothing_to_compare_are_an_error() -> None:
-    with pytest.raises(PolicyError, match="budget=2 .* the smallest is 5"):
+    with pytest.raises(PolicyError, match=r"budget=2 .* the smallest is 5"):
         make_entries(["streaming", "quest"], (2, 3))
 
 

@@ -96,7 +96,7 @@ def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> 
     if name == "select":
         plan = composed.always(layers, heads, dense)
     elif name.startswith("every:"):
-        plan = composed.every(layers, heads, int(name[6:]))
+        plan = composed.every(layers, heads, int(name[6:]), dense)
     elif name.startswith("layers:"):
         plan = composed.persistent(layers, heads, dense, [int(number) for number in name[7:].split("+")])
     else:
@@ -175,7 +175,7 @@ CASES = {
     ),
     "composed-pages-every": Case(
         "composed",
-        {"scorer": "page_bounds", "page": 4, "roles": "every:2", "dense_layers": 0, "heads": "query"},
+        {"scorer": "page_bounds", "page": 4, "roles": "every:2", "dense_layers": 1, "heads": "query"},
         _composed,
         4,
     ),

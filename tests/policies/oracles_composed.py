@@ -188,6 +188,6 @@ def always(layers: int, kv_heads: int, dense_layers: int) -> Roles:
     return [["dense" if i < dense_layers else "select"] * kv_heads for i in range(layers)]
 
 
-def every(layers: int, kv_heads: int, step: int) -> Roles:
-    """Layers 0, step, 2 step, ... attend to all and publish, the others reuse."""
-    return [["reuse" if i % step else "publish"] * kv_heads for i in range(layers)]
+def every(layers: int, kv_heads: int, step: int, dense_layers: int = 0) -> Roles:
+    """Dense layers, then of every `step` layers the first attends to all and publishes, the others reuse."""
+    return persistent(layers, kv_heads, dense_layers, range(dense_layers, layers, step))

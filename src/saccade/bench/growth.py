@@ -30,7 +30,7 @@ from ..types import KVView, Rows
 
 QUEST_PAGE = 16
 SELECTORS = ("cap64", "sqrt", "root", "quest", "exact")
-"""cap64 and sqrt are what `lychee_cluster` offers, both with at most 64 coarse units; root is sqrt without that limit."""
+"""cap64 and sqrt are what `lychee_cluster` offers, both of at most 64 coarse units; root is sqrt without that limit."""
 
 _CORRELATION = 0.9
 """Of neighbouring keys: chunks hang together, as those of a text do, but there are no clusters to be found at once."""
@@ -244,10 +244,7 @@ def nodes_visited(index: ClusterIndex, q: Tensor, selector: Any) -> int:
     bounds = tree.unit_centroids[0, 0].float() @ query + query.norm() * tree.unit_radii[0, 0]
     order = bounds.argsort(descending=True, stable=True)
     tokens = tree.unit_tokens[0, 0][order].long()
-    if selector.k_g is None:
-        kept = int((tokens.cumsum(0) - tokens < 4 * selector.budget).sum())
-    else:
-        kept = selector.k_g
+    kept = int((tokens.cumsum(0) - tokens < 4 * selector.budget).sum()) if selector.k_g is None else selector.k_g
     return len(order) + int(tree.unit_offsets[0, 0].diff()[order[:kept]].sum())
 
 

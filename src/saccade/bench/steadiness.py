@@ -57,11 +57,8 @@ class Steadiness:
         """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
         session = session_of(self.cache)
         index: Any = None if session is None else session.state.index(layer, kv)
-        clusters = getattr(index, "chosen_clusters", None)
-        if clusters is None:
-            ids = selection.ids
-        else:
-            ids = index.heads(span.start, span.stop).chosen_clusters(q, kv)
+        by_cluster = hasattr(index, "chosen_clusters")
+        ids = index.heads(span.start, span.stop).chosen_clusters(q, kv) if by_cluster else selection.ids
         numbers: NDArray[numpy.int64] = ids[0].cpu().numpy().astype(numpy.int64)
         return numbers
 
