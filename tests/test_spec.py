@@ -40,6 +40,9 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "page": st.integers(1, 64),
         "heads": HEADS,
         "dense_layers": DENSE_LAYERS,
+        "chunking": st.just("fixed"),
+        "chunk_min": st.none(),
+        "chunk_max": st.none(),
         "rectify": RECTIFY,
     },
     "tidal": {
@@ -68,7 +71,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "chunking": st.sampled_from(["text", "fixed"]),
         "pooling": st.sampled_from(["mean", "max"]),
         "cluster_size": st.integers(1, 8),
-        "coarse": st.sampled_from(["sqrt", "cap64"]),
+        "coarse": st.sampled_from(["sqrt", "cap64", "root"]),
         "k_g": st.none() | st.integers(1, 64),
         "radius": st.sampled_from(["chunks", "children"]),
         "pack": st.sampled_from(["chunks", "whole"]),
@@ -87,6 +90,9 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "budget": BUDGETS,
         "scorer": st.just("exact"),
         "page": st.none(),
+        "chunking": st.just("fixed"),
+        "chunk_min": st.none(),
+        "chunk_max": st.none(),
         "heads": st.none(),
         "pooling": st.none(),
         "roles": st.just("select"),
@@ -109,7 +115,15 @@ CUT_WITH: list[dict[str, st.SearchStrategy[Any]]] = [
 ]
 PAGED: dict[str, st.SearchStrategy[Any]] = {"page": st.integers(1, 64)}
 MIN_PAGES: dict[str, st.SearchStrategy[Any]] = {"min_pages": st.integers(8, 64), "local_pages": st.integers(1, 8)}
+CHUNKS: dict[str, st.SearchStrategy[Any]] = {
+    "chunking": st.just("text"),
+    "chunk_min": st.none() | st.integers(1, 8),
+    "chunk_max": st.none() | st.integers(8, 32),
+    "page": st.integers(8, 16),
+    "budget": st.integers(64, 4096),
+}
 TOGETHER: dict[str, list[dict[str, st.SearchStrategy[Any]]]] = {
+    "quest": [CHUNKS],
     "tidal": [{key: values for key, values in cut.items() if key != "page"} for cut in CUT_WITH],
     "exact_topk": [{key: values for key, values in cut.items() if key != "page"} for cut in CUT_WITH],
     "lychee_decode": [*CUT_WITH, PAGED, {**CUT_WITH[2], **PAGED}],
@@ -123,6 +137,7 @@ TOGETHER: dict[str, list[dict[str, st.SearchStrategy[Any]]]] = {
         {"scorer": st.just("cluster"), "budget": st.integers(256, 4096), "pooling": st.just("mean")},
         {"roles": ROLES, "dense_layers": st.just(0)},
         {"roles": st.just("layers:2+5"), "scorer": st.just("page_bounds")},
+        {"scorer": st.just("page_bounds"), **CHUNKS},
     ],
 }
 NEEDED = {"lychee_decode": {"roles": "every:4"}, "composed": {}}
@@ -216,7 +231,8 @@ def test_defaults_are_the_papers() -> None:
         "budget": 2048, "reselect": None, "sinks": 4, "recent": 0.25, "dense_layers": 2, "rectify": None,
     }  # fmt: skip
     assert saccade.policies()["quest"].defaults == {
-        "budget": 2048, "page": 16, "heads": "kv", "dense_layers": 2, "rectify": None,
+        "budget": 2048, "page": 16, "heads": "kv", "dense_layers": 2, "chunking": "fixed", "chunk_min": None,
+        "chunk_max": None, "rectify": None,
     }  # fmt: skip
     cut = {"budget": 2048, "rule": "top_k", "top_p": None, "threshold": None, "ratio": None}
     plain = {**cut, "heads": "kv", "dense_layers": 2, "rectify": None}
@@ -274,6 +290,10 @@ SMALLEST = [
     ({"name": "streaming", "sinks": 0}, 1),
     ({"name": "quest"}, 16),
     ({"name": "quest", "page": 3}, 3),
+    ({"name": "quest", "chunking": "text"}, 25),
+    ({"name": "quest", "chunking": "text", "rectify": 32}, 56),
+    ({"name": "quest", "chunking": "text", "chunk_max": 9}, 10),
+    ({"name": "quest", "chunking": "text", "page": 1}, 2),
     ({"name": "tidal"}, 1),
     ({"name": "less_is_more"}, 6),
     ({"name": "less_is_more", "sinks": 0}, 2),
@@ -287,6 +307,7 @@ SMALLEST = [
     ({"name": "composed", "scorer": "page_bounds"}, 16),
     ({"name": "composed", "rule": "rank_union"}, 6),
     ({"name": "composed", "scorer": "cluster"}, 33),
+    ({"name": "composed", "scorer": "page_bounds", "chunking": "text"}, 25),
 ]
 
 
@@ -518,10 +539,32 @@ def test_every_nth_layer_is_a_stand_in_and_says_so() -> None:
         ({"scorer": "cluster", "heads": "query"}, ("heads=query does not fit scorer=cluster", "heads=kv")),
         ({"scorer": "cluster", "pooling": "max"}, ("pooling=max does not fit scorer=cluster", "pooling=mean")),
         ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
+        ({"chunking": "text"}, ("chunking=text needs scorer=page_bounds", "not exact")),
+        ({"chunking": "text", "scorer": "cluster"}, ("chunking=text needs scorer=page_bounds", "not cluster")),
+        (
+            {"chunking": "text", "scorer": "page_bounds", "rule": "ratio", "ratio": 0.1},
+            ("rule=ratio does not fit chunking=text", "only rule=top_k"),
+        ),
+        ({"scorer": "page_bounds", "chunk_max": 8}, ("chunk_max=8 belongs to chunking=text", "chunking is fixed")),
     ],
 )
 def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
     bad("policy composed: ", *words, name="composed", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"chunk_min": 8}, ("chunk_min=8 belongs to chunking=text", "chunking is fixed")),
+        ({"chunk_max": 8, "chunking": "fixed"}, ("chunk_max=8 belongs to chunking=text",)),
+        ({"chunk_min": 9, "chunk_max": 8, "chunking": "text"}, ("chunk_min=9 does not fit chunk_max=8", "1 to 8")),
+        ({"chunk_min": 25, "chunking": "text"}, ("chunk_min=25 does not fit chunk_max=24", "1 to 24")),
+        ({"chunk_max": 0, "chunking": "text"}, ("chunk_max=0 is not valid",)),
+        ({"chunking": "lines"}, ("chunking='lines' is not valid", "'fixed' or 'text'")),
+    ],
+)
+def test_quests_chunks_fit_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
+    bad("policy quest: ", *words, name="quest", **options)
 
 
 @pytest.mark.parametrize("rule", ["top_p", "threshold"])

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from saccade import machine
 from saccade.adapters.hf.load import ModelSource
 from saccade.adapters.hf.run import sparsify
 from saccade.bench import soak
@@ -23,7 +24,7 @@ from saccade.errors import DocumentError, PolicyError, SaccadeError
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
 CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
-RESA = "resa:page=4,min_pages=2,ratio=0.25,rectify=5"
+RESA = "resa:page=4,ratio=0.25,min_pages=2,rectify=5"
 
 
 def tiny() -> Any:
@@ -63,7 +64,9 @@ def finished(folder: Path) -> dict[str, Any]:
     units: list[str] = []
     run.run(units.append)
     assert len(units) == job.units == 20
-    results: dict[str, Any] = json.loads(json.dumps(run.results(), allow_nan=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "read_bandwidth", lambda device: 1.0)
+        results: dict[str, Any] = json.loads(json.dumps(run.results(), allow_nan=False))
     return results
 
 
@@ -115,7 +118,9 @@ def test_sets_are_watched_at_every_sparse_step(finished: dict[str, Any]) -> None
         assert min(series["jaccard"]) < 1
 
 
-def test_an_interrupted_run_is_readable(folder: Path) -> None:
+def test_an_interrupted_run_is_readable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_bandwidth", lambda device: 1.0)
+
     def impatient(what: str) -> None:
         raise KeyboardInterrupt
 

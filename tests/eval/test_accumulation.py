@@ -57,17 +57,17 @@ def logits_of(
 
 def by_steps(model: Any, policy: Policy, tokens: torch.Tensor, prompt: int) -> torch.Tensor:
     """Logits behind the last targets' predecessors, decoded one by one behind a dense prompt; all tokens are fed."""
-    cache, logits = DynamicCache(), []
+    cache, logits = DynamicCache(), list[torch.Tensor]()
     with torch.inference_mode(), sparsify(model, policy) as run:
         if prompt:
             model(tokens[:, :prompt], past_key_values=cache)
         with run.decoding():
-            for place in range(prompt, tokens.shape[1] - 1):
-                logits.append(model(tokens[:, place : place + 1], past_key_values=cache).logits)
+            places = range(prompt, tokens.shape[1] - 1)
+            logits += [model(tokens[:, place : place + 1], past_key_values=cache).logits for place in places]
     return torch.cat(logits, dim=1)[:, -TARGETS:]
 
 
-@pytest.mark.parametrize("every", [5, 31, 32, 40])
+@pytest.mark.parametrize("every", [5, 31, 40])
 def test_a_suffix_is_what_rectify_does_token_by_token(
     monkeypatch: pytest.MonkeyPatch, model: Any, texts: list[Passage], every: int
 ) -> None:
@@ -87,9 +87,9 @@ def test_decode_only_has_dense_keys_before_every_target(
     monkeypatch: pytest.MonkeyPatch, model: Any, texts: list[Passage]
 ) -> None:
     cases = list(cases_of(TEMPLATE, (0.1, 0.3), (32,), LENGTH, sparse_only=False))
-    seen, _ = logits_of(monkeypatch, model, texts, cases[3:])
+    seen, _ = logits_of(monkeypatch, model, texts, cases[2:])
     tokens = torch.tensor([passage.tokens for passage in texts])
-    plain = cases[3].policy
+    plain = cases[2].policy
     assert plain is not None
     for target in (0, 7, TARGETS - 1):
         prompt = LENGTH - TARGETS + target
@@ -102,10 +102,10 @@ def test_decode_only_has_dense_keys_before_every_target(
 def test_no_case_sees_what_another_has_written(
     monkeypatch: pytest.MonkeyPatch, model: Any, texts: list[Passage]
 ) -> None:
-    cases = list(cases_of(TEMPLATE, (0.1, 0.3), (40, 16), LENGTH, sparse_only=False))
+    cases = list(cases_of(TEMPLATE, (0.1, 0.3), (40,), LENGTH, sparse_only=False))
     _, experiment = logits_of(monkeypatch, model, texts, cases)
     together = {(row["kept"], row["setting"]): row["right_by_passage"] for row in experiment.rows()}
-    assert len(together) == 1 + len(cases) == 7
+    assert len(together) == 1 + len(cases) == 5
     for case in cases:
         seen, alone = logits_of(monkeypatch, model, texts, [case], batch=1)
         rows = {(row["kept"], row["setting"]): row["right_by_passage"] for row in alone.rows()}

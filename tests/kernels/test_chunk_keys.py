@@ -1,4 +1,4 @@
-"""Chunk keys: pooled from a row's own slots alone, in every layout, against naive float64 means and maxima."""
+"""Chunk keys and bounds: of a row's own slots alone, in every layout, against naive float64 means and extremes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_checks import implementations
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.chunk_keys import ChunkPooling, api, chunk_keys
+from saccade.kernels.chunk_keys import ChunkPooling, api, chunk_bounds, chunk_keys
 
 poolings = st.sampled_from(("mean", "max"))
 
@@ -47,6 +47,16 @@ def expect(case: Case, row: int, edges: list[int], pooling: ChunkPooling, implem
                 assert abs(have - want / length) <= relative * (size / length + abs(want) / length * largest) + 1e-30
 
 
+def expect_bounds(case: Case, row: int, edges: list[int], implementation: Implementation) -> None:
+    """Bounds are numbers of the cache, so there is no error."""
+    lower, upper = chunk_bounds(case.kv, row, edges, implementation=implementation)
+    assert lower.dtype == upper.dtype == torch.float32
+    for head, tokens in enumerate(case.keys[row]):
+        columns = [list(zip(*tokens[start:stop], strict=True)) for start, stop in pairwise(edges)]
+        assert lower[head].tolist() == [[min(c) for c in chunk] for chunk in columns]
+        assert upper[head].tolist() == [[max(c) for c in chunk] for chunk in columns]
+
+
 @given(cases(longest=60), st.data(), poolings, implementations)
 def test_against_float64(
     case: Case, data: st.DataObject, pooling: ChunkPooling, implementation: Implementation
@@ -56,6 +66,7 @@ def test_against_float64(
     for row, length in enumerate(case.lengths):
         edges = sorted(data.draw(st.sets(st.integers(0, length), min_size=2, max_size=8)))
         expect(case, row, edges, pooling, implementation)
+        expect_bounds(case, row, edges, implementation)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])
@@ -63,9 +74,12 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, implementation: 
     case = make_case(layout="paged", lengths=[100], kv_heads=2, group=1, head_dim=8, padding=3)
     edges = [4, 9, 30, 31, 32, 60, 99]
     whole = chunk_keys(case.kv, 0, edges, implementation=implementation)
+    bounds = chunk_bounds(case.kv, 0, edges, implementation=implementation)
     for block in (1, 20, 27):
         monkeypatch.setattr(api, "_BLOCK", block)
         assert chunk_keys(case.kv, 0, edges, implementation=implementation).equal(whole)
+        in_blocks = chunk_bounds(case.kv, 0, edges, implementation=implementation)
+        assert all(part.equal(other) for part, other in zip(in_blocks, bounds, strict=True))
 
 
 def test_zero_keys_stay_zero() -> None:
@@ -77,8 +91,11 @@ def test_zero_keys_stay_zero() -> None:
 def test_errors() -> None:
     case = make_case(layout="buffer", lengths=[8], kv_heads=1, group=1, head_dim=4)
     for edges in ([0], [], [0, 9], [-1, 4], [0, 4, 4], [4, 2]):
-        with pytest.raises(KernelError, match="edges must ascend from 0 or more to at most 8"):
-            chunk_keys(case.kv, 0, edges)
+        for operation in (chunk_keys, chunk_bounds):
+            with pytest.raises(
+                KernelError, match=f"{operation.__name__}: edges must ascend from 0 or more to at most 8"
+            ):
+                operation(case.kv, 0, edges)
     with pytest.raises(KernelError, match="unknown pooling 'sum'; use mean or max"):
         chunk_keys(case.kv, 0, [0, 4], pooling="sum")
     strided = make_case(layout="strided", lengths=[8], kv_heads=3, group=1, head_dim=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from saccade.kernels._chunk_sets import fill_budget
 from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
 from saccade.kernels.page_bounds import page_scores, update_page_bounds
 from saccade.kernels.rank_union import rank_union
@@ -35,3 +36,6 @@ def test_no_reference_synchronises_with_the_host() -> None:
         update_page_bounds(lower, upper, kv, page=16, start=rows.row_start, count=17, implementation="reference")
         pages = page_scores(q, lower, upper, rows.seq_lens, page=16, pooling="max", implementation="reference")
         assert pages.shape == (2, 2, 3)
+        chunks = torch.zeros(2, 2, 7, dtype=torch.int64)
+        ends = {"head": rows.row_start, "tail": rows.row_start}
+        assert fill_budget(chunks, chunks, chunks, rows.seq_lens, **ends, budget=9, width=9).ids.shape == (2, 2, 9)

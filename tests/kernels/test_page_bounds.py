@@ -155,6 +155,17 @@ def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation
         assert torch.equal(scores, alone)  # a page's sum does not depend on who adds it up
 
 
+@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+def test_a_row_may_have_no_page(implementation: Implementation) -> None:
+    """Nothing of its bounds is read; the other rows are scored as they are alone."""
+    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
+    lower, upper = poisoned(case, 1)
+    lower[1], upper[1] = -1.0, 2.0
+    scores = page_scores(case.q, lower, upper, int32([0, 9]), page=1, pooling="max", implementation=implementation)
+    assert scores[0].eq(-torch.inf).all()
+    assert scores[1, :, :9].isfinite().all() and scores[1, :, 9:].eq(-torch.inf).all()
+
+
 @pytest.mark.parametrize("group", [7, 32])
 def test_large_groups_are_bounded_in_parts(group: int) -> None:
     case = make_case(layout="buffer", lengths=[70, 9], kv_heads=1, group=group, head_dim=64, dtype=torch.bfloat16)

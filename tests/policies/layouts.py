@@ -156,6 +156,8 @@ class Batch:
             if self.blocks is None:
                 self.blocks = self.rng.integers(0, 5, (self.kv_heads, 100))
             return pool[self.blocks[:, np.arange(at, at + tokens) // 4]]
+        if self.content == "similar":  # all near one direction, so that decisions are close
+            return np.linspace(1.75, 0, self.dim) + self.rng.integers(-4, 5, shape) / 16
         return self._grid(shape)
 
     def _ids(self, tokens: int) -> list[int]:

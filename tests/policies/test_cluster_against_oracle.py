@@ -151,8 +151,8 @@ class Trial:
 
 
 def few(trials: list[Trial]) -> bool:
-    """Whether few sequences ended early: 2 % do in float32, 14 % in bfloat16."""
-    share = 0.4 if trials[0].dtype == "bfloat16" else 0.2
+    """Whether few sequences ended early: 2 % do in float32; in bfloat16 14 %, and 33 % where keys are similar."""
+    share = 0.6 if trials[0].dtype == "bfloat16" else 0.2
     return sum(trial.near_tie for trial in trials) <= share * len(trials) + 1
 
 
@@ -160,12 +160,14 @@ def few(trials: list[Trial]) -> bool:
 def test_steps_in_sequence_match_the_oracle(dtype: str) -> None:
     trials: list[Trial] = []
 
-    @given(situation=situations(), steps=st.integers(25, 50))
+    @given(situation=situations(), steps=st.integers(25, 50), content=st.sampled_from(["spread", "similar"]))
     @settings(max_examples=10, deadline=None)
-    def run(situation: dict[str, Any], steps: int) -> None:
+    def run(situation: dict[str, Any], steps: int, content: str) -> None:
         if dtype == "bfloat16":  # one index only: every element of every centroid can lie between two numbers
             situation = {**situation, "lengths": situation["lengths"][:1], "kv_heads": 1}
-        trial = Trial(situation, dtype)
+        else:
+            content = "spread"
+        trial = Trial(situation, dtype, content)
         for step in range(steps):
             trial.step(outputs=step % 8 == 0)
         trials.append(trial)
@@ -186,7 +188,8 @@ def test_index_survives_rewritten_tokens_and_moved_rows() -> None:
         for cut in cuts:
             for _ in range(12):
                 trial.step()
-            trial.crop(cut) if not trial.near_tie else None
+            if not trial.near_tie:
+                trial.crop(cut)
         for _ in range(8):
             trial.step()
         if not trial.near_tie:

@@ -16,17 +16,17 @@ from scipy.stats import linregress
 from torch import Tensor
 
 from ..adapters.hf.load import DTYPES
-from ..cluster import ClusterSelector
 from ..errors import PolicyError, SaccadeError
 from ..eval.output import whole_numbers
 from ..history import TokenHistory
 from ..machine import environment
 from ..rules import TopK
 from ..scorers.cluster import ClusterIndex
+from ..scorers.cluster_settings import ClusterSettings
 from ..scorers.exact import ExactScorer
 from ..scorers.page_bounds import PageBoundScorer
-from ..select import Index, ScoredSelector, Selector
-from ..types import KVView, Rows
+from ..select import Index, ScoredSelector
+from ..types import KVView, Rows, Selection
 
 QUEST_PAGE = 16
 SELECTORS = ("cap64", "sqrt", "root", "quest", "exact")
@@ -39,7 +39,7 @@ _QUERIES = 8
 
 
 @dataclass(frozen=True)
-class UncappedSelector(ClusterSelector):
+class UncappedSettings(ClusterSettings):
     """LycheeCluster with as many coarse units as the root of the clusters, which the paper's growth of √T needs."""
 
     def units(self, clusters: int) -> int:
@@ -59,6 +59,7 @@ class GrowthSettings:
     threads: int
     dtype: str
     seed: int
+    k_g: int | None = None
 
     @classmethod
     def check(
@@ -73,6 +74,7 @@ class GrowthSettings:
         threads: int,
         dtype: str,
         seed: int,
+        k_g: int | None = None,
     ) -> GrowthSettings:
         """Read the settings.
 
@@ -88,13 +90,13 @@ class GrowthSettings:
         sizes = tuple(sorted(whole_numbers("--context", contexts, at_least=1)))
         if sizes[0] <= budget:
             raise PolicyError(f"--context {sizes[0]} is not valid: within a budget of {budget} nothing is chosen")
-        made = cls(sizes, names, budget, head_dim, group, rounds, threads, dtype, seed)
+        made = cls(sizes, names, budget, head_dim, group, rounds, threads, dtype, seed, k_g)
         for name in names:
             made.selector(name)
         return made
 
-    def selector(self, name: str) -> Selector:
-        """A selector by its name in `SELECTORS`.
+    def selector(self, name: str) -> ClusterSettings | ScoredSelector:
+        """What chooses, by its name in `SELECTORS`; for clusters what their index is told.
 
         Raises:
             PolicyError: a budget too small for it.
@@ -105,9 +107,11 @@ class GrowthSettings:
             return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(self.budget))
         if name == "exact":
             return ScoredSelector(ExactScorer("max"), TopK(self.budget))
-        kind = UncappedSelector if name == "root" else ClusterSelector
+        kind = UncappedSettings if name == "root" else ClusterSettings
         coarse: Any = "sqrt" if name == "root" else name
-        return kind(self.budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse)
+        return kind(
+            self.budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse, k_g=self.k_g
+        )
 
 
 @dataclass
@@ -172,7 +176,7 @@ class Growth:
 class _Subject:
     """A selector over one context."""
 
-    def __init__(self, name: str, selector: Selector, kv: KVView, queries: Tensor) -> None:
+    def __init__(self, name: str, selector: ClusterSettings | ScoredSelector, kv: KVView, queries: Tensor) -> None:
         self.name = name
         self.selector = selector
         self.times: list[float] = []
@@ -185,7 +189,7 @@ class _Subject:
     @property
     def coarse_units(self) -> int:
         """Coarse units of the index to come, 0 where there are none."""
-        if not isinstance(self.selector, ClusterSelector):
+        if not isinstance(self.selector, ClusterSettings):
             return 0
         chunks = (self._kv.rows.max_len - 1 - self.selector.sinks) // _CHUNK
         return self.selector.units(max(-(-chunks // self.selector.cluster_size), 1))
@@ -196,25 +200,33 @@ class _Subject:
             self.index, self.build_seconds, self.shared = twin.index, twin.build_seconds, True
             return
         start = time.perf_counter()
-        length = self._kv.rows.max_len
-        self.index = self.selector.new_index(self._kv, TokenHistory())
+        if isinstance(self.selector, ClusterSettings):
+            self.index = ClusterIndex.empty(self.selector, TokenHistory(), self._kv)
+        else:
+            self.index = self.selector.new_index(self._kv, TokenHistory())
         if self.index is not None:
-            self.index.update(self._kv, torch.zeros(1, dtype=torch.int32), length)
+            self.index.update(self._kv, torch.zeros(1, dtype=torch.int32), self._kv.rows.max_len)
         self.build_seconds = time.perf_counter() - start
+
+    def choose(self, q: Tensor) -> Selection:
+        """The set for queries `[1, Hq, d]`, as a decoding step chooses it."""
+        if isinstance(self.index, ClusterIndex):
+            return self.index.search(q, self._kv)
+        assert isinstance(self.selector, ScoredSelector), "clusters have an index"
+        return self.selector.select(q, self._kv, self.index, None, q.shape[-1] ** -0.5)
 
     def time(self, number: int) -> None:
         """Choose a set, once untimed so that the caches hold what this selector reads last, then once timed."""
         q = self._queries[number % len(self._queries)][None]
-        scale = q.shape[-1] ** -0.5
-        self.selector.select(q, self._kv, self.index, None, scale)
+        self.choose(q)
         start = time.perf_counter()
-        self.selector.select(q, self._kv, self.index, None, scale)
+        self.choose(q)
         self.times.append(time.perf_counter() - start)
 
     def visited(self) -> float:
         """Nodes whose bound or score a search needs: units and clusters, pages, or tokens; mean over the queries."""
         if isinstance(self.index, ClusterIndex):
-            return statistics.fmean(nodes_visited(self.index, q, self.selector) for q in self._queries)
+            return statistics.fmean(nodes_visited(self.index, q) for q in self._queries)
         length = self._kv.rows.max_len
         return length if self.index is None else -(-length // QUEST_PAGE)
 
@@ -237,14 +249,15 @@ class _Subject:
         }
 
 
-def nodes_visited(index: ClusterIndex, q: Tensor, selector: Any) -> int:
+def nodes_visited(index: ClusterIndex, q: Tensor) -> int:
     """All coarse units, and the clusters of those that a search of one row keeps, for queries `[Hq, d]`."""
     tree = index.tree
     query = q.float().mean(0)
     bounds = tree.unit_centroids[0, 0].float() @ query + query.norm() * tree.unit_radii[0, 0]
     order = bounds.argsort(descending=True, stable=True)
-    tokens = tree.unit_tokens[0, 0][order].long()
-    kept = int((tokens.cumsum(0) - tokens < 4 * selector.budget).sum()) if selector.k_g is None else selector.k_g
+    tokens, kept = tree.unit_tokens[0, 0][order].long(), index.settings.k_g
+    if kept is None:
+        kept = int((tokens.cumsum(0) - tokens < 4 * index.settings.budget).sum())
     return len(order) + int(tree.unit_offsets[0, 0].diff()[order[:kept]].sum())
 
 

@@ -112,7 +112,6 @@ class Soak:
         self._blocks: list[dict[str, Any]] = []
         self._memory: list[dict[str, Any]] = []
         self._steadiness: dict[str, Steadiness] = {}
-        self._expected: dict[str, Callable[[int], float]] = {}
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Decode everything. Interrupt it at will."""
@@ -130,10 +129,11 @@ class Soak:
         finally:
             for runner in runners:
                 runner.run.restore()
+        models = [runner.model for runner in runners]
         runners.clear()
         if settings.sets:
-            for policy in self.job.policies:
-                self._watch(policy, advance)
+            for policy, model in zip(self.job.policies, models, strict=True):
+                self._watch(policy, model, advance)
         self.complete = True
 
     def results(self) -> dict[str, Any]:
@@ -159,11 +159,10 @@ class Soak:
         runner.prefill()
         return runner
 
-    def _watch(self, policy: Policy, advance: Callable[[str], None]) -> None:
+    def _watch(self, policy: Policy, model: Any, advance: Callable[[str], None]) -> None:
         """The same tokens again, several to a call; each chooses for itself as if it came alone."""
         job, settings = self.job, self.job.settings
         watched = self._steadiness[str(policy)] = Steadiness(settings.window)
-        model = job.load_model()
         with sparsify(model, policy, tokenizer=job.tokenizer, observers=(watched,)) as run:
             runner = Runner(model, run, job.tokens, settings.prompt)
             watched.cache = runner.cache
@@ -181,7 +180,7 @@ class Runner:
         self.model = model
         self.run = run
         self.label = str(run.policy)
-        self.cache = DynamicCache()
+        self.cache: Any = DynamicCache()
         self._tokens = torch.tensor([tokens], device=model.device)
         self._prompt = prompt
         self._done = 0

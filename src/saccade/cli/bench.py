@@ -147,6 +147,15 @@ def growth(
         str, typer.Option(metavar="NAME,NAME", help="cap64, sqrt, root (sqrt without its limit of 64), quest, exact.")
     ] = "cap64,sqrt,root,quest,exact",
     budget: Annotated[int, typer.Option(min=1, help="Tokens that are chosen.")] = 1024,
+    k_g: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Coarse units that a search keeps. Default: as many as hold 4 budgets, as lychee_cluster's own.",
+            show_default=False,
+        ),
+    ] = None,
     head_dim: Annotated[int, typer.Option(min=1, help="Size of the one KV head.")] = 64,
     group: Annotated[int, typer.Option(min=1, help="Query heads of the one KV head.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Timed selections per context and selector.")] = 32,
@@ -182,6 +191,7 @@ def growth(
         threads=threads,
         dtype=dtype,
         seed=seed,
+        k_g=k_g,
     )
     measurement = Growth(settings)
     _run(measurement, measurement.units, json, picture, lambda results: [growth_table(results)], growth_picture)

@@ -10,20 +10,22 @@ from typing import Any
 import torch
 
 from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
-from ..adapters.hf.support import refuse_unsupported, shape_of
-from ..bundled import RESELECT
+from ..adapters.hf.support import refuse_unsupported
 from ..errors import DocumentError, SaccadeError
-from ..machine import environment
 from ..spec import Policy
 from .accumulation import TARGETS, Accumulation, Case, cases_of
+from .entry import default_specs
+from .environment import environment
 from .output import shares, whole_numbers
 from .passages import Passage, held_out_passages
 
+_METHODS = ("resa", "tidal", "less_is_more")
+
 
 def default_policies(bundled: bool) -> tuple[str, ...]:
-    """ReSA, and two methods whose sets are made in few layers, at the bundled model's own re-selection layer."""
-    layer = f":reselect={RESELECT}" if bundled else ""
-    return ("resa", f"tidal{layer}", f"less_is_more{layer}")
+    """ReSA, and two methods whose sets are made in few layers, as a comparison takes them."""
+    specs = {spec.partition(":")[0]: spec for spec in default_specs(bundled)}
+    return tuple(specs[name] for name in _METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +122,22 @@ class AccumulationJob:
 
     def results(self, experiment: Accumulation, *, complete: bool) -> dict[str, Any]:
         """What `results.json` holds."""
-        shape = shape_of(experiment.model.config)
+        texts = f"held out: {self.settings.sources}"
         settings = {**asdict(self.settings), "output_dir": str(self.settings.output_dir)}
         return {
             "complete": complete,
-            "model": self.source.name,
-            "layers": shape.layers,
             "targets": TARGETS,
             "settings": settings,
             "rows": experiment.rows(),
             "notes": list(self.notes),
-            "environment": environment(threads=self.settings.threads, dtype=self.dtype, device=self.device),
+            "environment": environment(
+                experiment.model,
+                name=self.source.name,
+                document=texts,
+                contexts=(),
+                threads=self.settings.threads,
+                seed=self.settings.seed,
+            ),
         }
 
 

@@ -19,6 +19,7 @@ hidden in it and a question about one of them, with its answer, at the end. Noth
 
 MOST_FACTS = 8
 _TOKENS_PER_FACT = 128
+_TRIES = 50
 _SLACK = 16  # tokens that joining pieces of text may add
 
 
@@ -59,12 +60,18 @@ def held_out_passages(
         if room < count:
             raise DocumentError(f"{count} passages of {longest} tokens: the {source} has only {len(ids)} tokens")
         for number in range(count):
-            # One end in every stretch of the text, at random within it.
-            end = longest + 1 + int(room * (number + rng.random()) / count)
-            if source == FACTS:
-                tokens = _with_facts(tokenizer, text, offsets[:end], shortest, longest, rng)
+            tokens = None
+            for _ in range(_TRIES):
+                # One end in every stretch of the text, at random within it.
+                end = longest + 1 + int(room * (number + rng.random()) / count)
+                if source == FACTS:
+                    tokens = _with_facts(tokenizer, text, offsets[:end], shortest, longest, rng)
+                else:
+                    tokens = ids[end - longest - 1 : end]
+                if tokens is not None:
+                    break
             else:
-                tokens = ids[end - longest - 1 : end]
+                raise DocumentError(f"passages of {shortest} tokens: no place where a sentence ends to hide facts at")
             passages.append(Passage(source, number, tuple(tokens)))
     return passages
 
@@ -76,8 +83,11 @@ def _with_facts(
     shortest: int,
     longest: int,
     rng: numpy.random.Generator,
-) -> list[int]:
-    """Text up to the last of `offsets`, facts hidden in what the shortest passage holds of it, question and answer."""
+) -> list[int] | None:
+    """Text up to the last of `offsets`, facts hidden in what the shortest passage holds of it, question and answer.
+
+    None if no sentence ends there, as in tables.
+    """
     facts = make_facts(max(1, min(MOST_FACTS, shortest // _TOKENS_PER_FACT)), rng, "eval")
     asked = facts[int(rng.integers(len(facts)))]
     ending = [*_ids(tokenizer, question(asked)), *_ids(tokenizer, f" {asked.value}.")]
@@ -88,8 +98,8 @@ def _with_facts(
     begin = offsets[-near][0]
     try:
         hidden, _ = hide(text[begin : offsets[-1][1]], facts, rng)
-    except ValueError as error:
-        raise DocumentError(f"passages of {shortest} tokens: {error}") from error
+    except ValueError:
+        return None
     before = text[offsets[-far][0] : begin]
     return [*_ids(tokenizer, before + hidden), *ending][-far:]
 

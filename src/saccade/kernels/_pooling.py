@@ -8,8 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+RunPooling = Literal["mean", "max", "min"]
 
-def pool_runs(tokens: Tensor, edges: Sequence[int], pooling: Literal["mean", "max"]) -> Tensor:
-    """Mean or maximum of rows `edges[i]..edges[i + 1]` (counted from the first edge) of float32 `[N, ...]`."""
+
+def pool_runs(tokens: Tensor, edges: Sequence[int], pooling: RunPooling) -> Tensor:
+    """Mean, maximum or minimum of rows `edges[i]..edges[i + 1]` (counted from the first edge) of float32 `[N, ...]`."""
     lengths = torch.tensor(edges, device=tokens.device).diff()
     return torch.segment_reduce(tokens, pooling, lengths=lengths, axis=0, unsafe=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from ..chunk_selector import ChunkSelector
 from ..cluster import ClusterSelector
 from ..options import DenseLayers, Page, PageCount, Recent, RectifyField, Roles, Sinks
 from ..plan import Plan, select_everywhere
@@ -15,6 +16,7 @@ from ..scorers.exact import ExactScorer
 from ..scorers.page_bounds import PageBoundScorer
 from ..select import Rule, ScoredSelector, Selector
 from ..types import HeadGrouping, ModelShape
+from ._chunks import Chunking, LongestChunk, ShortestChunk, check_chunking
 from ._cut import CutOptions
 from ._roles import roles_of
 
@@ -31,6 +33,9 @@ class ComposedOptions(CutOptions):
     """how scores become a set: as in the other policies, or LessIsMore's rank_union"""
     page: Page | None = None
     """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
+    chunking: Chunking = "fixed"
+    chunk_min: ShortestChunk = None
+    chunk_max: LongestChunk = None
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
     pooling: Literal["max", "mean"] | None = None
@@ -58,6 +63,11 @@ class ComposedOptions(CutOptions):
         return self.heads or ("all" if self.rule == "rank_union" else "kv")
 
     @property
+    def every(self) -> int:
+        """Tokens between rectifications; 0: none."""
+        return 0 if self.rectify is None else self.rectify.every
+
+    @property
     def cut(self) -> Rule:
         if self.rule == "rank_union":
             sinks, recent = 4 if self.sinks is None else self.sinks, 0.25 if self.recent is None else self.recent
@@ -69,8 +79,11 @@ class ComposedOptions(CutOptions):
     @property
     def selector(self) -> Selector:
         if self.scorer == "cluster":
-            return ClusterSelector(budget=self.tokens, every=0 if self.rectify is None else self.rectify.every)
+            return ClusterSelector(budget=self.tokens, every=self.every)
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
+        if self.chunking == "text":
+            sizes = self.chunk_min, self.chunk_max
+            return ChunkSelector(self.tokens, self.unit, *sizes, self.grouping, pooling, self.every)
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
         return ScoredSelector(scorer, self.cut, self.grouping)
 
@@ -82,6 +95,7 @@ class ComposedOptions(CutOptions):
                 raise ValueError(f"{name}={value} belongs to rule={owner}, but the rule is {self.rule}")
         if self.scorer == "cluster":
             self._check_cluster()
+        self._check_chunks()
         if self.scorer != "exact" and self.rule in ("top_p", "threshold"):
             raise ValueError(
                 f"rule={self.rule} needs scorer=exact: {self.scorer} gives upper bounds, which are no probabilities"
@@ -101,7 +115,8 @@ class ComposedOptions(CutOptions):
             raise ValueError(
                 f"dense_layers={self.dense_layers} does not fit roles={self.roles}: a role file speaks of every layer"
             )
-        self.check_page(self.unit)
+        if self.chunking == "fixed":
+            self.check_page(self.unit)
         # Rules and selectors know what they cannot hold and say so.
         _ = self.selector
         return self
@@ -122,6 +137,19 @@ class ComposedOptions(CutOptions):
                     f"{name}={value} does not fit scorer=cluster, which searches with a group's mean query: "
                     f"only {name}={fixed} does"
                 )
+
+    def _check_chunks(self) -> None:
+        """Refuse chunks where something else is scored, or where their number does not follow from a budget."""
+        check_chunking(self.chunking, chunk_min=self.chunk_min, chunk_max=self.chunk_max)
+        if self.chunking == "fixed":
+            return
+        if self.scorer != "page_bounds":
+            raise ValueError(f"chunking=text needs scorer=page_bounds, whose pages become chunks; not {self.scorer}")
+        if self.rule != "top_k":
+            raise ValueError(
+                f"rule={self.rule} does not fit chunking=text, which keeps whole chunks while they fit the budget: "
+                "only rule=top_k does"
+            )
 
     @property
     def roles_are_a_file(self) -> bool:

@@ -30,8 +30,8 @@ class LycheeClusterOptions(Options):
     """how a chunk's keys become one (table 3)"""
     cluster_size: Annotated[Whole, Field(ge=1, le=8)] = 2
     """chunks per fine cluster (appendix E)"""
-    coarse: Literal["sqrt", "cap64"] = "sqrt"
-    """coarse units: the root of the number of clusters, at most 64; or 64 wherever there are that many clusters"""
+    coarse: Literal["sqrt", "cap64", "root"] = "sqrt"
+    """coarse units: the root of the number of clusters, at most 64 or (root) any number; or 64 if there are so many"""
     k_g: Annotated[Whole, Field(ge=1)] | None = None
     """coarse units that a search keeps; not given: as many as hold 4 budgets of tokens"""
     radius: Literal["chunks", "children"] = "chunks"

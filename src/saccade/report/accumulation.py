@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -73,7 +73,7 @@ def accumulation_picture(results: Mapping[str, Any]) -> str:
                 _panel(axes, own, shares, settings)
                 axes.set_title(f"{policy}, {source}")
         for axes in panels[:, 0]:
-            axes.set_ylabel("accuracy minus dense")
+            axes.set_ylabel("points above dense")
         figure.suptitle(f"top-3 accuracy on the last tokens of {longest:,}, against dense", color=INK)
         handles, labels = panels[0][0].get_legend_handles_labels()
         if handles:
@@ -90,7 +90,7 @@ def _panel(axes: Axes, rows: Sequence[Row], shares: Sequence[float], settings: S
         mark = drawn[f"{share:g}"]
         axes.errorbar(
             [settings.index(row["setting"]) + shift for row in own],
-            [row["difference"] for row in own],
+            [100 * row["difference"] for row in own],
             yerr=[[_reach(row, 0) for row in own], [_reach(row, 1) for row in own]],
             color=mark.color,
             marker=mark.marker,
@@ -100,13 +100,13 @@ def _panel(axes: Axes, rows: Sequence[Row], shares: Sequence[float], settings: S
             label=f"{share:g}",
         )
     axes.set_xticks(range(len(settings)), [setting.replace("-", "\n").replace(" ", "\n") for setting in settings])
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
 
 
 def _reach(row: Row, side: int) -> float:
-    """How far the interval of a difference reaches below (0) or above (1) it."""
+    """How many points the interval of a difference reaches below (0) or above (1) it."""
     interval = row["difference_interval"]
-    return 0.0 if interval is None else abs(interval[side] - row["difference"])
+    return 0.0 if interval is None else 100 * abs(interval[side] - row["difference"])
 
 
 def _cell(row: Row | None) -> str:

@@ -50,8 +50,7 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
         figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
         axes = figure.add_subplot()
         sparse = _sparse(rows)
-        # Policies without a budget come last, at a place of their own.
-        budgets = sorted(_budgets(sparse), key=lambda budget: (budget is None, budget or 0))
+        budgets = _budgets(sparse)
         position = {budget: number for number, budget in enumerate(budgets)}
         labels = list(dict.fromkeys(row["label"] for row in sparse))
         drawn = marks(labels)
@@ -118,7 +117,7 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
             axes.set_xlabel("layer")
         for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
             axes.set_ylabel(measure)
-        figure.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False)
         return _data_uri(figure)
 
 
@@ -127,22 +126,24 @@ def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
     with matplotlib.rc_context(_STYLE):
         looked = {gaze["spec"] for gaze in gazes}
         sparse = [row for row in rows if row["spec"] in looked]
-        labels, budgets = list(dict.fromkeys(row["label"] for row in sparse)), _budgets(sparse)
+        labels = list(dict.fromkeys(row["label"] for row in sparse))
+        budgets = [budget for budget in _budgets(sparse) if budget is not None]
         questions = len(gazes) / max(len(looked), 1)
-        height = min(max(questions * 0.05, 0.9), 4.0) + 0.45
+        height = min(max(questions * 0.04, 0.9), 4.0) + 0.55
         figure = Figure(figsize=(_WIDTH, height * len(labels) + 0.8), layout="constrained")
         panels = figure.subplots(max(len(labels), 1), max(len(budgets), 1), squeeze=False, sharex=True)
         for axes in panels.flat:
             axes.set_visible(False)
         image = None
         for row in sparse:
-            line, column = labels.index(row["label"]), budgets.index(row["budget"])
+            # Whoever has no budget has a line of its own, and all columns are free.
+            line, column = labels.index(row["label"]), 0 if row["budget"] is None else budgets.index(row["budget"])
             axes = panels[line][column]
             axes.set_visible(True)
             own = sorted((gaze for gaze in gazes if gaze["spec"] == row["spec"]), key=lambda gaze: gaze["depth"])
             image = _gaze_map(axes, own)
-            held = "" if row["fact_held"] is None else f"   fact in {row['fact_held']:.0%} of the sets"
-            axes.set_title(f"{row['label']}, {_budget_title(row['budget'])}{held}", fontsize=9)
+            held = "" if row["fact_held"] is None else f", fact in {row['fact_held']:.0%} of the sets"
+            axes.set_title(f"{row['label']}\n{_budget_title(row['budget'])}{held}", fontsize=9)
             if line == len(labels) - 1:
                 axes.set_xlabel("place in the document")
         figure.supylabel("questions, sorted by the depth of their fact", fontsize=10)
@@ -198,7 +199,8 @@ def _sparse(rows: Sequence[Row]) -> list[Row]:
 
 
 def _budgets(rows: Sequence[Row]) -> list[int | None]:
-    return sorted({row["budget"] for row in rows}, key=lambda budget: -1 if budget is None else budget)
+    """The budgets there are; policies without one come last, at a place of their own."""
+    return sorted({row["budget"] for row in rows}, key=lambda budget: (budget is None, budget or 0))
 
 
 def _budget_title(budget: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -62,12 +63,20 @@ def growth_picture(results: Mapping[str, Any]) -> str:
                     label=f"{name}: {_exponent(fits.get(name), kind)}",
                 )
             axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: _tokens(tokens)))
             axes.set_yscale("log")
             axes.set_xlabel("tokens in the cache")
             axes.legend(title="fitted exponent", fontsize=8)
         panels[0].set_title("µs per selection, median")
         panels[1].set_title("nodes visited per selection")
         return as_svg(figure)
+
+
+def _tokens(count: float) -> str:
+    """8K, 1M."""
+    if count >= 2**20:
+        return f"{count / 2**20:g}M"
+    return f"{count / 2**10:g}K" if count >= 2**10 else f"{count:g}"
 
 
 def _exponent(fit: Mapping[str, Any] | None, kind: str) -> str:

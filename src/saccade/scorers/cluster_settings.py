@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,7 +10,7 @@ from ..errors import PolicyError
 from ..kernels.chunk_keys.api import ChunkPooling
 
 Chunking = Literal["text", "fixed"]
-Coarse = Literal["sqrt", "cap64"]
+Coarse = Literal["sqrt", "cap64", "root"]
 Radius = Literal["chunks", "children"]
 Pack = Literal["chunks", "whole"]
 
@@ -29,7 +30,8 @@ class ClusterSettings:
         chunking: "text" cuts at delimiters, "fixed" every `chunk_max` tokens.
         pooling: how a chunk's keys become one.
         cluster_size: chunks per fine cluster, on average at the build.
-        coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units, "cap64" 64 wherever there are that many clusters.
+        coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units, "root" as many without the limit, "cap64" 64 wherever
+            there are that many clusters.
         k_g: coarse units that a search keeps; None: as many as hold 4 budgets of tokens.
         radius: a coarse unit's radius covers the "chunks" below it, or its "children", the centroids, as published.
         pack: a full buffer is cut into "chunks" like a prompt, or is one chunk, "whole", as published.
@@ -81,8 +83,8 @@ class ClusterSettings:
         """How many coarse units stand over so many fine clusters."""
         if self.coarse == "cap64":
             return min(MOST_UNITS, clusters)
-        root = next(number for number in range(1, MOST_UNITS + 1) if number**2 >= clusters or number == MOST_UNITS)
-        return min(root, clusters)
+        root = min(math.isqrt(max(clusters - 1, 0)) + 1, clusters)
+        return root if self.coarse == "root" else min(MOST_UNITS, root)
 
     def _smallest_budget(self, buffer: int) -> int:
         return self.sinks + buffer + (max(self.chunk_max, buffer) if self.pack == "whole" else self.chunk_max)

@@ -21,7 +21,7 @@ class PageBounds:
     page: int
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        self._reserve(-(-kv.rows.max_len // self.page))
+        self.reserve(-(-kv.rows.max_len // self.page))
         update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count)
 
     def permute(self, rows: Tensor) -> None:
@@ -34,7 +34,8 @@ class PageBounds:
     def nbytes(self) -> int:
         return self.lower.nbytes + self.upper.nbytes
 
-    def _reserve(self, pages: int) -> None:
+    def reserve(self, pages: int) -> None:
+        """Make room for so many pages, or chunks, of any row."""
         held = self.lower.shape[2]
         if pages <= held:
             return

@@ -12,6 +12,7 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, use_cpu
 from saccade.kernels._flat import cpu_refusal, host_bounds
+from saccade.kernels._pooling import RunPooling
 from saccade.kernels.chunk_keys import cpu, reference
 from saccade.types import KVView
 
@@ -46,13 +47,40 @@ def chunk_keys(
     """
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
-    length = host_bounds(kv.rows)[row][1]
-    if len(edges) < 2 or edges[0] < 0 or edges[-1] > length or any(stop <= start for start, stop in pairwise(edges)):
-        raise KernelError(f"chunk_keys: edges must ascend from 0 or more to at most {length}, two or more of them")
-    use = cpu if use_cpu("chunk_keys", implementation, cpu_refusal(kv)) else reference
-    pooled = torch.cat([use.pool(kv, row, block, pooling) for block in _blocks(edges)], dim=1)
+    (pooled,) = _pooled("chunk_keys", kv, row, edges, (pooling,), implementation)
     lengths = torch.linalg.vector_norm(pooled, dim=-1, keepdim=True)
     return torch.where(lengths > 0, pooled / lengths, pooled)
+
+
+def chunk_bounds(
+    kv: KVView, row: int, edges: Sequence[int], *, implementation: Implementation = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Elementwise minimum and maximum of each chunk's keys: Quest's bounds of a page (ReSA, section 2.1) for any cut.
+
+    Arguments and errors are those of `chunk_keys`.
+
+    Returns:
+        Lower and upper bounds, float32 `[Hkv, len(edges) - 1, d]`, which hold the keys' own numbers.
+    """
+    lower, upper = _pooled("chunk_bounds", kv, row, edges, ("min", "max"), implementation)
+    return lower, upper
+
+
+def _pooled(
+    operation: str,
+    kv: KVView,
+    row: int,
+    edges: Sequence[int],
+    poolings: Sequence[RunPooling],
+    implementation: Implementation,
+) -> list[Tensor]:
+    """Chunks pooled in each of the ways, `[Hkv, C, d]`; their keys are read once."""
+    length = host_bounds(kv.rows)[row][1]
+    if len(edges) < 2 or edges[0] < 0 or edges[-1] > length or any(stop <= start for start, stop in pairwise(edges)):
+        raise KernelError(f"{operation}: edges must ascend from 0 or more to at most {length}, two or more of them")
+    use = cpu if use_cpu(operation, implementation, cpu_refusal(kv)) else reference
+    blocks = [use.pool(kv, row, block, poolings) for block in _blocks(edges)]
+    return [torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)]
 
 
 def _blocks(edges: Sequence[int]) -> list[list[int]]:

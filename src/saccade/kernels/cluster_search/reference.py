@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.kernels._chunk_sets import fill_budget
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels._flat import flatten
 from saccade.kernels._ranges import lay_out
@@ -27,21 +28,10 @@ def cluster_search(
     indexed = _indexed(tree, seq_lens, budget)
     head = torch.where(indexed, sinks, 0)
     tail = torch.where(indexed, tree.ends, 0)
-    room = budget - head - (seq_lens - tail)
     ranked, _, sizes = _ranked(q, tree, budget, units, clusters, chunks)
     numbers, starts, lengths = _chunks(tree, ranked, sizes, chunks)
-    fits = (lengths > 0) & (lengths.cumsum(-1) <= room[:, None, None]) & indexed[:, None, None]
-    order = numbers.masked_fill(~fits, torch.iinfo(torch.int64).max).sort(dim=-1).indices
-    lengths = (lengths * fits).gather(-1, order)
-    shape = (*lengths.shape[:2], 1)
-    firsts = (torch.zeros_like(head), tail)
-    counts = (head, seq_lens - tail)
-    before, behind = (value[:, None, None].expand(shape).long() for value in firsts)
-    sizes_before, sizes_behind = (value[:, None, None].expand(shape).long() for value in counts)
-    first = torch.cat((before, starts.gather(-1, order), behind), dim=-1)
-    size = torch.cat((sizes_before, lengths, sizes_behind), dim=-1)
-    ids = lay_out(first, size, tokens).clamp(min=-1).int()
-    return Selection(ids, size.sum(-1).int())
+    lengths = lengths * indexed[:, None, None]
+    return fill_budget(numbers, starts, lengths, seq_lens, head=head, tail=tail, budget=budget, width=tokens)
 
 
 def chosen_clusters(

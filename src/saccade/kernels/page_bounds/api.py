@@ -84,7 +84,7 @@ def page_scores(
         q: queries `[B, Hq, d]`, floating point.
         lower, upper: `[B, Hkv, P, d]` as `update_page_bounds` keeps them. Pages at and after the row's last one are
             not read.
-        seq_lens: int32 `[B]`, at least 1.
+        seq_lens: int32 `[B]`; a row of length 0 has no page.
         page: tokens per page.
         pooling: "max", "mean" or "each".
         implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
