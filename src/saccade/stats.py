@@ -121,13 +121,24 @@ class RunStats:
 
     @property
     def steps(self) -> int:
-        """Decode steps, counted per batch."""
+        """Decode steps, counted per batch, dense passes among them."""
+        return self.sparse_steps + self.dense_passes
+
+    @property
+    def sparse_steps(self) -> int:
+        """Decode steps under the policy; what `layers` are means of."""
         return max((layer.steps for layer in self.layers), default=0)
 
     @property
     def share_attended(self) -> float | None:
-        """Mean share of the cache attended to, over all layers and heads; None before the first decoded token."""
-        return _mean([layer.share for layer in self.layers]) if self.steps else None
+        """Mean share of the cache attended to, over all layers, heads and steps; None before the first decoded token.
+
+        A dense pass attends to everything.
+        """
+        if not self.steps:
+            return None
+        sparse = _mean([layer.share for layer in self.layers]) or 0.0
+        return (sparse * self.sparse_steps + self.dense_passes) / self.steps
 
     @property
     def recall(self) -> float | None:

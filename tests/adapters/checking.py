@@ -20,8 +20,9 @@ class OracleObserver:
     def __init__(self, spec: str) -> None:
         policy = saccade.Policy.from_spec(spec)
         self.name = policy.name
-        # Rules beside top-k and rectification are for the policies' own tests; here sets are checked.
-        self.options = policy.options.model_dump(exclude={"rectify", "rule", "top_p", "threshold", "ratio"})
+        # What these tests leave at its default has tests of its own: other rules, rectification, chunks of text.
+        left = {"rectify", "rule", "top_p", "threshold", "ratio", "chunking", "chunk_min", "chunk_max"}
+        self.options = policy.options.model_dump(exclude=left)
         self.seen: dict[tuple[int, tuple[int, ...]], list[list[list[int]]]] = {}
         # The selecting layer's q and k per step and row; holding the rows keeps their ids theirs.
         self._source: dict[tuple[int, int], tuple[Rows, np.ndarray, np.ndarray]] = {}

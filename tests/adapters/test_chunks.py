@@ -16,7 +16,7 @@ from . import tiny
 from .ways import WAYS
 
 SPEC = "quest:chunking=text,page=4,dense_layers=1,budget=12"
-SAME = ["by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill", "prefilled plain cache"]
+SAME = ["by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill"]
 
 
 class Letters:

@@ -70,6 +70,20 @@ def test_family_decodes(name: str) -> None:
     assert generate(model) == stock
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_is_rectified(name: str) -> None:
+    """Stock tokens where rewriting changes nothing, and where a dense pass decides about every draft."""
+    model = family(name)
+    stock = generate(model)
+    with attach(model, "quest:page=4,budget=100,rectify=3", shortcut=False) as run:
+        assert generate(model) == stock
+        assert run.stats().dense_passes == 1
+    with saccade.sparsify(model, "quest:page=4,budget=4,dense_layers=0,rectify=3:verify") as run:
+        assert generate(model) == stock
+        assert run.stats().drafted > 0
+    assert generate(model) == stock
+
+
 DEEPSEEK = {
     "kv_lora_rank": 16,
     "q_lora_rank": 16,

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from saccade.bench import decode
+from saccade.bench.job import BenchJob
 from saccade.bench.shapes import SHAPES, random_model
 from saccade.cli import app
 from saccade.errors import SaccadeError
@@ -120,3 +121,20 @@ def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "decode", "--shape", str(tmp_path)])
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_rectified_policy_is_refused_because_its_passes_would_not_be_timed() -> None:
+    with pytest.raises(SaccadeError, match=r"resa: .* leaves the dense passes of rectify=32 out; add rectify=none"):
+        BenchJob.check(
+            shape="smollm2-135m",
+            contexts="64",
+            batches="1",
+            threads="1",
+            policies=["resa"],
+            budgets="16",
+            steps=1,
+            stock=False,
+            dtype="float32",
+            device="cpu",
+            json=None,
+        )

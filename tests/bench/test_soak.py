@@ -53,7 +53,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(folder: Path, **changes: Any) -> SoakSettings:
-    chosen = {"policies": (CLUSTER, RESA), "prompt": 100, "tokens": 46, "block": 10, "window": 4, "sets": True}
+    chosen = {
+        "policies": (CLUSTER, RESA),
+        "prompt": 100,
+        "tokens": 46,
+        "block": 10,
+        "window": 4,
+        "timed": True,
+        "sets": True,
+    }
     return SoakSettings(**{**chosen, "model": str(folder), "device": "cpu", "dtype": "auto", "threads": 1, **changes})
 
 

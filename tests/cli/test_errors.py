@@ -33,7 +33,7 @@ BAD_OPTIONS: list[Case] = [
     (("--budget", "nan"), ("'nan'", "64,256")),
     (("--budget", "1.5"), ("'1.5'", "64,256")),
     (("--budget", ""), ("''", "64,256")),
-    (("--budget", "2"), ("budget=2", "5")),
+    (("--policy", "streaming", "--budget", "2"), ("budget=2", "5")),
     (("--document", "absent.txt"), ("'absent.txt'",)),
     (("--document", "."), ("'.'",)),
     (("--context", "3"), ("'3'", "1024")),

@@ -37,12 +37,16 @@ def test_a_run_gives_tables_json_and_a_picture(invoke: Invoke, model_folder: Pat
     assert ElementTree.fromstring(files[1].read_text()).tag.endswith("svg")
 
 
-def test_without_sets_nothing_is_decoded_twice(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("left_out", "blocks", "watched"), [("--no-sets", 4, 0), ("--no-timed", 0, 1)])
+def test_either_pass_can_be_left_out(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, left_out: str, blocks: int, watched: int
+) -> None:
     file, picture = tmp_path / "soak.json", tmp_path / "soak.svg"
-    arguments = (*SMALL, *POLICIES[:2], "--no-sets", "--json", file, "--picture", picture)
+    arguments = (*SMALL, *POLICIES[:2], left_out, "--json", file, "--picture", picture)
     result = invoke("bench", "soak", "--model", model_folder, *arguments)
     assert result.exit_code == 0, result.output
-    assert json.loads(file.read_text())["steadiness"] == {}
+    results = json.loads(file.read_text())
+    assert (len(results["blocks"]), len(results["steadiness"])) == (blocks, watched)
     assert picture.is_file()
 
 

@@ -76,6 +76,11 @@ class BenchJob:
             notes=notes,
         )
         for policy in made.policies:
+            if policy.rectify is not None:
+                raise SaccadeError(
+                    f"{policy}: bench decode times single steps, which leaves the dense passes of "
+                    f"rectify={policy.rectify} out; add rectify=none (`saccade policies --cost` counts the passes)"
+                )
             policy.plan(shape_of(config))
         if json is not None:
             _try_to_write(json)

@@ -42,6 +42,7 @@ class SoakSettings:
     tokens: int
     block: int
     window: int
+    timed: bool
     sets: bool
     device: str
     dtype: str
@@ -90,7 +91,7 @@ class SoakJob:
     def units(self) -> int:
         """Units of work: a block of a policy each, timed and, if asked for, watched."""
         blocks = -(-self.settings.tokens // self.settings.block)
-        return blocks * len(self.policies) * (2 if self.settings.sets else 1)
+        return blocks * len(self.policies) * (self.settings.timed + self.settings.sets)
 
     def load_model(self) -> Any:
         """The model, on its device."""
@@ -117,20 +118,9 @@ class Soak:
         """Decode everything. Interrupt it at will."""
         settings = self.job.settings
         torch.set_num_threads(settings.threads)
-        control = self.job.load_model()
-        runners = [self._runner(policy) for policy in self.job.policies]
-        try:
-            for start in range(0, settings.tokens, settings.block):
-                count = min(settings.block, settings.tokens - start)
-                for runner in runners:
-                    self._blocks.append({**runner.block(count), "ms_control": _control(control, self.job.tokens)})
-                    advance(f"{runner.label}, {start + count} tokens")
-                self._memory.append(_memory(start + count, runners))
-        finally:
-            for runner in runners:
-                runner.run.restore()
-        models = [runner.model for runner in runners]
-        runners.clear()
+        models = [self.job.load_model() for _ in self.job.policies]
+        if settings.timed:
+            self._time(models, advance)
         if settings.sets:
             for policy, model in zip(self.job.policies, models, strict=True):
                 self._watch(policy, model, advance)
@@ -152,12 +142,26 @@ class Soak:
             "environment": environment(threads=settings.threads, dtype=job.dtype, device=job.device),
         }
 
-    def _runner(self, policy: Policy) -> Runner:
-        job = self.job
-        model = job.load_model()
-        runner = Runner(model, sparsify(model, policy, tokenizer=job.tokenizer), job.tokens, job.settings.prompt)
-        runner.prefill()
-        return runner
+    def _time(self, models: Sequence[Any], advance: Callable[[str], None]) -> None:
+        """Blocks in turn, with the control after each; memory after every round."""
+        job, settings = self.job, self.job.settings
+        control = job.load_model()
+        runners = [
+            Runner(model, sparsify(model, policy, tokenizer=job.tokenizer), job.tokens, settings.prompt)
+            for policy, model in zip(job.policies, models, strict=True)
+        ]
+        try:
+            for runner in runners:
+                runner.prefill()
+            for start in range(0, settings.tokens, settings.block):
+                count = min(settings.block, settings.tokens - start)
+                for runner in runners:
+                    self._blocks.append({**runner.block(count), "ms_control": _control(control, job.tokens)})
+                    advance(f"{runner.label}, {start + count} tokens")
+                self._memory.append(_memory(start + count, runners))
+        finally:
+            for runner in runners:
+                runner.run.restore()
 
     def _watch(self, policy: Policy, model: Any, advance: Callable[[str], None]) -> None:
         """The same tokens again, several to a call; each chooses for itself as if it came alone."""

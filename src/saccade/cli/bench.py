@@ -98,6 +98,7 @@ def soak(
         int, typer.Option(min=1, help="Steps that a policy takes before the next one has its turn.")
     ] = 500,
     window: Annotated[int, typer.Option(min=1, help="Steps that the window hit rate looks back.")] = 32,
+    timed: Annotated[bool, typer.Option(help="Time every step.")] = True,
     sets: Annotated[bool, typer.Option(help="Decode the same tokens again and watch which sets are chosen.")] = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     dtype: Dtype = "auto",
@@ -129,6 +130,7 @@ def soak(
         tokens=tokens,
         block=block,
         window=window,
+        timed=timed,
         sets=sets,
         device=device,
         dtype=dtype,

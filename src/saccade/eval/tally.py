@@ -56,9 +56,9 @@ class Tally:
         if stats.share_attended is None or stats.overflow is None:
             return
         # A dense pass decodes a token too, and that one attends to everything.
-        self._steps += stats.steps + stats.dense_passes
-        self._share += stats.share_attended * stats.steps + stats.dense_passes
-        self._overflow += stats.overflow * stats.steps
+        self._steps += stats.steps
+        self._share += stats.share_attended * stats.steps
+        self._overflow += stats.overflow * stats.sparse_steps
         self._index_bytes.append(stats.index_bytes)
         self._build_seconds.append(stats.build_seconds)
 
