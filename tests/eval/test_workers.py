@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from multiprocessing import get_context
 
 import pytest
 
@@ -15,8 +16,12 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 
 def test_results_come_in_order_whoever_is_first() -> None:
+    meeting = get_context("fork").Barrier(2)
+
     def work(number: int) -> tuple[int, int]:
-        time.sleep(0.05 if number == 0 else 0)
+        if number < 2:
+            meeting.wait(60)  # nobody goes on before both processes have work
+            time.sleep(0.05 if number == 0 else 0)
         return number, os.getpid()
 
     results = list(shared_out(work, 7, 2))

@@ -85,7 +85,7 @@ class ChunkBounds:
         bounds: of chunk i as of a page.
         edges: int32 `[B, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`.
         counts: int32 `[B]`, chunks of each row.
-        rows: the host's copy of each row's edges; the first is 0.
+        rows: the host's copy of each row's edges, the first 0; replaced, never changed in place.
     """
 
     settings: ChunkSettings
@@ -120,35 +120,33 @@ class ChunkBounds:
                 self.counts[row] = len(self.rows[row]) - 1
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
-        """The best chunks for queries `[B, Hq, d]` until the next does not fit, and everything behind the last one."""
+        """The best chunks for queries `[B, Hq, d]` until the next does not fit, and everything behind the last one.
+
+        All chunks of a row that the budget covers fit.
+        """
         budget, lengths = self.settings.budget, kv.rows.seq_lens
-        most, chosen, width = 1, 1, 1
+        most = chosen = width = 1
         for edges, (_, length) in zip(self.rows, host_bounds(kv.rows), strict=True):
-            always = length if length <= budget else length - edges[-1]
+            always = length - edges[-1]
             room = max(budget - always, 0)
+            most = max(most, len(edges) - 1)
+            chosen = max(chosen, min(len(edges) - 1, room // self.settings.shortest))
             width = max(width, min(always + room, length))
-            if length > budget:
-                most = max(most, len(edges) - 1)
-                chosen = max(chosen, min(len(edges) - 1, room // self.settings.shortest))
-        sparse = lengths > budget
-        counts = torch.where(sparse, self.counts, 0)
-        bounds = self.bounds
-        lower, upper = bounds.lower[:, :, :most], bounds.upper[:, :, :most]
-        scores = page_scores(q, lower, upper, counts, page=1, pooling=self.settings.pooling)
-        best, _ = topk(scores, counts, chosen, order="score")
+        lower, upper = self.bounds.lower[:, :, :most], self.bounds.upper[:, :, :most]
+        scores = page_scores(q, lower, upper, self.counts, page=1, pooling=self.settings.pooling)
+        best, _ = topk(scores, self.counts, chosen, order="score")
         numbers = best.clamp(min=0).long()
         edges_of = self.edges[:, None].expand(-1, numbers.shape[1], -1)
         starts = edges_of.gather(-1, numbers).long()
         sizes = (edges_of.gather(-1, numbers + 1) - starts).masked_fill(best < 0, 0)
-        # A row that fits the budget has no chunk here, so that all of it lies behind the last one.
-        tail = self.edges.gather(1, counts[:, None].long())[:, 0]
+        tail = self.edges.gather(1, self.counts[:, None].long())[:, 0]
         head = torch.zeros_like(tail)
         return fill_budget(numbers, starts, sizes, lengths, head=head, tail=tail, budget=budget, width=width)
 
     def permute(self, rows: Tensor) -> None:
         self.bounds.permute(rows)
         self.edges, self.counts = self.edges.index_select(0, rows), self.counts.index_select(0, rows)
-        self.rows = [self.rows[row][:] for row in rows.tolist()]
+        self.rows = [self.rows[row] for row in rows.tolist()]
 
     def heads(self, start: int, stop: int) -> ChunkBounds:
         return replace(self, bounds=self.bounds.heads(start, stop))
