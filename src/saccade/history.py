@@ -64,6 +64,12 @@ class TokenHistory:
             return None
         return [self.levels[token] for token in ids]
 
+    def continued(self, levels: Sequence[int] | None) -> TokenHistory:
+        """The same feed for another run on the same cache, which may know other levels."""
+        other = TokenHistory(levels)
+        other._length, other._fed = self._length, None if self._fed is None else self._fed.clone()
+        return other
+
     def permute(self, rows: Tensor) -> None:
         """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
         if self._fed is not None:

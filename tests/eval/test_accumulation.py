@@ -137,9 +137,24 @@ def test_rows_count_the_three_best(monkeypatch: pytest.MonkeyPatch, model: Any, 
         assert rows[setting]["interval"][0] <= rows[setting]["accuracy"] <= rows[setting]["interval"][1]
     assert rows[DENSE]["difference"] == 0
     assert (rows[SPARSE_ONLY]["passages"], rows[SPARSE_ONLY]["n"]) == (1, TARGETS)
-    # One passage says nothing about others.
-    assert rows[SPARSE_ONLY]["difference_interval"] is None
+    # Two passages say nothing about others.
+    assert rows[DECODE_ONLY]["difference_interval"] is None
     assert 0 < rows[DECODE_ONLY]["share_attended"] < 0.2
+
+
+def test_sources_are_counted_apart_and_together(
+    monkeypatch: pytest.MonkeyPatch, model: Any, texts: list[Passage]
+) -> None:
+    mixed = [Passage("one" if number < 2 else "other", number, texts[number % 2].tokens) for number in range(6)]
+    cases = list(cases_of(TEMPLATE, (0.2,), (), LENGTH, sparse_only=False))
+    _, experiment = logits_of(monkeypatch, model, mixed, cases, batch=6)
+    rows = {(row["source"], row["setting"]): row for row in experiment.rows()}
+    one, other, together = (rows[source, DECODE_ONLY] for source in ("one", "other", "all"))
+    assert (one["passages"], other["passages"], together["passages"]) == (2, 4, 6)
+    assert together["right"] == one["right"] + other["right"] == 3 * one["right"]
+    assert one["difference_interval"] is other["difference_interval"] is None
+    low, high = together["difference_interval"]
+    assert low <= together["difference"] <= high
 
 
 def test_a_kept_share_is_a_budget_or_a_ratio() -> None:

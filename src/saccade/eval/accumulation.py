@@ -26,10 +26,14 @@ TARGETS = 32
 BEST = 3
 """A prediction is right if the next token is among so many likeliest ones."""
 
+ALL = "all"
+"""Stands for all sources together."""
 DENSE, DECODE_ONLY, SPARSE_ONLY = "dense", "decode-only", "sparse-only"
 
 _CHUNK = 256  # tokens of a call that decodes a passage from its first token on
 _RESAMPLES = 10_000
+_FEWEST = 6
+"""Passages of which an interval is given: were all differences of fewer of one sign, chance would do that too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,9 @@ class Accumulation:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per source and case that has been measured; see `docs/accumulation.md`."""
-        sources = dict.fromkeys(passage.source for passage in self.passages)
+        sources = list(dict.fromkeys(passage.source for passage in self.passages))
+        if len(sources) > 1:
+            sources.append(ALL)
         return [self._row(source, case) for source in sources for case in self._right if self._held(source, case)]
 
     def _work(self) -> Iterator[tuple[Sequence[Passage], Sequence[Case]]]:
@@ -239,7 +245,7 @@ class Accumulation:
             self._right[case][passage] = right
 
     def _held(self, source: str, case: Case) -> list[Passage]:
-        return [passage for passage in self._right[case] if passage.source == source]
+        return [passage for passage in self._right[case] if source in (passage.source, ALL)]
 
     def _row(self, source: str, case: Case) -> dict[str, Any]:
         passages = self._held(source, case)
@@ -261,7 +267,7 @@ class Accumulation:
             "accuracy": right / count,
             "interval": wilson(right, count),
             "difference": fmean(differences) if differences else None,
-            "difference_interval": resampled_mean(differences) if len(differences) > 1 else None,
+            "difference_interval": resampled_mean(differences) if len(differences) >= _FEWEST else None,
             "right_by_passage": [own[passage] for passage in passages],
         }
 

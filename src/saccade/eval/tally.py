@@ -37,7 +37,7 @@ class Tally:
         self._count = 0
         self._facts_held: list[float] = []
         self._recalls: list[LayerRecalls] = []
-        self._steps = 0
+        self._steps = self._sparse_steps = 0
         self._share = 0.0
         self._overflow = 0.0
         self._index_bytes: list[int] = []
@@ -58,6 +58,7 @@ class Tally:
         # A dense pass decodes a token too, and that one attends to everything.
         self._steps += stats.steps
         self._share += stats.share_attended * stats.steps
+        self._sparse_steps += stats.sparse_steps
         self._overflow += stats.overflow * stats.sparse_steps
         self._index_bytes.append(stats.index_bytes)
         self._build_seconds.append(stats.build_seconds)
@@ -80,7 +81,7 @@ class Tally:
             "recall_per_layer": attention,
             "token_recall": fmean(token) if token else None,
             "token_recall_per_layer": token,
-            "overflow": self._overflow / self._steps if self._steps else None,
+            "overflow": self._overflow / self._sparse_steps if self._sparse_steps else None,
             "index_bytes": max(self._index_bytes, default=None),
             "build_seconds": fmean(self._build_seconds) if self._build_seconds else None,
             "fact_held": fmean(self._facts_held) if self._facts_held else None,

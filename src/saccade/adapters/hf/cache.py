@@ -52,10 +52,11 @@ class GrowingLayer(DynamicLayer):
         self.session.drafts = None
         super().crop(tokens_to_remove)
 
-    def move_end(self, tokens: int) -> None:
-        """Hide the last `-tokens` tokens, or show again what was hidden; nothing is copied."""
-        assert self._buffers is not None, "only what was appended here is moved"
-        self._hold(*self._buffers, self.get_seq_length() + tokens)
+    def end_at(self, slots: int) -> None:
+        """Show the first `slots` slots: hide what lies behind, or show again what was hidden; nothing is copied."""
+        if slots != self.get_seq_length():
+            assert self._buffers is not None, "only what was appended here is moved"
+            self._hold(*self._buffers, slots)
 
     def reset(self) -> None:
         self.keys = self.values = None
@@ -118,12 +119,12 @@ class IndexedStaticLayer(StaticLayer):
         adopted.session, adopted.layer = session, layer
         return adopted
 
-    def move_end(self, tokens: int) -> None:
-        """Hide the last `-tokens` tokens, or show again what was hidden; the buffers keep their addresses."""
+    def end_at(self, slots: int) -> None:
+        """Show the first `slots` slots: hide what lies behind, or show again what was hidden; addresses stay."""
         if not hasattr(self, "cumulative_length"):
             raise UnsupportedModelError("rectification on a StaticCache needs transformers 5; pass a DynamicCache")
         # A tensor, changed in place: a compiled step may hold its address.
-        self.cumulative_length += tokens
+        self.cumulative_length += slots - int(self.cumulative_length)
 
     def reset(self) -> None:
         super().reset()
@@ -154,10 +155,10 @@ def session_of(cache: Any) -> Session | None:
     return first.session if isinstance(first, (GrowingLayer, IndexedStaticLayer)) else None
 
 
-def move_end(cache: Any, tokens: int) -> None:
-    """Hide the last `-tokens` tokens of a cache of ours, or show again what was hidden."""
+def end_at(cache: Any, slots: int) -> None:
+    """Let every layer of a cache of ours show its first `slots` slots, whatever an interrupted call has left."""
     for layer in cache.layers:
-        layer.move_end(tokens)
+        layer.end_at(slots)
 
 
 def room(cache: Any) -> int | None:

@@ -48,6 +48,22 @@ def placed(kwargs: dict[str, Any], past: int, start: int, ids: Tensor, positions
     return moved
 
 
+def same_view(mask: Any, earlier: Any, slots: int) -> bool:
+    """Whether two calls' masks hide the same of the first `slots` slots."""
+    if mask is None or earlier is None:
+        return mask is earlier
+    if isinstance(mask, dict) or isinstance(earlier, dict):
+        return (
+            isinstance(mask, dict)
+            and isinstance(earlier, dict)
+            and all(same_view(part, earlier.get(kind), slots) for kind, part in mask.items())
+        )
+    if mask.dim() != earlier.dim():
+        return False
+    seen, before = (part[..., :slots] if part.dim() == 2 else part[:, :, -1, :slots] for part in (mask, earlier))
+    return seen.shape == before.shape and torch.equal(seen, before)
+
+
 def _mask(mask: Tensor | None, past: int, start: int, stop: int) -> Tensor | None:
     """A causal mask for the queries at slots `start..stop`, from that of a call at `past` filled slots."""
     if mask is None:
@@ -55,11 +71,13 @@ def _mask(mask: Tensor | None, past: int, start: int, stop: int) -> Tensor | Non
     if mask.dim() == 2:
         missing = stop - mask.shape[1]
         return torch.nn.functional.pad(mask, (0, missing), value=1) if missing > 0 else mask[:, :stop]
-    slots = torch.arange(mask.shape[-1], device=mask.device)
-    own = torch.arange(start, stop, device=mask.device)[:, None]
-    first = mask[:, :, :1]
     hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else False
     shown = 0.0 if mask.is_floating_point() else True
+    first = mask[:, :, :1]
+    if stop > mask.shape[-1]:
+        first = torch.nn.functional.pad(first, (0, stop - mask.shape[-1]), value=shown)
+    slots = torch.arange(first.shape[-1], device=mask.device)
+    own = torch.arange(start, stop, device=mask.device)[:, None]
     # Only padding is hidden besides what lies ahead, and padding lies to the left of every query.
     behind = torch.where(slots > past, torch.full_like(first, shown), first)
     return torch.where(slots <= own, behind, torch.full_like(first, hidden))

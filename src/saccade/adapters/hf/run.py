@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+import torch
 from transformers import DynamicCache
 
 from ...counters import Counters
@@ -59,7 +60,6 @@ class Run:
         self._keeps_history = policy.rectify is not None or self._levels is not None
         self._ledger = Ledger()
         self._verifier: Verifier | None = None
-        self._surplus = 0
         self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         self._shortcut = shortcut
@@ -141,7 +141,7 @@ class Run:
             if self.policy.rectify is not None:
                 self._undo.append(decoder.register_forward_hook(self._after_forward).remove)
                 if self.policy.rectify.mode == "verify":
-                    self._verifier = Verifier(model, self.policy.rectify.every, self._ledger, self._is_prompt)
+                    self._verifier = Verifier(model, self.policy.rectify.every, self._ledger, self._session_to_verify)
                     self._set_attribute(model, "forward", self._verifier.forward)
             stock = model.config._attn_implementation
             model.set_attn_implementation(attention.NAME)
@@ -163,9 +163,10 @@ class Run:
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            prompt = _prompt_length(inputs, kwargs)
             if self._verifier is not None:
-                self._verifier.prepare(args, kwargs)
-            before, self._generating = self._generating, _prompt_length(inputs, kwargs)
+                self._verifier.prepare(prompt, args, kwargs)
+            before, self._generating = self._generating, prompt
             try:
                 return generate(inputs, *args, **kwargs)
             finally:
@@ -181,7 +182,6 @@ class Run:
         tokens = args[0] if args else kwargs.get("input_ids")
         batch, queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[:2]
         held = kwargs.get("past_key_values")
-        self._surplus = 0
         if held is None and not self._uses_cache(module, kwargs):
             self._slot[:] = [self._new_session()]
             self._slot[0].begin(Call(0, queries, queries), rectified=False)
@@ -189,16 +189,25 @@ class Run:
         if held is None:
             held = kwargs["past_key_values"] = DynamicCache()
         session = cache.session_of(held)
-        if session is None or session.state.counters is not self._counters:
-            session = self._new_session()
+        if session is None or not self._owns(session):
+            session = self._new_session(session)
             cache.install(held, session, module.config.num_hidden_layers)
+        if session.pending is not None:
+            # The dense pass before this call was interrupted: its tokens are as unclean as they were.
+            slots, session.clean = session.pending
+            cache.end_at(held, slots)
+            session.pending = None
         past = int(held.get_seq_length())
         self._slot[:] = [session]
         if self._keeps_history:
             with lasting():
-                session.state.history.record(past, queries, batch, tokens, kwargs.get("position_ids"))
-        verifying = self._verifier is not None and self._verifier.verifying
-        call = Call(past, queries, self._prompt_positions(past, queries), again=verifying)
+                at = kwargs.get("position_ids")
+                if at is None:
+                    # What a model counts for itself when nobody tells it.
+                    at = torch.arange(past, past + queries, device=module.device)[None]
+                session.state.history.record(past, queries, batch, tokens, at)
+        checking = self._verifier is not None and self._verifier.checking
+        call = Call(past, queries, self._prompt_positions(past, queries), again=checking)
         if self.policy.rectify is None:
             session.begin(call, rectified=False)
             return args, kwargs
@@ -208,20 +217,21 @@ class Run:
         if again is None:
             session.begin(call, rectified=True)
             return args, kwargs
-        session.clean = past
         if again == 0:
+            session.clean = past
             session.begin(Call(past, queries, queries), rectified=True)
             return args, kwargs
+        refuse_unmovable(kwargs, tokens)
         start = past - again
         history = session.state.history
         ids, positions = history.ids(start, past + queries), history.positions(start, past + queries)
         assert ids is not None, "every decoded token's id was recorded"
         kwargs = placed(kwargs, past, start, ids, positions)
-        cache.move_end(held, -again)
+        session.pending = past, start
+        cache.end_at(held, start)
         session.clean = start
-        session.begin(Call(start, again + queries, again + queries, again=True), rectified=True)
-        self._surplus = again
-        self._ledger.rectified(again)
+        few = call.prompt == 0
+        session.begin(Call(start, again + queries, again + queries, again=few), rectified=True)
         return (), kwargs
 
     def _to_run_again(self, session: Session, call: Call) -> int | None:
@@ -230,15 +240,20 @@ class Run:
         dirty = session.dirty(call.past)
         if self._verifier is not None and self._verifier.drafting:
             return None
-        if dirty == 0 or (call.prompt == 0 and dirty < self.policy.rectify.every):
+        # An index keeps at most `every` unclean tokens, so a call of several may not go beyond either.
+        due = dirty + call.queries - call.prompt > self.policy.rectify.every
+        if not due and (dirty == 0 or call.prompt == 0):
             return None
         return dirty if session.state.needs_selection(call.past) else 0
 
     def _after_forward(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """Take off what was run again: the caller gets hidden states for its own tokens only."""
-        surplus, self._surplus = self._surplus, 0
-        if not surplus:
+        session = self._slot[0]
+        if session.pending is None:
             return output
+        surplus = session.pending[0] - session.pending[1]
+        session.pending = None
+        self._ledger.rectified(surplus)
         if isinstance(output, tuple):
             return (output[0][:, surplus:], *output[1:])
         output.last_hidden_state = output.last_hidden_state[:, surplus:]
@@ -246,11 +261,18 @@ class Run:
             output.hidden_states = tuple(states[:, surplus:] for states in output.hidden_states)
         return output
 
-    def _is_prompt(self, past: int, queries: int) -> bool:
-        return self._prompt_positions(past, queries) > 0
+    def _owns(self, session: Session) -> bool:
+        return session.state.counters is self._counters
+
+    def _session_to_verify(self, held: Any) -> Session | None:
+        """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""
+        session = None if held is None else cache.session_of(held)
+        if session is None or not self._owns(session):
+            return None
+        return session if self._prompt_positions(int(held.get_seq_length()), 1) == 0 else None
 
     def _prompt_positions(self, past: int, queries: int) -> int:
-        if self._verifier is not None and self._verifier.verifying:
+        if self._verifier is not None and self._verifier.dense:
             return queries
         if self._generating is not None:
             return min(max(self._generating - past, 0), queries)
@@ -258,9 +280,13 @@ class Run:
             return 0
         return queries if past == 0 or queries > 1 else 0
 
-    def _new_session(self) -> Session:
-        history = TokenHistory(self._levels)
-        return Session(DecodeState(self.plan, self._counters, self._observers, self._shortcut, history))
+    def _new_session(self, earlier: Session | None = None) -> Session:
+        """A session of this run; of what an earlier one knew of the cache, the feed and what is not clean go on."""
+        feed = earlier.state.history.continued(self._levels) if earlier is not None else TokenHistory(self._levels)
+        session = Session(DecodeState(self.plan, self._counters, self._observers, self._shortcut, feed))
+        if earlier is not None:
+            session.clean, session.pending = earlier.clean, earlier.pending
+        return session
 
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,17 +37,21 @@ class Call:
 
 @dataclass(slots=True)
 class Drafts:
-    """Tokens drafted behind slot `slot - 1`, with the logits that dense attention gives behind each of them.
+    """Tokens drafted behind slot `start`, with the logits that dense attention gives behind each of them.
 
     Attributes:
         slot: slot of the next draft.
+        start: slot of the token that was fed to the call.
         tokens: int64 `[B, n]`; the next one first.
         logits: `[B, n, V]`.
+        inputs: what the call that drafted was given.
     """
 
     slot: int
+    start: int
     tokens: Tensor
     logits: Tensor
+    inputs: dict[str, Any]
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
@@ -63,6 +68,8 @@ class Session:
 
     Attributes:
         clean: slots below it hold keys and values that no unrectified sparse step wrote.
+        pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
+            interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
     """
 
@@ -70,6 +77,7 @@ class Session:
         self.state = state
         self.call = Call(0, 0, 0)
         self.clean: int | None = None
+        self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self._steps: list[Rows] = []
 
@@ -88,7 +96,9 @@ class Session:
         self.call = call
         self._steps = []
         self.state.begin(call.past)
-        if rectified:
+        if not rectified:
+            self.clean = None
+        else:
             if self.dirty(call.past) == 0:
                 self.clean = call.past + call.prompt
             assert self.clean is not None
@@ -104,7 +114,7 @@ class Session:
     def reset(self) -> None:
         """Forget everything about the sequences; the cache was emptied."""
         self.state = self.state.fresh()
-        self.clean = self.drafts = None
+        self.clean = self.pending = self.drafts = None
 
     def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
         """The cache as each decoding position of this call sees it.

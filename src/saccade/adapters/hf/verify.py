@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ...errors import UnsupportedModelError
 from . import cache
-from .inputs import placed, refuse_unmovable
+from .inputs import placed, refuse_unmovable, same_view
 from .ledger import Ledger
 from .session import Drafts, Session
 
@@ -32,17 +32,23 @@ class Verifier:
         model: the attached model.
         every: tokens drafted at a time.
         ledger: where drafts are counted.
-        is_prompt: whether a call at so many filled slots with so many queries feeds prompt.
+        session_of: the session of a cache from which a one-token call decodes; None if the call is prompt.
+
+    Attributes:
+        drafting: the call under way drafts.
+        dense: the call under way is dense, whatever it feeds.
+        checking: it is the pass over drafts.
     """
 
-    def __init__(self, model: Any, every: int, ledger: Ledger, is_prompt: Callable[[int, int], bool]) -> None:
-        self.drafting = self.verifying = False
+    def __init__(self, model: Any, every: int, ledger: Ledger, session_of: Callable[[Any], Session | None]) -> None:
+        self.drafting = self.dense = self.checking = False
         self._model = model
         self._every = every
         self._ledger = ledger
-        self._is_prompt = is_prompt
+        self._session_of = session_of
         self._ends: Tensor | None = None
         self._ended: Tensor | None = None
+        self._last: int | None = None
         self._stock = model.forward
         self._signature = inspect.signature(self._stock)
 
@@ -57,17 +63,20 @@ class Verifier:
 
         return forward
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at a call of `generate` before any work.
+    def prepare(self, prompt: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a call of `generate` before any work: what ends a row, and how many tokens it can come to.
 
         Raises:
             UnsupportedModelError: for what drafts cannot follow.
         """
-        config = kwargs.get("generation_config") or (args[0] if args else None) or self._model.generation_config
+        given = kwargs.get("generation_config") or (args[0] if args else None)
 
         def setting(name: str) -> Any:
-            given = kwargs.get(name)
-            return given if given is not None else getattr(config, name, None)
+            # As transformers has it: an argument counts even if it is None, a configuration only where it is not.
+            if name in kwargs:
+                return kwargs[name]
+            values = (getattr(config, name, None) for config in (given, self._model.generation_config))
+            return next((value for value in values if value is not None), None)
 
         if (setting("num_beams") or 1) > 1:
             raise UnsupportedModelError(
@@ -79,40 +88,46 @@ class Verifier:
         if setting("output_hidden_states"):
             raise UnsupportedModelError("rectify mode verify keeps logits only; output_hidden_states is not available")
         ends = setting("eos_token_id")
-        if ends is None:
-            ends = self._model.generation_config.eos_token_id
         self._ends = None if ends is None else torch.as_tensor(ends, device=self._model.device).flatten()
         self._ended = None
+        new, longest = setting("max_new_tokens"), setting("max_length")
+        # The last token of a text is never fed.
+        self._last = prompt + new - 1 if new is not None else longest - 1 if longest is not None else None
 
     def finish(self) -> None:
-        """The call of `generate` is over: what ends a row is no longer known."""
-        self._ends = self._ended = None
+        """The call of `generate` is over: what ends a row or the text is no longer known."""
+        self._ends = self._ended = self._last = None
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         # `forward` takes few things by position; the rest of this class wants names.
         inputs = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
         held, ids = inputs.get("past_key_values"), inputs.get("input_ids")
-        session = None if held is None else cache.session_of(held)
-        past = 0 if held is None else int(held.get_seq_length())
-        queries = 1 if ids is None else ids.shape[1]
-        if session is None or ids is None or queries > 1 or self._is_prompt(past, queries):
-            return self._densely(session, inputs)
+        session = self._session_of(held)
+        if session is None or ids is None or ids.shape[1] > 1 or self._wants_more_than_logits(inputs):
+            if session is not None:
+                session.drafts = None
+            return self._densely(inputs)
         refuse_unmovable(inputs, ids)
         self._see_ends(ids)
-        if self._stands(session, past, ids):
-            return self._from_draft(session, held)
+        past = int(held.get_seq_length())
+        if self._stands(session, past, inputs):
+            return self._from_draft(session, past, held)
         session.drafts = None
         return self._cycle(session, past, inputs, held)
 
-    def _densely(self, session: Session | None, inputs: dict[str, Any]) -> Any:
-        """Prompt, and several given tokens at once: there is nothing to draft."""
-        if session is not None:
-            session.drafts = None
-        self.verifying = True
+    def _wants_more_than_logits(self, inputs: dict[str, Any]) -> bool:
+        config = self._model.config
+        wanted = inputs.get("output_hidden_states")
+        hidden = getattr(config, "output_hidden_states", False) if wanted is None else wanted
+        return bool(hidden) or inputs.get("labels") is not None or inputs.get("return_dict") is False
+
+    def _densely(self, inputs: dict[str, Any]) -> Any:
+        """Prompt, several given tokens at once, or more than logits: there is nothing to draft."""
+        self.dense = True
         try:
             return self._stock(**inputs)
         finally:
-            self.verifying = False
+            self.dense = False
 
     def _see_ends(self, ids: Tensor) -> None:
         """Rows that were fed an end are the caller's padding from now on: their drafts need not stand."""
@@ -122,63 +137,89 @@ class Verifier:
         before = self._ended
         self._ended = ended if before is None or before.shape != ended.shape else before | ended
 
-    def _stands(self, session: Session, past: int, ids: Tensor) -> bool:
-        drafts = session.drafts
+    def _stands(self, session: Session, past: int, inputs: dict[str, Any]) -> bool:
+        """Whether the fed token is the next draft, seen from the same position over the same tokens."""
+        drafts, ids = session.drafts, inputs["input_ids"]
         if drafts is None or not len(drafts) or drafts.slot != past or drafts.tokens.shape[0] != ids.shape[0]:
+            return False
+        if not same_view(inputs.get("attention_mask"), drafts.inputs.get("attention_mask"), drafts.start + 1):
+            return False
+        at, first = inputs.get("position_ids"), drafts.inputs.get("position_ids")
+        if (at is None) != (first is None) or (at is not None and not torch.equal(at, first + past - drafts.start)):
             return False
         agrees = drafts.tokens[:, 0] == ids[:, 0]
         if self._ended is not None and self._ended.shape == agrees.shape:
             agrees = agrees | self._ended
         return bool(agrees.all())
 
-    def _from_draft(self, session: Session, held: Any) -> Any:
+    def _from_draft(self, session: Session, past: int, held: Any) -> Any:
         """The token was run densely already: show it in the cache again and hand out its logits."""
-        assert session.drafts is not None and session.clean is not None
-        cache.move_end(held, 1)
-        session.clean += 1
+        assert session.drafts is not None
+        cache.end_at(held, past + 1)
+        session.clean = past + 1
         self._ledger.accepted()
         return self._output(session.drafts.take(), held)
 
     def _cycle(self, session: Session, past: int, inputs: dict[str, Any], held: Any) -> Any:
         """Draft behind the fed token, run all of it densely, keep the logits."""
         count = self._drafts_that_fit(past, held)
-        if count < 1 or not session.state.needs_selection(past + 1 + count):
-            return self._densely(session, inputs)
-        ids, given = inputs["input_ids"], inputs.get("position_ids")
-        positions = None if given is None else given[:, -1:] + torch.arange(count + 1, device=ids.device)
-        tokens = [ids]
-        self.drafting = True
-        try:
-            for number in range(count):
-                at = None if positions is None else positions[:, number : number + 1]
-                step = placed(inputs, past, past + number, tokens[-1], at)
-                tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(ids.dtype))
-        finally:
-            self.drafting = False
-            cache.move_end(held, past - int(held.get_seq_length()))
-        run = placed(inputs, past, past, torch.cat(tokens, dim=1), positions)
+        if not session.state.needs_selection(past + 1 + max(count, 0)):
+            return self._densely(inputs)
+        if count < 1:
+            self._ledger.rectified(0)
+            return self._densely(inputs)
+        tokens = self._draft(past, count, inputs, held)
+        run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
         if "logits_to_keep" in self._signature.parameters:
             run["logits_to_keep"] = 0
-        self.verifying = True
+        self.dense = self.checking = True
+        end = past
         try:
             logits = self._stock(**run).logits
+            end = past + 1
         finally:
-            self.verifying = False
-        cache.move_end(held, -count)
-        session.clean = past + 1
-        session.drafts = Drafts(past + 1, run["input_ids"][:, 1:], logits[:, 1:])
+            self.dense = self.checking = False
+            cache.end_at(held, end)
+            session.clean = end
+        session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
         self._ledger.rectified(count)
         self._ledger.drafted(count)
         return self._output(logits[:, :1], held)
 
+    def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
+        """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
+        tokens = [inputs["input_ids"]]
+        self.drafting = True
+        try:
+            for number in range(count):
+                at = self._positions(inputs, number, 1)
+                step = placed(inputs, past, past + number, tokens[-1], at)
+                tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(tokens[0].dtype))
+        finally:
+            self.drafting = False
+            cache.end_at(held, past)
+        return torch.cat(tokens, dim=1)
+
+    @staticmethod
+    def _positions(inputs: dict[str, Any], first: int, count: int) -> Tensor | None:
+        """Position ids of tokens number `first` to `first + count` from the fed one on; None if nobody gives them."""
+        given: Tensor | None = inputs.get("position_ids")
+        if given is None:
+            return None
+        return given[:, -1:] + torch.arange(first, first + count, device=given.device)
+
     def _drafts_that_fit(self, past: int, held: Any) -> int:
-        """No more drafts than the cache and the model's positions hold behind the fed token."""
-        count = self._every
+        """No more drafts than the text, the cache and the model's positions hold behind the fed token."""
+        limits = [self._every]
         room = cache.room(held)
         if room is not None:
-            count = min(count, room - 1)
-        limit = getattr(self._model.config, "max_position_embeddings", None)
-        return count if limit is None else min(count, limit - past - 1)
+            limits.append(room - 1)
+        positions = getattr(self._model.config, "max_position_embeddings", None)
+        if positions is not None:
+            limits.append(positions - past - 1)
+        if self._last is not None:
+            limits.append(self._last - past - 1)
+        return min(limits)
 
     def _output(self, logits: Tensor, held: Any) -> Any:
         return CausalLMOutputWithPast(logits=logits, past_key_values=held)  # type: ignore[arg-type]  # any float tensor
