@@ -63,7 +63,7 @@ def test_a_set_per_query_head_stores_every_heads_scores() -> None:
     assert isinstance(shared, ChunkSelector) and isinstance(each, ChunkSelector)
     assert each.scores(900, GROUP) == shared.scores(900, GROUP).times(GROUP)
     assert each.search(900, HEAD_DIM, 2) == shared.search(900, HEAD_DIM, 2)
-    assert "chunks of 16 tokens" in shared.assumption
+    assert "chunks of 14 tokens" in shared.assumption
     kv = cache(90)
     index = each.new_index(kv, TokenHistory())
     index.update(kv, kv.rows.row_start, 90)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import saccade
+from saccade.cluster import ClusterSelector
 from saccade.types import ModelShape
 
 SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8)
@@ -90,7 +91,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "budget": BUDGETS,
         "scorer": st.just("exact"),
         "page": st.none(),
-        "chunking": st.just("fixed"),
+        "chunking": st.none(),
         "chunk_min": st.none(),
         "chunk_max": st.none(),
         "heads": st.none(),
@@ -134,7 +135,13 @@ TOGETHER: dict[str, list[dict[str, st.SearchStrategy[Any]]]] = {
         {**CUT_WITH[2], **MIN_PAGES, "scorer": st.just("page_bounds"), **PAGED},
         {"rule": st.just("rank_union"), "sinks": st.integers(0, 16), "recent": st.floats(0, 1)},
         {"rule": st.just("rank_union"), "heads": st.just("all"), "dense_layers": st.just(0), "roles": ROLES},
-        {"scorer": st.just("cluster"), "budget": st.integers(256, 4096), "pooling": st.just("mean")},
+        {
+            "scorer": st.just("cluster"),
+            "budget": st.integers(256, 4096),
+            "pooling": st.just("mean"),
+            "chunking": st.none() | st.sampled_from(["fixed", "text"]),
+            "chunk_max": st.none() | st.integers(8, 32),
+        },
         {"roles": ROLES, "dense_layers": st.just(0)},
         {"roles": st.just("layers:2+5"), "scorer": st.just("page_bounds")},
         {"scorer": st.just("page_bounds"), **CHUNKS},
@@ -221,7 +228,6 @@ def test_policies_is_a_mapping_of_descriptions() -> None:
         assert description.name == name and description.summary and description.source
         assert set(description.defaults) == set(OPTIONS[name]) == set(description.help)
         assert all(description.help.values())
-        assert description.has_budget == ("budget" in OPTIONS[name])
     with pytest.raises(TypeError):
         table["dense"] = None  # type: ignore[index]
 
@@ -290,8 +296,8 @@ SMALLEST = [
     ({"name": "streaming", "sinks": 0}, 1),
     ({"name": "quest"}, 16),
     ({"name": "quest", "page": 3}, 3),
-    ({"name": "quest", "chunking": "text"}, 25),
-    ({"name": "quest", "chunking": "text", "rectify": 32}, 56),
+    ({"name": "quest", "chunking": "text"}, 21),
+    ({"name": "quest", "chunking": "text", "rectify": 32}, 52),
     ({"name": "quest", "chunking": "text", "chunk_max": 9}, 10),
     ({"name": "quest", "chunking": "text", "page": 1}, 2),
     ({"name": "tidal"}, 1),
@@ -307,7 +313,7 @@ SMALLEST = [
     ({"name": "composed", "scorer": "page_bounds"}, 16),
     ({"name": "composed", "rule": "rank_union"}, 6),
     ({"name": "composed", "scorer": "cluster"}, 33),
-    ({"name": "composed", "scorer": "page_bounds", "chunking": "text"}, 25),
+    ({"name": "composed", "scorer": "page_bounds", "chunking": "text"}, 21),
 ]
 
 
@@ -539,8 +545,8 @@ def test_every_nth_layer_is_a_stand_in_and_says_so() -> None:
         ({"scorer": "cluster", "heads": "query"}, ("heads=query does not fit scorer=cluster", "heads=kv")),
         ({"scorer": "cluster", "pooling": "max"}, ("pooling=max does not fit scorer=cluster", "pooling=mean")),
         ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
-        ({"chunking": "text"}, ("chunking=text needs scorer=page_bounds", "not exact")),
-        ({"chunking": "text", "scorer": "cluster"}, ("chunking=text needs scorer=page_bounds", "not cluster")),
+        ({"chunking": "text"}, ("chunking=text needs scorer=page_bounds or scorer=cluster", "not exact")),
+        ({"chunking": "fixed"}, ("chunking=fixed needs scorer=page_bounds or scorer=cluster", "not exact")),
         (
             {"chunking": "text", "scorer": "page_bounds", "rule": "ratio", "ratio": 0.1},
             ("rule=ratio does not fit chunking=text", "only rule=top_k"),
@@ -558,7 +564,7 @@ def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str,
         ({"chunk_min": 8}, ("chunk_min=8 belongs to chunking=text", "chunking is fixed")),
         ({"chunk_max": 8, "chunking": "fixed"}, ("chunk_max=8 belongs to chunking=text",)),
         ({"chunk_min": 9, "chunk_max": 8, "chunking": "text"}, ("chunk_min=9 does not fit chunk_max=8", "1 to 8")),
-        ({"chunk_min": 25, "chunking": "text"}, ("chunk_min=25 does not fit chunk_max=24", "1 to 24")),
+        ({"chunk_min": 25, "chunking": "text"}, ("chunk_min=25 does not fit chunk_max=20", "1 to 20")),
         ({"chunk_max": 0, "chunking": "text"}, ("chunk_max=0 is not valid",)),
         ({"chunking": "lines"}, ("chunking='lines' is not valid", "'fixed' or 'text'")),
     ],
@@ -705,3 +711,14 @@ def refusal(call: Callable[[], object]) -> int:
     except saccade.PolicyError as error:
         return len(str(error).splitlines())
     return 0
+
+
+def test_composed_cluster_takes_its_chunks_from_the_options() -> None:
+    shape = ModelShape(layers=6, query_heads=4, kv_heads=2, head_dim=8)
+    for chunking, sizes in (("fixed", (4, 12)), ("text", (8, 16))):
+        options = {"chunking": chunking, "chunk_min": sizes[0], "chunk_max": sizes[1]}
+        selector = saccade.policy("composed", scorer="cluster", budget=256, **options).plan(shape).selector
+        assert isinstance(selector, ClusterSelector)
+        assert (selector.chunking, selector.chunk_min, selector.chunk_max) == (chunking, *sizes)
+    default = saccade.policy("composed", scorer="cluster", budget=256).plan(shape).selector
+    assert isinstance(default, ClusterSelector) and default.chunking == "text"

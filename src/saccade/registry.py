@@ -45,10 +45,6 @@ class PolicyDescription:
         """Option names and what they mean."""
         return {name: field.description or "" for name, field in self.options.model_fields.items()}
 
-    @property
-    def has_budget(self) -> bool:
-        return "budget" in self.options.model_fields
-
 
 def _describe(*descriptions: PolicyDescription) -> Mapping[str, PolicyDescription]:
     return MappingProxyType({description.name: description for description in descriptions})

@@ -160,7 +160,7 @@ class Accumulation:
                 for start in range(0, len(passages) if cases else 0, self.batch):
                     yield passages[start : start + self.batch], cases
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _from_dense(
         self, cases: Sequence[Case], batch: Sequence[Passage], tokens: Tensor, advance: Callable[[str], None]
     ) -> None:
@@ -203,7 +203,7 @@ class Accumulation:
         pieces = [every, 1] * (case.suffix // (every + 1) + 1)
         return self._feed(case, tokens[:, -case.suffix - 1 : -1], cache, pieces)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _from_the_start(self, case: Case, tokens: Tensor) -> Tensor:
         """Decode the passages from their first token on, without a prompt."""
         count = tokens.shape[1] - 1

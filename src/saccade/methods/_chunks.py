@@ -10,7 +10,7 @@ from ..options import Whole
 
 Chunking = Annotated[
     Literal["fixed", "text"],
-    Field(description="bounds over pages, or over chunks cut where the text breaks (LycheeCluster, section 3.1)"),
+    Field(description="fixed or text: units of one length, or chunks cut where the text breaks (LycheeCluster, 3.1)"),
 ]
 ShortestChunk = Annotated[
     Annotated[Whole, Field(ge=1)] | None,
@@ -18,7 +18,7 @@ ShortestChunk = Annotated[
 ]
 LongestChunk = Annotated[
     Annotated[Whole, Field(ge=1)] | None,
-    Field(description="chunking=text: most tokens of a chunk; not given: a page and a half"),
+    Field(description="chunking=text: most tokens of a chunk; not given: a page and a quarter"),
 ]
 
 

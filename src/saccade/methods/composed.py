@@ -33,7 +33,8 @@ class ComposedOptions(CutOptions):
     """how scores become a set: as in the other policies, or LessIsMore's rank_union"""
     page: Page | None = None
     """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
-    chunking: Chunking = "fixed"
+    chunking: Chunking | None = None
+    """fixed or text: units of one length, or chunks cut where the text breaks; not given: text with scorer=cluster"""
     chunk_min: ShortestChunk = None
     chunk_max: LongestChunk = None
     heads: HeadGrouping | None = None
@@ -79,7 +80,9 @@ class ComposedOptions(CutOptions):
     @property
     def selector(self) -> Selector:
         if self.scorer == "cluster":
-            return ClusterSelector(budget=self.tokens, every=self.every)
+            given = {"chunking": self.chunking, "chunk_min": self.chunk_min, "chunk_max": self.chunk_max}
+            chunks = {name: value for name, value in given.items() if value is not None}
+            return ClusterSelector(budget=self.tokens, every=self.every, **chunks)
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
         if self.chunking == "text":
             sizes = self.chunk_min, self.chunk_max
@@ -115,7 +118,7 @@ class ComposedOptions(CutOptions):
             raise ValueError(
                 f"dense_layers={self.dense_layers} does not fit roles={self.roles}: a role file speaks of every layer"
             )
-        if self.chunking == "fixed":
+        if self.chunking != "text":
             self.check_page(self.unit)
         # Rules and selectors know what they cannot hold and say so.
         _ = self.selector
@@ -140,11 +143,13 @@ class ComposedOptions(CutOptions):
 
     def _check_chunks(self) -> None:
         """Refuse chunks where something else is scored, or where their number does not follow from a budget."""
-        check_chunking(self.chunking, chunk_min=self.chunk_min, chunk_max=self.chunk_max)
-        if self.chunking == "fixed":
+        if self.scorer == "cluster":
             return
-        if self.scorer != "page_bounds":
-            raise ValueError(f"chunking=text needs scorer=page_bounds, whose pages become chunks; not {self.scorer}")
+        if self.chunking is not None and self.scorer == "exact":
+            raise ValueError(f"chunking={self.chunking} needs scorer=page_bounds or scorer=cluster, not exact")
+        check_chunking(self.chunking or "fixed", chunk_min=self.chunk_min, chunk_max=self.chunk_max)
+        if self.chunking != "text":
+            return
         if self.rule != "top_k":
             raise ValueError(
                 f"rule={self.rule} does not fit chunking=text, which keeps whole chunks while they fit the budget: "

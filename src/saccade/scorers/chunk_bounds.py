@@ -67,7 +67,8 @@ class ChunkSettings:
 
     @property
     def longest(self) -> int:
-        return self.page + self.page // 2 if self.chunk_max is None else self.chunk_max
+        # So that chunks of English average a page: the latest break wins, and spaces are everywhere.
+        return self.page + self.page // 4 if self.chunk_max is None else self.chunk_max
 
     @property
     def without_text(self) -> int:
