@@ -93,7 +93,7 @@ def generate(
     loaded = source.weights(picked, kind)
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    with sparsify(loaded, chosen) as run:
+    with sparsify(loaded, chosen, tokenizer=tokenizer) as run:
         for note in run.notes:
             sys.stderr.write(f"note: {note}\n")
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
