@@ -30,20 +30,12 @@ from ..types import KVView, Rows, Selection
 
 QUEST_PAGE = 16
 SELECTORS = ("cap64", "sqrt", "root", "quest", "exact")
-"""cap64 and sqrt are what `lychee_cluster` offers, both of at most 64 coarse units; root is sqrt without that limit."""
+"""cap64, sqrt and root are `lychee_cluster`'s numbers of coarse units; the first two are at most 64."""
 
 _CORRELATION = 0.9
 """Of neighbouring keys: chunks hang together, as those of a text do, but there are no clusters to be found at once."""
 _CHUNK = 12  # tokens, the mean of the paper's 8 to 16
 _QUERIES = 8
-
-
-@dataclass(frozen=True)
-class UncappedSettings(ClusterSettings):
-    """LycheeCluster with as many coarse units as the root of the clusters, which the paper's growth of √T needs."""
-
-    def units(self, clusters: int) -> int:
-        return math.isqrt(clusters - 1) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +99,8 @@ class GrowthSettings:
             return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(self.budget))
         if name == "exact":
             return ScoredSelector(ExactScorer("max"), TopK(self.budget))
-        kind = UncappedSettings if name == "root" else ClusterSettings
-        coarse: Any = "sqrt" if name == "root" else name
-        return kind(
+        coarse: Any = name
+        return ClusterSettings(
             self.budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse, k_g=self.k_g
         )
 

@@ -282,7 +282,8 @@ class Run:
 
     def _new_session(self, earlier: Session | None = None) -> Session:
         """A session of this run; of what an earlier one knew of the cache, the feed and what is not clean go on."""
-        feed = earlier.state.history.continued(self._levels) if earlier is not None else TokenHistory(self._levels)
+        with lasting():
+            feed = earlier.state.history.continued(self._levels) if earlier is not None else TokenHistory(self._levels)
         session = Session(DecodeState(self.plan, self._counters, self._observers, self._shortcut, feed))
         if earlier is not None:
             session.clean, session.pending = earlier.clean, earlier.pending
