@@ -80,9 +80,13 @@ class ComposedOptions(CutOptions):
     @property
     def selector(self) -> Selector:
         if self.scorer == "cluster":
-            given = {"chunking": self.chunking, "chunk_min": self.chunk_min, "chunk_max": self.chunk_max}
-            chunks = {name: value for name, value in given.items() if value is not None}
-            return ClusterSelector(budget=self.tokens, every=self.every, **chunks)
+            return ClusterSelector(
+                budget=self.tokens,
+                every=self.every,
+                chunking=self.chunking or ClusterSelector.chunking,
+                chunk_min=self.chunk_min or ClusterSelector.chunk_min,
+                chunk_max=self.chunk_max or ClusterSelector.chunk_max,
+            )
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
         if self.chunking == "text":
             sizes = self.chunk_min, self.chunk_max

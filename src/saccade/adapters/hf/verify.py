@@ -103,7 +103,7 @@ class Verifier:
         inputs = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
         held, ids = inputs.get("past_key_values"), inputs.get("input_ids")
         session = self._session_of(held)
-        if session is None or ids is None or ids.shape[1] > 1 or self._wants_more_than_logits(inputs):
+        if held is None or session is None or ids is None or ids.shape[1] > 1 or self._wants_more_than_logits(inputs):
             if session is not None:
                 session.drafts = None
             return self._densely(inputs)
@@ -145,7 +145,10 @@ class Verifier:
         if not same_view(inputs.get("attention_mask"), drafts.inputs.get("attention_mask"), drafts.start + 1):
             return False
         at, first = inputs.get("position_ids"), drafts.inputs.get("position_ids")
-        if (at is None) != (first is None) or (at is not None and not torch.equal(at, first + past - drafts.start)):
+        if at is None or first is None:
+            if at is not first:
+                return False
+        elif not torch.equal(at, first + (past - drafts.start)):
             return False
         agrees = drafts.tokens[:, 0] == ids[:, 0]
         if self._ended is not None and self._ended.shape == agrees.shape:
