@@ -127,6 +127,8 @@ def policy(name: str, **options: Any) -> Policy:
     Raises:
         PolicyError: unknown policy or option, or a value out of range.
     """
+    if ":" in name:
+        raise PolicyError(f"policy {name!r} looks like a spec: write saccade.Policy.from_spec({name!r})")
     return Policy.create(name, options)
 
 

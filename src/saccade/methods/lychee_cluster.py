@@ -27,17 +27,17 @@ class LycheeClusterOptions(Options):
     chunking: Literal["text", "fixed"] = "text"
     """cut chunks where the text has its strongest delimiter, or all at chunk_max tokens (figure 6)"""
     pooling: Literal["mean", "max"] = "mean"
-    """how a chunk's keys become one (table 3)"""
+    """mean or max: how a chunk's keys become one (table 3)"""
     cluster_size: Annotated[Whole, Field(ge=1, le=8)] = 2
     """chunks per fine cluster (appendix E)"""
     coarse: Literal["sqrt", "cap64", "root"] = "sqrt"
-    """coarse units: the root of the number of clusters, at most 64 or (root) any number; or 64 if there are so many"""
+    """sqrt: as many coarse units as the root of the clusters, at most 64; root: without that limit; cap64: 64"""
     k_g: Annotated[Whole, Field(ge=1)] | None = None
     """coarse units that a search keeps; not given: as many as hold 4 budgets of tokens"""
     radius: Literal["chunks", "children"] = "chunks"
-    """what a coarse unit's radius covers: the chunks below, so that its bound holds; or the centroids, as published"""
+    """chunks: a coarse unit's radius covers the chunks below, so its bound holds; children: centroids, as published"""
     pack: Literal["chunks", "whole"] = "chunks"
-    """a full buffer is cut into chunks like a prompt, or becomes one chunk (algorithm 1)"""
+    """chunks: a full buffer is cut like a prompt; whole: it becomes one chunk (algorithm 1)"""
     dense_layers: DenseLayers = 2
     rectify: RectifyField = None
 
