@@ -72,12 +72,11 @@ class Scorer(Protocol):
 
     def new_index(self, kv: KVView) -> Index | None: ...
 
-    def score(self, q: Tensor, kv: KVView, index: Index | None) -> Tensor:
-        """Scores float32 `[B, G, N]` in logical order for q `[B, Hq, d]`; -inf past the row's end."""
-        ...
+    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
+        """Scores float32 `[B, G, N]` in logical order for q `[B, Hq, d]`; -inf past the row's end.
 
-    def from_tokens(self, scores: Tensor) -> Tensor:
-        """The same scores from those of all tokens `[B, G, max_len]`, which dense attention has stored."""
+        `stored` are those of all tokens `[B, G, max_len]` if dense attention has just made them; None unless `fused`.
+        """
         ...
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
@@ -179,7 +178,7 @@ class ScoredSelector:
         return self.scorer.new_index(kv)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        units = self.scorer.score(q, kv, index) if scores is None else self.scorer.from_tokens(scores)
+        units = self.scorer.score(q, kv, index, scores)
         return self.rule.choose(units, kv.rows, self.scorer.unit, scale)
 
     @property

@@ -1,4 +1,4 @@
-"""Any scorer with any rule and any roles: naive float64 loops, written from the papers and /work/shared/PAPERS.md.
+"""Any scorer with any rule and any roles: naive float64 loops, written from the papers and docs/policies.md.
 
 A *unit* is a token or a page of `page` tokens. A scorer gives every unit of a selecting head a score, a rule cuts the
 scores of one head into a `Cut`, roles say who refreshes its set and who attends to it. `heads` is "kv" or "query".

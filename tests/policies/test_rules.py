@@ -274,7 +274,7 @@ def test_a_page_scores_as_its_best_token(
     scorer = ExactScorer(pooling, page)  # type: ignore[arg-type]  # drawn as text
     scores = scorer.score(q, view, None)
     assert scores.shape[-1] == -(-view.rows.max_len // page) and scorer.unit == page and scorer.fused
-    assert torch.equal(scorer.from_tokens(ExactScorer(pooling).score(q, view, None)), scores)  # type: ignore[arg-type]
+    assert torch.equal(scorer.score(q, view, None, ExactScorer(pooling).score(q, view, None)), scores)  # type: ignore[arg-type]
     for row, length in enumerate(batch.lengths):
         queries, keys = batch.q[row][0], batch.k[row][0]
         for column in range(scores.shape[1]):

@@ -33,15 +33,13 @@ class ExactScorer:
     def new_index(self, kv: KVView) -> None:
         return None
 
-    def from_tokens(self, scores: Tensor) -> Tensor:
+    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
         """Scores `[B, G, ceil(max_len / page)]` of pages that start at logical position 0; -inf past the row."""
+        scores = decode_scores(q, kv, pooling=self.pooling) if stored is None else stored
         if self.page == 1:
             return scores
         padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % self.page), value=-torch.inf)
         return padded.view(*scores.shape[:2], -1, self.page).amax(dim=-1)
-
-    def score(self, q: Tensor, kv: KVView, index: Index | None) -> Tensor:
-        return self.from_tokens(decode_scores(q, kv, pooling=self.pooling))
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         return Bytes(read=length * head_dim * itemsize)

@@ -64,10 +64,8 @@ class PageBoundScorer:
         empty = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 0, kv.head_dim))
         return PageBounds(empty, empty.clone(), self.page)
 
-    def from_tokens(self, scores: Tensor) -> Tensor:
-        raise NotImplementedError("bounds are not made of token scores: `fused` says so")
-
-    def score(self, q: Tensor, kv: KVView, index: Index | None) -> Tensor:
+    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
+        assert stored is None, "bounds are not made of token scores: `fused` says so"
         assert isinstance(index, PageBounds), "page bounds are scored from their own index"
         pages = -(-kv.rows.max_len // self.page)
         lower, upper = index.lower[:, :, :pages], index.upper[:, :, :pages]
