@@ -31,6 +31,7 @@ PUBLIC_NAMES = {
     "DocumentError",
     "OutputError",
     "KernelError",
+    "ServingError",
     "__version__",
 }
 
@@ -38,7 +39,7 @@ PUBLIC_NAMES = {
 # nothing imports upward. A unit is a top-level module or folder; "saccade" is the lazy facade `__init__.py`.
 SELECTION = {"errors", "types", "history", "kernels", "select"}
 DATA = {"rectify", "chunking", "roles", "role_file", "plan", "spec", "cost"}
-ENGINE = {*SELECTION, *DATA, "counters", "state", "runtime", "recall", "stats"}
+ENGINE = {*SELECTION, *DATA, "counters", "indexes", "state", "runtime", "recall", "stats"}
 TOOLS = {*ENGINE, "rules", "scorers", "options", "registry", "adapters", "saccade"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
@@ -65,7 +66,8 @@ ARROWS: dict[str, set[str]] = {
     "cost": {"errors", "types", "rectify", "select", "plan"},
     "counters": set(),
     "rolling": {"types", "roles"},
-    "state": {*SELECTION, "roles", "plan", "counters", "rolling"},
+    "indexes": {*SELECTION, "plan"},
+    "state": {*SELECTION, "roles", "plan", "counters", "rolling", "indexes"},
     "runtime": {*SELECTION, "roles", "plan", "state"},
     "recall": {*SELECTION, "roles"},
     "stats": {"counters"},

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .errors import OutputError as OutputError
     from .errors import PolicyError as PolicyError
     from .errors import SaccadeError as SaccadeError
+    from .errors import ServingError as ServingError
     from .errors import UnsupportedModelError as UnsupportedModelError
     from .rectify import Rectify as Rectify
     from .registry import policies as policies
@@ -47,6 +48,7 @@ _HOMES = {
             "DocumentError",
             "OutputError",
             "KernelError",
+            "ServingError",
         ),
         "errors",
     ),

@@ -26,6 +26,14 @@ class ChunkSelector(ChunkSettings):
     def reads_text(self) -> bool:
         return True
 
+    @property
+    def indexed(self) -> bool:
+        return True
+
+    @property
+    def bounds_page(self) -> int | None:
+        return None
+
     def covers(self, length: int) -> bool:
         return length <= self.budget
 

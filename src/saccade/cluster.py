@@ -30,6 +30,14 @@ class ClusterSelector(ClusterSettings):
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
+    @property
+    def indexed(self) -> bool:
+        return True
+
+    @property
+    def bounds_page(self) -> int | None:
+        return None
+
     def covers(self, length: int) -> bool:
         return length <= self.budget
 

@@ -7,15 +7,29 @@ from torch import Tensor
 
 
 class Counters:
-    """Sums over decode steps, per layer: steps, tokens attended, share of the row attended, sets that overflowed."""
+    """Sums over decode steps, per layer: steps, tokens attended, share of the row attended, sets that overflowed.
 
-    def __init__(self, layers: int) -> None:
+    Args:
+        layers: of the model.
+        by_row: count every row of a batch as a step, as where batches change; else a batch is one step of its mean row.
+    """
+
+    def __init__(self, layers: int, *, by_row: bool = False) -> None:
+        self._by_row = by_row
         self.steps = [0.0] * layers
         self._sums: dict[torch.device, Tensor] = {}
         self._layers = layers
 
-    def add(self, layer: int, usage: Tensor, weight: float) -> None:
-        """Count a span of heads that is `weight` of the layer; `usage` is float32 `[3]`: tokens, share, overflow."""
+    def add(self, layer: int, usage: Tensor, weight: float, rows: int = 1) -> None:
+        """Count a span of heads that is `weight` of the layer.
+
+        Args:
+            layer: of the model.
+            usage: float32 `[3]`, means over the batch: tokens, share, overflow.
+            weight: share of the layer's heads.
+            rows: of the batch.
+        """
+        weight = weight * rows if self._by_row else weight
         sums = self._sums.get(usage.device)
         if sums is None:
             sums = self._sums[usage.device] = torch.zeros(

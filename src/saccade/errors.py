@@ -33,3 +33,7 @@ class OutputError(SaccadeError):
 
 class KernelError(SaccadeError, ValueError):
     """An operation called with tensors it is not made for, or an implementation that cannot take them."""
+
+
+class ServingError(SaccadeError):
+    """A server that cannot start, or a request that it cannot take; the message says what would be valid."""

@@ -84,7 +84,7 @@ def _refresh(
     assert selector is not None, "only a plan with a selector has roles that refresh"
     group = q.shape[1] // kv.kv_heads
     heads = kv.heads(span.start, span.stop)
-    index = state.index(layer, kv)
+    index = state.indexes.of(layer, kv)
     narrowed = None if index is None else index.heads(span.start, span.stop)
     publishing = state.plan.roles.publishing[layer]
     if scores is not None and sum(publishing) > span.stop - span.start:

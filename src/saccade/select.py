@@ -70,6 +70,11 @@ class Scorer(Protocol):
         """Whether dense attention computes these very scores anyway, so that a PUBLISH layer gets them for free."""
         ...
 
+    @property
+    def bounds_page(self) -> int | None:
+        """The page whose key bounds are the whole index, so that they can lie beside a cache's own pages; else None."""
+        ...
+
     def new_index(self, kv: KVView) -> Index | None: ...
 
     def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
@@ -125,6 +130,16 @@ class Selector(Protocol):
         """Whether the index looks at the tokens' text, so that the history must know their ids."""
         ...
 
+    @property
+    def indexed(self) -> bool:
+        """Whether it selects from an index, so that `new_index` gives one."""
+        ...
+
+    @property
+    def bounds_page(self) -> int | None:
+        """The page whose key bounds are the whole index, so that they can lie beside a cache's own pages; else None."""
+        ...
+
     def covers(self, length: int) -> bool: ...
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None: ...
@@ -170,6 +185,14 @@ class ScoredSelector:
     @property
     def reads_text(self) -> bool:
         return False
+
+    @property
+    def indexed(self) -> bool:
+        return self.scorer.bounds_page is not None
+
+    @property
+    def bounds_page(self) -> int | None:
+        return self.scorer.bounds_page
 
     def covers(self, length: int) -> bool:
         return self.rule.covers(length, self.scorer.unit)
@@ -222,6 +245,14 @@ class WindowSelector:
     @property
     def reads_text(self) -> bool:
         return False
+
+    @property
+    def indexed(self) -> bool:
+        return False
+
+    @property
+    def bounds_page(self) -> int | None:
+        return None
 
     def covers(self, length: int) -> bool:
         return length <= self.budget

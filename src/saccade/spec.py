@@ -62,6 +62,15 @@ class Policy:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
             raise PolicyError(f"policy JSON cannot be read: {error}") from None
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Policy:
+        """Inverse of `to_dict`.
+
+        Raises:
+            PolicyError: on anything that `to_dict` does not make.
+        """
         keys = {"version", "name", "options"}
         if not isinstance(data, dict) or set(data) != keys or not isinstance(data["options"], dict):
             raise PolicyError(f"policy JSON needs exactly the keys {', '.join(sorted(keys))}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from .counters import Counters
 from .history import TokenHistory
+from .indexes import Indexes, OwnIndexes
 from .plan import Plan
 from .roles import HeadSpan
 from .rolling import RollingSelection
-from .select import Index
 from .types import KVView, Rows, Selection
 
 
@@ -38,6 +37,7 @@ class DecodeState:
         observers: called for every span; empty in timed runs.
         exhaustive_is_dense: skip selection while the budget covers every row (the set would be all tokens).
         history: what is fed to the model; filled by the adapter.
+        indexes: where they lie if not in this state, such as beside the pages of a server's cache.
     """
 
     def __init__(
@@ -47,16 +47,15 @@ class DecodeState:
         observers: Sequence[Observer] = (),
         exhaustive_is_dense: bool = True,
         history: TokenHistory | None = None,
+        indexes: Indexes | None = None,
     ) -> None:
         self.plan = plan
         self.counters = counters
         self.observers = tuple(observers)
         self.exhaustive_is_dense = exhaustive_is_dense
         self.history = TokenHistory() if history is None else history
-        self.build_seconds = 0.0
+        self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
         self._rolling: list[RollingSelection] = []
-        self._indexes: dict[int, Index] = {}
-        self._covered: dict[int, int] = {}
         self._dense_usage: tuple[Rows, Tensor] | None = None
 
     def fresh(self) -> DecodeState:
@@ -69,43 +68,18 @@ class DecodeState:
         twin = self.fresh()
         # One memo for both: the copied indexes read the copied history.
         twin.history = copy.deepcopy(self.history, memo)
-        twin._indexes = copy.deepcopy(self._indexes, memo)
-        twin._covered = dict(self._covered)
+        twin.indexes = copy.deepcopy(self.indexes, memo)
         return twin
 
     def begin(self, past: int) -> None:
         """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since."""
         self._rolling.clear()
-        for layer, covered in self._covered.items():
-            self._covered[layer] = min(covered, past)
+        self.indexes.begin(past)
 
     def needs_selection(self, max_len: int) -> bool:
         """Whether some row may be longer than its set."""
         selector = self.plan.selector
         return selector is not None and not (self.exhaustive_is_dense and selector.covers(max_len))
-
-    def index(self, layer: int, kv: KVView) -> Index | None:
-        """The layer's index, brought up to date with the cache; built at its first use."""
-        if self.plan.selector is None or layer not in self.plan.refreshing:
-            return None
-        index = self._indexes.get(layer)
-        if index is None:
-            index = self.plan.selector.new_index(kv, self.history)
-            if index is None:
-                return None
-            self._indexes[layer] = index
-        length = kv.rows.max_len
-        count = length - self._covered.get(layer, 0)
-        if count > 0:
-            start = time.perf_counter()
-            index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
-            if layer not in self._covered:
-                # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
-                if kv.k.is_cuda:
-                    torch.cuda.synchronize(kv.k.device)
-                self.build_seconds += time.perf_counter() - start
-            self._covered[layer] = length
-        return index
 
     def rolling(self, position: int) -> RollingSelection:
         """The rolling selection of new token number `position` of the call at hand; each token chooses for itself."""
@@ -120,7 +94,7 @@ class DecodeState:
             everything = not sparse or span.role.attends_to_all
             rolling = self.rolling(position)
             usage = self._all_tokens(kv.rows) if everything else rolling.usage(span, kv_heads)
-            self.counters.add(layer, usage, (span.stop - span.start) / kv_heads)
+            self.counters.add(layer, usage, (span.stop - span.start) / kv_heads, kv.rows.batch)
             for observer in self.observers:
                 selection = None if everything else rolling.read(span, kv_heads, kv.rows)
                 queries = q[:, span.start * group : span.stop * group]
@@ -132,12 +106,3 @@ class DecodeState:
             tokens = rows.seq_lens.float().mean()
             self._dense_usage = rows, torch.stack((tokens, torch.ones_like(tokens), torch.zeros_like(tokens)))
         return self._dense_usage[1]
-
-    def permute(self, layer: int, rows: Tensor) -> None:
-        """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
-        if layer in self._indexes:
-            self._indexes[layer].permute(rows)
-
-    @property
-    def index_bytes(self) -> int:
-        return sum(index.nbytes for index in self._indexes.values())

@@ -103,7 +103,7 @@ class Decoder:
     def permute(self, rows: list[int]) -> None:
         """Let batch row `i` continue what row `rows[i]` was."""
         for layer in range(len(self.state.plan.roles.layers)):
-            self.state.permute(layer, torch.tensor(rows))
+            self.state.indexes.permute(layer, torch.tensor(rows))
 
 
 def check_outputs(batch: Batch, sets: list[oracles.Sets], outputs: list[list[np.ndarray]], dtype: torch.dtype) -> None:

@@ -224,7 +224,7 @@ def test_chunks_do_not_depend_on_how_tokens_were_fed(situation: dict[str, Any], 
     again.batch = whole
     again.decoder.step(again.batch, "padded", dtype, text=text)
     first, *others = (
-        trial.decoder.state.index(1, trial.batch.views("padded", dtype)[1]) for trial in (grown, late, again)
+        trial.decoder.state.indexes.of(1, trial.batch.views("padded", dtype)[1]) for trial in (grown, late, again)
     )
     assert isinstance(first, ChunkBounds)
     for other in others:

@@ -56,7 +56,7 @@ class Steadiness:
     def _chosen(self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection) -> NDArray[numpy.int64]:
         """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
         session = session_of(self.cache)
-        index: Any = None if session is None else session.state.index(layer, kv)
+        index: Any = None if session is None else session.state.indexes.of(layer, kv)
         by_cluster = hasattr(index, "chosen_clusters")
         ids = index.heads(span.start, span.stop).chosen_clusters(q, kv) if by_cluster else selection.ids
         numbers: NDArray[numpy.int64] = ids[0].cpu().numpy().astype(numpy.int64)

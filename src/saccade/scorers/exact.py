@@ -30,6 +30,10 @@ class ExactScorer:
     def fused(self) -> bool:
         return True
 
+    @property
+    def bounds_page(self) -> int | None:
+        return None
+
     def new_index(self, kv: KVView) -> None:
         return None
 

@@ -86,8 +86,8 @@ class Run:
             str(self.policy),
             self._counters,
             self._recall,
-            index_bytes=state.index_bytes if state is not None else 0,
-            build_seconds=state.build_seconds if state is not None else 0.0,
+            index_bytes=state.indexes.nbytes if state is not None else 0,
+            build_seconds=state.indexes.build_seconds if state is not None else 0.0,
             rectification=self._ledger.read(),
         )
 

@@ -1,0 +1,1 @@
+"""The vLLM plugin: sparse decoding behind an OpenAI-compatible server."""

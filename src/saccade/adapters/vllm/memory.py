@@ -1,0 +1,58 @@
+"""What is kept for a request between its steps where an index belongs to one sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...history import ALL_CLEAN
+from ...state import DecodeState
+from .requests import RequestRow
+
+
+@dataclass(slots=True, eq=False)
+class SequenceMemory:
+    """One request's state: its index, its text, and how far its cache is clean.
+
+    Attributes:
+        state: of a batch of this request alone.
+        every: sparse steps between dense passes; None: sparse steps are never made good.
+        clean: slots below it hold keys and values that dense steps wrote.
+        rewritten: first slot written since the index was last brought up to date.
+    """
+
+    state: DecodeState
+    every: int | None
+    clean: int = 0
+    rewritten: int = 0
+    _text: int = 0
+
+    def written(self, start: int, stop: int, *, dense: bool) -> None:
+        """Note a step that writes slots `start..stop`."""
+        self.rewritten = min(self.rewritten, start)
+        # The phase counts from the prompt whether or not a budget covers the row, as in the transformers adapter.
+        due = self.every is not None and stop - 1 - self.clean >= self.every
+        if dense or due:
+            self.clean = stop
+
+    def begin(self, request: RequestRow, length: int) -> None:
+        """Prepare a sparse step of a row of `length` tokens."""
+        history = self.state.history
+        history.clean = ALL_CLEAN if self.every is None else self.clean
+        if self.state.plan.selector is not None and self.state.plan.selector.reads_text and self._text < length:
+            ids = torch.tensor([_tokens(request, self._text, length)], dtype=torch.int64)
+            history.record(self._text, ids.shape[1], 1, ids, None)
+            self._text = length
+        self.state.begin(min(self.rewritten, length - 1))
+        self.rewritten = length
+
+
+def _tokens(request: RequestRow, start: int, stop: int) -> Sequence[int]:
+    """Token ids `start..stop` of a request; -1 (unknown) where the prompt came as embeddings."""
+    prompt = request.prompt
+    known = 0 if prompt is None else len(prompt)
+    head = list(prompt[start:stop]) if prompt is not None else []
+    tail = list(request.output[max(start - known, 0) : max(stop - known, 0)])
+    return [-1] * (stop - start - len(head) - len(tail)) + head + tail

@@ -1,0 +1,65 @@
+"""Making what a worker's layers share, when the first of them asks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ...errors import ServingError
+from .options import KEY, ServeOptions
+from .parallel import plan_of_rank
+from .serving import Serving
+from .support import plan_of, refuse_unsupported
+
+logger = logging.getLogger("saccade")
+
+_ATTRIBUTE = "_saccade_serving"
+
+
+def serving_of(vllm_config: Any) -> Serving:
+    """What this worker's layers share; made once per configuration.
+
+    Raises:
+        ServingError: no options were given, or the engine cannot decode under the policy, with every reason.
+    """
+    held = vars(vllm_config)
+    if _ATTRIBUTE not in held:
+        held[_ATTRIBUTE] = _start(vllm_config)
+    serving: Serving = held[_ATTRIBUTE]
+    return serving
+
+
+def _start(vllm_config: Any) -> Serving:
+    options = ServeOptions.of(vllm_config)
+    if options is None:
+        raise ServingError(
+            f'the attention backend CUSTOM is saccade\'s and needs a policy: --additional-config \'{{"{KEY}": '
+            '{"policy": "quest:budget=2048"}}\''
+        )
+    refuse_unsupported(vllm_config, options)
+    parallel = vllm_config.parallel_config
+    whole = plan_of(vllm_config, options)
+    plan = plan_of_rank(whole, parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size, _gather)
+    serving = Serving(options, plan, vllm_config, _levels(vllm_config, plan))
+    if parallel.rank == 0:
+        logger.info("saccade: decoding with %s", options.policy)
+        for note in whole.notes:
+            logger.warning(note)
+    return serving
+
+
+def _gather(scores: Any) -> Any:
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    return tensor_model_parallel_all_gather(scores.contiguous(), dim=1)
+
+
+def _levels(vllm_config: Any, plan: Any) -> Any:
+    """Delimiter levels of the vocabulary, where a policy reads text."""
+    if plan.selector is None or not plan.selector.reads_text:
+        return None
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    from ..hf.text import delimiter_table
+
+    return delimiter_table(cached_tokenizer_from_config(vllm_config.model_config))

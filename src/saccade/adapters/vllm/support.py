@@ -1,0 +1,146 @@
+"""Which engines can decode under a policy; everything else is refused with the reason, before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import PolicyError, ServingError
+from ...plan import Plan
+from ...types import ModelShape
+from .options import ServeOptions
+
+SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
+
+
+def shape_of(vllm_config: Any) -> ModelShape:
+    """Sizes of the whole decoder, over all tensor-parallel ranks."""
+    config = vllm_config.model_config
+    text = config.hf_text_config
+    return ModelShape(
+        text.num_hidden_layers,
+        text.num_attention_heads,
+        config.get_total_num_kv_heads(),
+        config.get_head_size(),
+        architecture=text.model_type,
+    )
+
+
+def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
+    """Every reason why an engine cannot decode under the policy; empty if it can."""
+    return [
+        *_model(vllm_config),
+        *_engine(vllm_config),
+        *_rectification(vllm_config, options),
+        *_fit(vllm_config, options),
+    ]
+
+
+def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
+    """Raise with all reasons.
+
+    Raises:
+        ServingError: if `reasons_against` finds any.
+    """
+    reasons = reasons_against(vllm_config, options)
+    if reasons:
+        raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: " + "; ".join(reasons))
+
+
+def _model(vllm_config: Any) -> list[str]:
+    config, reasons = vllm_config.model_config, []
+    if config.use_mla:
+        return ["multi-head latent attention caches no keys per head"]
+    if config.is_encoder_decoder or config.runner_type == "pooling":
+        return ["only text decoders that generate are supported"]
+    if config.has_inner_state or config.is_hybrid:
+        return ["its state-space or linear-attention layers keep no plain KV cache"]
+    text = config.hf_text_config
+    window = config.get_sliding_window()
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if window is not None and (kinds or window < config.max_model_len):
+        reasons.append(
+            f"sliding-window attention (sliding_window={window}) already limits what layers see; if requests never "
+            "exceed the window, pass --disable-sliding-window"
+        )
+    elif kinds:
+        reasons.append(f"layers of type {', '.join(sorted(kinds))} keep no plain KV cache")
+    present = {
+        "attn_logit_softcapping": "a logit soft-cap changes the scores that selection ranks",
+        "num_kv_shared_layers": "layers that share a KV cache are not supported",
+        "attention_chunk_size": "chunked attention already limits what layers see",
+        "alibi": "ALiBi biases change the scores that selection ranks",
+    }
+    reasons += [f"{name}={getattr(text, name)}: {why}" for name, why in present.items() if getattr(text, name, None)]
+    return reasons
+
+
+def _engine(vllm_config: Any) -> list[str]:
+    parallel, cache, reasons = vllm_config.parallel_config, vllm_config.cache_config, []
+    if vllm_config.speculative_config is not None:
+        reasons.append("speculative decoding verifies several tokens at once; a policy decodes them one by one")
+    if vllm_config.kv_transfer_config is not None:
+        reasons.append("a KV connector would carry keys and values away that sparse steps wrote")
+    if parallel.pipeline_parallel_size > 1:
+        reasons.append("pipeline parallelism separates the layers that share a selection; use --tensor-parallel-size")
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        reasons.append("context parallelism spreads a row's tokens over ranks, and selection ranks them all")
+    if parallel.enable_dbo:
+        reasons.append("dual-batch overlap runs two batches in one step (--enable-dbo)")
+    kv_heads, ranks = vllm_config.model_config.get_total_num_kv_heads(), parallel.tensor_parallel_size
+    if kv_heads % ranks:
+        reasons.append(
+            f"tensor_parallel_size={ranks} splits {kv_heads} KV heads unevenly, and a head's group cannot be split"
+        )
+    if cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"):
+        reasons.append(
+            f"kv_cache_dtype={cache.cache_dtype}: selection from a quantised cache is not built yet; use auto"
+        )
+    return reasons
+
+
+def _rectification(vllm_config: Any, options: ServeOptions) -> list[str]:
+    rectify = options.policy.rectify
+    if rectify is None:
+        return []
+    from .scheduler import reasons_against_rectifying
+
+    return reasons_against_rectifying(vllm_config, rectify)
+
+
+def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
+    try:
+        plan = options.policy.plan(shape_of(vllm_config))
+    except PolicyError as error:
+        return [str(error)]
+    selector = plan.selector
+    if selector is None:
+        return []
+    reasons, block = [], vllm_config.cache_config.block_size
+    page = selector.bounds_page
+    if page is not None and block is not None and block % page:
+        reasons.append(
+            f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {_fitting(page)}"
+        )
+    if selector.reads_text and vllm_config.use_v2_model_runner:
+        reasons.append(
+            "chunks of text need the tokens on the host, which model runner V2 keeps on the device: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or chunking=fixed"
+        )
+    return reasons
+
+
+def _fitting(page: int) -> int:
+    """The smallest block of at least 16 tokens, vLLM's own unit, that pages divide."""
+    block = page
+    while block % 16:
+        block += page
+    return block
+
+
+def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
+    """The policy bound to the whole model.
+
+    Raises:
+        PolicyError: if it does not fit.
+    """
+    return options.policy.plan(shape_of(vllm_config))
