@@ -13,8 +13,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from collections.abc import Iterator
 
 import pytest
-
-from .engines import Engines
+from engines import Engines
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from engines import Engines, answers, greedy, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from saccade import sparsify
 from saccade.bundled import model_path
-
-from .engines import Engines, answers, greedy, prompts
 
 POLICIES = (
     "streaming:budget=64",

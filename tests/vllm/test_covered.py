@@ -1,0 +1,44 @@
+"""While the budget covers the context every policy answers what stock vLLM answers, through our path and past it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engines import Answer, Engines, answers, greedy, prompts
+
+POLICIES = (
+    "streaming:budget=4096",
+    "quest:budget=4096",
+    "quest:budget=4096,page=32,heads=query,rectify=6",
+    "resa:ratio=1",
+    "tidal:budget=4096,reselect=5",
+    "tidal:rule=ratio,ratio=1,reselect=5,rectify=5",
+    "less_is_more:budget=4096,reselect=5",
+    "lychee_decode:budget=4096,roles=every:4",
+    "lychee_cluster:budget=4096",
+    "lychee_cluster:budget=4096,rectify=8",
+    "exact_topk:budget=4096",
+)
+LENGTHS = (230, 17, 129, 64, 310, 33, 1, 145)
+STEPS = 20
+CHUNKED: dict[str, Any] = {"max_num_batched_tokens": 96, "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Answer]:
+    engines = Engines()
+    found = answers(engines.stock(**CHUNKED), prompts(*LENGTHS), greedy(STEPS))
+    engines.close()
+    return found
+
+
+@pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "own path"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_answers_are_those_of_stock(policy: str, shortcut: bool, expected: list[Answer], engines: Engines) -> None:
+    """Continuous batches of 4 of 8 prompts, prefilled in chunks; float32, log-probabilities within 1e-4."""
+    engine = engines.sparse(policy, shortcut=shortcut, **CHUNKED)
+    found = answers(engine, prompts(*LENGTHS), greedy(STEPS))
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)

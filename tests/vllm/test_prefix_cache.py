@@ -1,0 +1,36 @@
+"""The prefix cache: later turns reuse what dense steps wrote and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from engines import Engines, answer_of, answers, greedy, prompts
+from vllm.inputs import TokensPrompt
+
+BLOCK = 32
+POLICIES = (
+    "quest:budget=64",
+    "quest:budget=64,rectify=8",
+    "resa:min_pages=2,ratio=0.05,rectify=16",
+    "tidal:budget=64,reselect=5",
+    "lychee_cluster:budget=64",
+    "lychee_cluster:budget=64,rectify=8",
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, engines: Engines) -> None:
+    """Three turns, each of which begins with the one before, its sparse answer included."""
+    cached, plain = engines.sparse(policy, enable_prefix_caching=True), engines.sparse(policy)
+    every = 8 if "rectify=8" in policy else 16 if "rectify=16" in policy else None
+    prompt, steps, last = prompts(300)[0], 70, 0
+    for turn in range(3):
+        output = cached.generate([TokensPrompt(prompt_token_ids=prompt)], greedy(steps), use_tqdm=False)[0]
+        expected = answers(plain, [prompt], greedy(steps))[0]
+        assert answer_of(output.outputs[0]).tokens == expected.tokens
+        if turn:
+            # Of the last turn: its prompt, and with rectification every whole phase of every + 1 tokens after it.
+            rewritten = 0 if every is None else (steps - 1) // (every + 1) * (every + 1)
+            clean = last + rewritten
+            assert output.num_cached_tokens == clean // BLOCK * BLOCK
+        last = len(prompt)
+        prompt = [*prompt, *expected.tokens, *prompts(40, start=5000 + 100 * turn)[0]]
