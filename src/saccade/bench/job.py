@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -13,8 +12,9 @@ import torch
 
 from ..adapters.hf.load import DTYPES, pick_device
 from ..adapters.hf.support import shape_of
-from ..errors import OutputError, SaccadeError
+from ..errors import SaccadeError
 from ..eval.entry import make_entries, parse_budgets
+from ..eval.output import check_file, whole_numbers, write_json
 from ..machine import environment
 from ..spec import Policy
 from .decode import measure
@@ -64,9 +64,9 @@ class BenchJob:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
         made = cls(
             shape=shape,
-            contexts=_numbers("context", contexts, at_least=0),
-            batches=_numbers("batch", batches, at_least=1),
-            threads=_numbers("threads", threads, at_least=1),
+            contexts=whole_numbers("context", contexts, at_least=0),
+            batches=whole_numbers("batch", batches, at_least=1),
+            threads=whole_numbers("threads", threads, at_least=1),
             policies=tuple(entry.policy for entry in entries),
             steps=steps,
             stock=stock,
@@ -83,7 +83,7 @@ class BenchJob:
                 )
             policy.plan(shape_of(config))
         if json is not None:
-            _try_to_write(json)
+            check_file(json)
         return made
 
     @property
@@ -112,29 +112,5 @@ class BenchJob:
             )
             on_unit(f"context {context}, batch {batch}, threads {threads}")
             if self.json_file is not None:
-                _write(self.json_file, json.dumps(results, indent=2, allow_nan=False) + "\n")
+                write_json(self.json_file, results)
         return results
-
-
-def _numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    for part in parts:
-        if not (part.isascii() and part.isdigit()) or int(part) < at_least:
-            raise SaccadeError(
-                f"{option} {part!r} is not valid: whole numbers of at least {at_least}, such as 4096,32768"
-            )
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
-def _try_to_write(path: Path) -> None:
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error

@@ -1,8 +1,8 @@
-"""The table that `saccade bench decode` prints."""
+"""The tables that `saccade bench decode` and `saccade bench serve` print."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -21,20 +21,23 @@ COLUMNS = (
 )
 
 
+SERVING_COLUMNS = (
+    "context",
+    "batch",
+    "policy",
+    "ms per token",
+    "quartiles",
+    "bytes",
+    "ideal ms",
+    "share of ceiling",
+    "over stock",
+)
+
+
 def decode_table(results: Mapping[str, Any]) -> Table:
     """Rows of a benchmark, one section per context, batch and number of threads."""
-    here = results["environment"]
-    title = (
-        f"{results['shape']}, {here['dtype']}, {here['processor']}, "
-        f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
-    )
-    table = Table(*COLUMNS, title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    previous = None
-    for row in results["rows"]:
-        setting = (row["context"], row["batch"], row["threads"])
-        if previous not in (None, setting):
-            table.add_section()
-        previous = setting
+    table = _table(results, COLUMNS)
+    for row in _with_sections(table, results["rows"]):
         table.add_row(
             f"{row['context']:,}",
             str(row["batch"]),
@@ -47,6 +50,44 @@ def decode_table(results: Mapping[str, Any]) -> Table:
             _ratio(row["speedup_over_dense"]),
         )
     return table
+
+
+def serving_table(results: Mapping[str, Any]) -> Table:
+    """Rows of a benchmark of vLLM, one section per context and batch."""
+    table = _table(results, SERVING_COLUMNS)
+    for row in _with_sections(table, results["rows"]):
+        table.add_row(
+            f"{row['context']:,}",
+            str(row["batch"]),
+            row["policy"],
+            f"{row['ms_per_token']:.1f}",
+            f"{row['ms_fast']:.1f} to {row['ms_slow']:.1f}",
+            f"{row['bytes'] / 1e9:.2f} GB",
+            f"{row['ideal_ms']:.1f}",
+            f"{row['share_of_ceiling']:.0%}",
+            _ratio(row["speedup_over_stock"]),
+        )
+    return table
+
+
+def _table(results: Mapping[str, Any], columns: tuple[str, ...]) -> Table:
+    here = results["environment"]
+    title = (
+        f"{results['shape']}, {here['dtype']}, {here['processor']}, "
+        f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
+    )
+    return Table(*columns, title=title, box=box.SIMPLE_HEAD, title_justify="left")
+
+
+def _with_sections(table: Table, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows, with a line in the table wherever the setting changes."""
+    previous = None
+    for row in rows:
+        setting = (row["context"], row["batch"], row["threads"])
+        if previous not in (None, setting):
+            table.add_section()
+        previous = setting
+        yield row
 
 
 def _ratio(value: float | None) -> str:

