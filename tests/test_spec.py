@@ -143,7 +143,7 @@ TOGETHER: dict[str, list[dict[str, st.SearchStrategy[Any]]]] = {
             "chunk_max": st.none() | st.integers(8, 32),
         },
         {"roles": ROLES, "dense_layers": st.just(0)},
-        {"roles": st.just("layers:2+5"), "scorer": st.just("page_bounds")},
+        {"roles": st.just("layers:2+5"), "dense_layers": st.just(2), "scorer": st.just("page_bounds")},
         {"scorer": st.just("page_bounds"), **CHUNKS},
     ],
 }
