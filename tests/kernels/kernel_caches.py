@@ -10,9 +10,12 @@ from torch import Tensor
 
 from saccade.types import KVView, Rows
 
-LAYOUTS = ("buffer", "paged", "interleaved", "apart", "strided")
+LAYOUTS = ("buffer", "paged", "interleaved", "apart", "columns", "strided")
 """transformers' [B, Hkv, cap, d]; vLLM's [pages, page, Hkv, d], plain, or k and v side by side, or v with other
-strides than k; head dim not last."""
+strides than k; vLLM's on CPU, where a page's keys are transposed; head dim not last."""
+
+COLUMN_PAGES = (5, 16, 32, 48, 128)
+"""Tokens of a page where keys are columns: fewer than a vector has numbers, as many, more, and no power of two."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,8 +51,10 @@ def cases(
     head_dims: tuple[int, ...] = (1, 8, 16, 24, 64, 80),
 ) -> Case:
     batch = draw(st.integers(1, 3))
+    layout = draw(st.sampled_from(LAYOUTS))
     return make_case(
-        layout=draw(st.sampled_from(LAYOUTS)),
+        layout=layout,
+        page=draw(st.sampled_from(COLUMN_PAGES)) if layout == "columns" else None,
         style=draw(st.sampled_from(("normal", "clustered", "constant", "peaked"))),
         dtype=draw(st.sampled_from(dtypes)),
         lengths=draw(
@@ -80,6 +85,7 @@ def make_case(
     style: str = "normal",
     padding: int = 0,
     loose: int = 0,
+    page: int | None = None,
     seed: int = 0,
 ) -> Case:
     """Build a case; `padding` shifts the rows against the storage pages, `loose` raises the bound on the lengths."""
@@ -97,13 +103,15 @@ def make_case(
         k_pages = _buffer(k, starts, lengths)[order.argsort()].transpose(1, 2)
         v_pages = _buffer(v, starts, lengths)[order.argsort()].transpose(1, 2)
     else:
-        page = 16 if padding else 5
+        page = page or (16 if padding else 5)
         table, total = _page_table(starts, lengths, page, random)
         k_pages = _paged(k, starts, lengths, page, table, total, layout)
         v_pages = _paged(v, starts, lengths, page, table, total, layout)
         if layout == "interleaved":
             both = torch.cat((k_pages, v_pages), dim=-1)
             k_pages, v_pages = both[..., :head_dim], both[..., head_dim:]
+        if layout == "columns":
+            k_pages, v_pages = _columns(k_pages, v_pages)
         if layout == "apart":
             v_pages = v_pages.transpose(1, 2).contiguous().transpose(1, 2)
     return Case(
@@ -162,3 +170,14 @@ def _paged(
             slot = start + position
             pages[int(table[row, slot // page]), slot % page] = tokens[row, :, position]
     return pages
+
+
+def _columns(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same pages as vLLM's CPU backend keeps them: per head keys `[d, page]`, then values `[page, d]`, and NaN
+    behind each page."""
+    pages, page, heads, head_dim = k.shape
+    storage = torch.full((pages, heads * 2 * page * head_dim + 24), torch.nan, dtype=k.dtype)
+    both = storage[:, :-24].unflatten(1, (heads, 2, page * head_dim))
+    columns = both[:, :, 0].unflatten(2, (head_dim, page)).permute(0, 3, 1, 2)
+    rows = both[:, :, 1].unflatten(2, (page, head_dim)).transpose(1, 2)
+    return columns.copy_(k), rows.copy_(v)

@@ -14,18 +14,30 @@ from ..types import KVView, Pooling
 
 @dataclass(slots=True)
 class PageBounds:
-    """Bounds `[B, Hkv, P, d]` in the cache's dtype, P growing with the cache; pages start at logical position 0."""
+    """Bounds of one layer's pages, which start at logical position 0.
+
+    Attributes:
+        lower, upper: `[B, Hkv, P, d]` in the cache's dtype, P growing with the cache; with a table
+            `[blocks, Hkv, P, d]` by strides, borrowed like the cache whose blocks they follow.
+        page: tokens per page.
+        table: int32 `[B, n]`, blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. None: block b
+            is all of row b.
+    """
 
     lower: Tensor
     upper: Tensor
     page: int
+    table: Tensor | None = None
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         self.reserve(-(-kv.rows.max_len // self.page))
-        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count)
+        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=self.table)
 
     def permute(self, rows: Tensor) -> None:
-        self.lower, self.upper = self.lower.index_select(0, rows), self.upper.index_select(0, rows)
+        if self.table is None:
+            self.lower, self.upper = self.lower.index_select(0, rows), self.upper.index_select(0, rows)
+        else:
+            self.table = self.table.index_select(0, rows)
 
     def heads(self, start: int, stop: int) -> PageBounds:
         return replace(self, lower=self.lower[:, start:stop], upper=self.upper[:, start:stop])
@@ -35,7 +47,9 @@ class PageBounds:
         return self.lower.nbytes + self.upper.nbytes
 
     def reserve(self, pages: int) -> None:
-        """Make room for so many pages, or chunks, of any row."""
+        """Make room for so many pages, or chunks, of any row; borrowed bounds have the room that they have."""
+        if self.table is not None:
+            return
         held = self.lower.shape[2]
         if pages <= held:
             return
@@ -60,6 +74,10 @@ class PageBoundScorer:
     def fused(self) -> bool:
         return False
 
+    @property
+    def bounds_page(self) -> int | None:
+        return self.page
+
     def new_index(self, kv: KVView) -> PageBounds:
         empty = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 0, kv.head_dim))
         return PageBounds(empty, empty.clone(), self.page)
@@ -68,8 +86,16 @@ class PageBoundScorer:
         assert stored is None, "bounds are not made of token scores: `fused` says so"
         assert isinstance(index, PageBounds), "page bounds are scored from their own index"
         pages = -(-kv.rows.max_len // self.page)
-        lower, upper = index.lower[:, :, :pages], index.upper[:, :, :pages]
-        return page_scores(q, lower, upper, kv.rows.seq_lens, page=self.page, pooling=self.pooling)
+        return page_scores(
+            q,
+            index.lower,
+            index.upper,
+            kv.rows.seq_lens,
+            page=self.page,
+            pooling=self.pooling,
+            table=index.table,
+            pages=pages,
+        )
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         """Both bounds of every page."""

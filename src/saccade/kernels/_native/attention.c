@@ -6,7 +6,8 @@
  * hardware foresees. The work of all heads, dense and sparse, goes into one pool and is cut into items (row, head, span
  * of tokens) of about equal size (LycheeDecode, appendix C), whose partial sums are joined at the end.
  *
- * Page bounds are scored here too (`struct bounds`): the same product with two rows of numbers per page. */
+ * Page bounds are scored here too (`struct bounds`): the same product with two rows of numbers per page. And they are
+ * made here (`struct update`). */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,13 +19,14 @@
 #error "bfloat16 is widened as on a little-endian machine"
 #endif
 
-#define ABI_VERSION 2 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 3 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 64    /* tokens per block where they are read from here and there */
 #define LINEAR_BYTES 6144 /* keys per block where they are neighbours */
 #define MOST_GROUP 32  /* query heads per KV head */
 #define MOST_DIM 256   /* numbers per head */
+#define LEAST_PAGE 4   /* tokens of a page where keys are columns */
 #define SHORTEST 512   /* tokens of a span: below, joining costs more than it spreads */
 #define PER_THREAD 4   /* spans, so that one who is late leaves something to the others */
 #define FAIR_BYTES (1 << 19) /* of cache per thread: below, waking a thread costs more than it saves */
@@ -44,7 +46,8 @@ struct call {
     float *out;                    /* [batch, query_heads, dim] or NULL */
     float *scores;                 /* [batch, kept_heads or (EACH) that many groups, max_len] or NULL */
     double scale;
-    int64_t k_page, k_slot, k_head, v_page, v_slot, v_head; /* bytes */
+    int64_t k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head; /* bytes; k_dim: 0 where a key's numbers are
+        neighbours, else how far apart they are: then keys are columns, and neighbouring tokens are neighbours */
     int64_t batch, query_heads, kv_heads, dim, bf16;
     int64_t page, pages, row_pages, max_len;
     int64_t sets, width, unit;
@@ -90,28 +93,7 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
                 to[i] = scores[row * BLOCK + i] > to[i] ? scores[row * BLOCK + i] : to[i];
 }
 
-/* Everything 8 bytes wide, as above. */
-struct bounds {
-    const float *q;            /* [batch, query_heads, dim] */
-    const char *lower, *upper; /* number p of a head's pages: row · row + head · head + p · page bytes from here */
-    const int32_t *lengths;    /* [batch], in tokens */
-    float *scores;             /* [batch, kv_heads or (EACH) query_heads, pages] */
-    int64_t lower_row, lower_head, lower_page, upper_row, upper_head, upper_page; /* bytes */
-    int64_t batch, query_heads, kv_heads, dim, bf16;
-    int64_t pages, unit; /* unit: tokens of a page */
-    int64_t pooling, threads, lanes;
-};
-
-struct bounds_plan {
-    const struct bounds *call;
-    int64_t spans, chunk; /* per head; pages of a span. The longest row decides: shorter ones may have empty spans */
-};
-
-static int64_t pages_used(const struct bounds *call, int64_t row)
-{
-    const int64_t used = (call->lengths[row] + call->unit - 1) / call->unit;
-    return used < 0 ? 0 : used < call->pages ? used : call->pages;
-}
+#include "pages.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* At the start of a cache line: else the speed of the inner loops depends on what stands before them. */
@@ -178,7 +160,7 @@ static int64_t pages_used(const struct bounds *call, int64_t row)
 struct level {
     const char *name;
     int64_t lanes;
-    pool_task attend, bound_pages;
+    pool_task attend, bound_pages, update_pages;
     void (*exps)(float *, int64_t);
 };
 
@@ -192,15 +174,21 @@ static struct level choose(int64_t dim, int64_t lanes)
     const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (v4 && most >= 16 && dim % 32 == 0)
-        return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_exps};
+        return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_update_pages, v4_exps};
     if (v3 && most >= 8 && dim % 16 == 0)
-        return (struct level){"x86-64-v3", 8, v3_attend, v3_bound_pages, v3_exps};
-    return (struct level){"x86-64", 4, base_attend, base_bound_pages, base_exps};
+        return (struct level){"x86-64-v3", 8, v3_attend, v3_bound_pages, v3_update_pages, v3_exps};
+    return (struct level){"x86-64", 4, base_attend, base_bound_pages, base_update_pages, base_exps};
 #else
     (void)dim;
     (void)most;
-    return (struct level){"portable", 4, base_attend, base_bound_pages, base_exps};
+    return (struct level){"portable", 4, base_attend, base_bound_pages, base_update_pages, base_exps};
 #endif
+}
+
+/* The widest vectors to use where keys are columns: as many neighbouring tokens lie in one page. */
+static int64_t column_lanes(int64_t lanes, int64_t page)
+{
+    return !lanes || page < lanes ? page : lanes;
 }
 
 static int fits(int64_t dim, int64_t query_heads, int64_t kv_heads)
@@ -209,22 +197,59 @@ static int fits(int64_t dim, int64_t query_heads, int64_t kv_heads)
            query_heads / kv_heads <= MOST_GROUP;
 }
 
+/* Whether the pages of `page` slots that slots `start..end` of a row lie in are among the storage's `pages`. */
+static int among(const int32_t *table, int64_t start, int64_t end, int64_t page, int64_t pages)
+{
+    uint32_t wrong = 0;
+    for (int64_t i = start / page; i < (end + page - 1) / page; i++)
+        wrong |= (uint32_t)((uint32_t)table[i] >= (uint64_t)pages);
+    return !wrong;
+}
+
+/* Every touched token lies in its row's pages, these in the storage, and their bounds in blocks that exist. `pages` is
+ * the most that a row touches, `tokens` how many there are. */
+static enum failure check_update(const struct update *call, int64_t *pages, int64_t *tokens)
+{
+    if (!fits(call->dim, 1, 1) || call->page < (call->k_dim ? LEAST_PAGE : 1) || call->page > INT32_MAX ||
+        call->unit < 1)
+        return BAD_SHAPE;
+    *pages = *tokens = 0;
+    for (int64_t row = 0; row < call->batch; row++) {
+        const struct touched touched = find_touched(call, row);
+        if (touched.first == touched.stop)
+            continue;
+        const int64_t start = call->starts[row] + touched.first * call->unit;
+        const int64_t end = call->starts[row] + touched.end;
+        const int64_t room = (call->blocks_of ? call->row_blocks : 1) * call->block_pages;
+        if (call->starts[row] < 0 || end > call->row_pages * call->page)
+            return BAD_ROW;
+        if (touched.stop > room)
+            return BAD_WIDTH;
+        if (!among(call->table + row * call->row_pages, start, end, call->page, call->pages))
+            return BAD_PAGE;
+        if (call->blocks_of && !among(call->blocks_of + row * call->row_blocks, touched.first, touched.stop,
+                                      call->block_pages, call->blocks))
+            return BAD_PAGE;
+        *pages = touched.stop - touched.first > *pages ? touched.stop - touched.first : *pages;
+        *tokens += end - start;
+    }
+    return DONE;
+}
+
 /* Every row lies in its pages, every page in the storage: after this no index needs a check but the set's. */
 static enum failure check(const struct call *call)
 {
-    if (!fits(call->dim, call->query_heads, call->kv_heads) || call->page < 1 || call->page > INT32_MAX)
+    if (!fits(call->dim, call->query_heads, call->kv_heads) || call->page < (call->k_dim ? LEAST_PAGE : 1) ||
+        call->page > INT32_MAX)
         return BAD_SHAPE;
     for (int64_t row = 0; row < call->batch; row++) {
         const int64_t start = call->starts[row], end = start + call->lengths[row];
         const int32_t *table = call->table + row * call->row_pages;
-        uint32_t wrong = 0;
         if (start < 0 || call->lengths[row] < 1 || end > call->row_pages * call->page)
             return BAD_ROW;
         if (call->scores && call->lengths[row] > call->max_len)
             return BAD_WIDTH;
-        for (int64_t i = start / call->page; i < (end + call->page - 1) / call->page; i++)
-            wrong |= (uint32_t)((uint32_t)table[i] >= (uint64_t)call->pages);
-        if (wrong)
+        if (!among(table, start, end, call->page, call->pages))
             return BAD_PAGE;
     }
     return DONE;
@@ -360,7 +385,7 @@ EXPORT int64_t saccade_abi_version(void)
 
 EXPORT int64_t saccade_call_size(void)
 {
-    return (int64_t)(sizeof(struct call) + sizeof(struct bounds));
+    return (int64_t)(sizeof(struct call) + sizeof(struct bounds) + sizeof(struct update));
 }
 
 EXPORT const char *saccade_level(int64_t dim, int64_t lanes)
@@ -385,7 +410,8 @@ EXPORT int64_t saccade_attention(const struct call *call)
         const int64_t each = call->kept_heads * (call->pooling == EACH ? call->query_heads / call->kv_heads : 1);
         for (int64_t row = 0; call->scores && row < call->batch; row++)
             hide(call->scores + row * each * call->max_len, each, call->max_len, call->lengths[row]);
-        pool_run(choose(call->dim, call->lanes).attend, &plan, plan.count, threads);
+        const int64_t lanes = call->k_dim ? column_lanes(call->lanes, call->page) : call->lanes;
+        pool_run(choose(call->dim, lanes).attend, &plan, plan.count, threads);
         if (call->out)
             join(&plan);
     }
@@ -402,6 +428,9 @@ EXPORT int64_t saccade_page_scores(const struct bounds *call)
     int64_t longest = 0, total = 0;
     for (int64_t row = 0; row < call->batch; row++) {
         const int64_t used = pages_used(call, row);
+        const int32_t *table = call->table && used ? call->table + row * call->row_blocks : NULL;
+        if (table && !among(table, 0, used, call->block_pages, call->blocks))
+            return BAD_PAGE;
         longest = used > longest ? used : longest;
         total += used * call->kv_heads;
         hide(call->scores + row * each * call->pages, each, call->pages, used);
@@ -415,5 +444,19 @@ EXPORT int64_t saccade_page_scores(const struct bounds *call)
         plan.spans = (longest + plan.chunk - 1) / plan.chunk;
     }
     pool_run(choose(call->dim, call->lanes).bound_pages, &plan, call->batch * call->kv_heads * plan.spans, threads);
+    return DONE;
+}
+
+EXPORT int64_t saccade_update_pages(const struct update *call)
+{
+    int64_t pages, tokens;
+    const enum failure failure = check_update(call, &pages, &tokens);
+    if (failure != DONE)
+        return failure;
+    const int64_t fair = tokens * call->kv_heads * call->dim * (call->bf16 ? 2 : 4) / FAIR_BYTES;
+    const struct update_plan plan = {.call = call, .spans = (pages + UPDATED - 1) / UPDATED};
+    const int64_t lanes = call->k_dim ? column_lanes(call->lanes, call->page) : call->lanes;
+    pool_run(choose(call->dim, lanes).update_pages, &plan, call->batch * call->kv_heads * plan.spans,
+             fair < call->threads ? fair : call->threads);
     return DONE;
 }

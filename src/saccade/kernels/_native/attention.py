@@ -14,7 +14,7 @@ from saccade.kernels._native import library as native
 from saccade.types import KVView, Pooling, Selection
 
 ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
-_FAILURES = {
+FAILURES = {
     1: "a row does not lie within its pages",
     2: "a row's page lies outside the storage",
     3: "a row is longer than max_len",
@@ -44,8 +44,8 @@ class Heads:
         return Heads((ctypes.c_uint8 * len(dense))(*dense), (ctypes.c_int32 * len(kept))(*kept), sum(scored))
 
 
-def native_refusal(q: Tensor, kv: KVView, selection: Selection | None = None) -> str | None:
-    """Why the library cannot take this call, or None."""
+def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
+    """Why the library cannot read this cache, with these other arguments, or None."""
     k, v, rows = kv.k, kv.v, kv.rows
     if native.library() is None:
         return "no library was built at install (a C compiler is needed)"
@@ -56,18 +56,30 @@ def native_refusal(q: Tensor, kv: KVView, selection: Selection | None = None) ->
     head_dim = k.shape[3]
     if head_dim % 16 or head_dim > native.MOST_DIM:
         return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
-    if k.stride(3) != 1 or v.stride(3) != 1:
-        return f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place"
-    if q.shape[1] > native.MOST_GROUP * k.shape[2]:
-        return f"{q.shape[1]} query heads on {k.shape[2]} KV heads are more than {native.MOST_GROUP} on each"
-    tensors = [q, k, v, rows.page_table, rows.row_start, rows.seq_lens]
-    if selection is not None:
-        tensors += (selection.ids, selection.counts)
-    if not all(tensor.is_cpu for tensor in tensors):
+    if v.stride(3) != 1 or (k.stride(3) != 1 and (k.stride(1) != 1 or kv.page < native.LEAST_PAGE)):
+        return (
+            f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place, nor k in the second with "
+            f"pages of at least {native.LEAST_PAGE} tokens"
+        )
+    if not all(tensor.is_cpu for tensor in (k, v, rows.page_table, rows.row_start, rows.seq_lens, *others)):
         return f"the cache is on {k.device}, or an argument elsewhere than on the CPU"
     if not rows.page_table.dtype == rows.row_start.dtype == rows.seq_lens.dtype == torch.int32:
         return "page table, row starts or lengths are not int32"
     return None
+
+
+def native_refusal(q: Tensor, kv: KVView, selection: Selection | None = None) -> str | None:
+    """Why the library cannot attend with this query, or None."""
+    refusal = cache_refusal(kv, q, *(() if selection is None else (selection.ids, selection.counts)))
+    if refusal is None and q.shape[1] > native.MOST_GROUP * kv.kv_heads:
+        return f"{q.shape[1]} query heads on {kv.kv_heads} KV heads are more than {native.MOST_GROUP} on each"
+    return refusal
+
+
+def key_steps(k: Tensor) -> tuple[int, int, int, int]:
+    """Bytes between pages, slots, heads and a column's numbers; the last 0 where a key's numbers are neighbours."""
+    page, slot, head, dim = (step * ITEM_SIZE[k.dtype] for step in k.stride())
+    return page, slot, head, 0 if k.stride(3) == 1 else dim
 
 
 def attention(
@@ -94,7 +106,6 @@ def attention(
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
     size = ITEM_SIZE[k.dtype]
-    k_page, k_slot, k_head, _ = k.stride()
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
@@ -112,7 +123,8 @@ def attention(
         None if out is None else out.data_ptr(),
         None if scores is None else scores.data_ptr(),
         scale,
-        *(k_page * size, k_slot * size, k_head * size, v_page * size, v_slot * size, v_head * size),
+        *key_steps(k),
+        *(v_page * size, v_slot * size, v_head * size),
         *(batch, query_heads, kv_heads, dim, size == 2),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
@@ -123,4 +135,4 @@ def attention(
     assert found is not None, "native_refusal was asked"
     failure = found.saccade_attention(ctypes.addressof(call))
     if failure:
-        raise KernelError(f"{operation}: {_FAILURES.get(failure, failure)}")
+        raise KernelError(f"{operation}: {FAILURES.get(failure, failure)}")

@@ -1,17 +1,22 @@
 /* The arithmetic of page bounds: how large q·k can be at most on each page. */
 
-/* Bounds of `count` pages for `rows` queries, given by their positive and negative parts, four pages at a time. */
-INLINE void NAME(bound)(const struct bounds *call, const char *lower, const char *upper, int count,
-                        const float *positive, const float *negative, float *scores, int rows, int bf16)
+/* Bounds of `count` pages for `rows` queries, given by their positive and negative parts, four pages at a time. Where
+ * they are scattered, later ones are fetched meanwhile: one after the other the hardware does that better. */
+INLINE void NAME(bound)(const struct bounds *call, const struct places *places, int count, const float *positive,
+                        const float *negative, float *scores, int rows, int bf16, int scattered)
 {
     const int pairs = (int)call->dim / PAIR, bytes = PAIR * (bf16 ? 2 : 4);
     for (int page = 0; page < count; page += 4) {
-        const char *sides[2][4];
+        const char *sides[2][4], *later[2][4];
         vec sums[4][MOST_ROWS];
         UNROLL for (int u = 0; u < 4; u++) {
             const int64_t number = page + u < count ? page + u : count - 1;
-            sides[0][u] = upper + number * call->upper_page;
-            sides[1][u] = lower + number * call->lower_page;
+            const int64_t upper = scattered ? places->upper[page + u] : *places->upper + number * call->upper_page;
+            const int64_t lower = scattered ? places->lower[page + u] : *places->lower + number * call->lower_page;
+            sides[0][u] = call->upper + upper;
+            sides[1][u] = call->lower + lower;
+            later[0][u] = scattered ? call->upper + places->upper[page + AHEAD + u] : NULL;
+            later[1][u] = scattered ? call->lower + places->lower[page + AHEAD + u] : NULL;
             UNROLL for (int row = 0; row < rows; row++)
                 sums[u][row] = (vec){0};
         }
@@ -19,8 +24,11 @@ INLINE void NAME(bound)(const struct bounds *call, const char *lower, const char
             UNROLL for (int side = 0; side < 2; side++) {
                 const float *queries = (side ? negative : positive) + pair * PAIR;
                 vec first[4], second[4];
-                UNROLL for (int u = 0; u < 4; u++)
+                UNROLL for (int u = 0; u < 4; u++) {
                     NAME(load)(sides[side][u] + pair * bytes, bf16, &first[u], &second[u]);
+                    if (scattered)
+                        PREFETCH(later[side][u] + pair * bytes, bytes);
+                }
                 UNROLL for (int row = 0; row < rows; row++) {
                     vec even, odd;
                     memcpy(&even, queries + row * MOST_DIM, sizeof even);
@@ -36,14 +44,16 @@ INLINE void NAME(bound)(const struct bounds *call, const char *lower, const char
     }
 }
 
-typedef void (*NAME(bounder))(const struct bounds *, const char *, const char *, int, const float *, const float *,
-                              float *);
+typedef void (*NAME(bounder))(const struct bounds *, const struct places *, int, const float *, const float *, float *);
 
 #define BOUNDER(rows, bf16)                                                                                            \
-    INNER void NAME(bound_##rows##_##bf16)(const struct bounds *call, const char *lower, const char *upper,            \
-                                            int count, const float *positive, const float *negative, float *scores)    \
+    INNER void NAME(bound_##rows##_##bf16)(const struct bounds *call, const struct places *places, int count,          \
+                                            const float *positive, const float *negative, float *scores)               \
     {                                                                                                                  \
-        NAME(bound)(call, lower, upper, count, positive, negative, scores, rows, bf16);                                \
+        if (!call->table)                                                                                              \
+            NAME(bound)(call, places, count, positive, negative, scores, rows, bf16, 0);                               \
+        else                                                                                                           \
+            NAME(bound)(call, places, count, positive, negative, scores, rows, bf16, 1);                               \
     }
 BOUNDER(1, 0) BOUNDER(2, 0) BOUNDER(1, 1) BOUNDER(2, 1)
 #if MOST_ROWS == 4
@@ -66,11 +76,10 @@ static void NAME(bound_pages)(const void *job, int64_t index)
     const int64_t to = from + plan->chunk < used ? from + plan->chunk : used;
     const int bf16 = (int)call->bf16, dim = (int)call->dim, group = (int)(call->query_heads / call->kv_heads);
     const int rows = call->pooling == MEAN ? 1 : group;
-    const char *lower = call->lower + row * call->lower_row + head * call->lower_head;
-    const char *upper = call->upper + row * call->upper_row + head * call->upper_head;
     float *out = call->scores + (row * call->kv_heads + head) * (call->pooling == EACH ? group : 1) * call->pages;
     _Alignas(64) float positive[MOST_GROUP][MOST_DIM], negative[MOST_GROUP][MOST_DIM];
     _Alignas(64) float scores[MOST_GROUP][BLOCK];
+    struct places places;
 
     const float *q = call->q + (row * call->query_heads + head * group) * dim;
     for (int i = 0; i < dim; i++) {
@@ -88,10 +97,10 @@ static void NAME(bound_pages)(const void *job, int64_t index)
     }
     for (int64_t page = from; page < to; page += BLOCK) {
         const int count = (int)(to - page < BLOCK ? to - page : BLOCK);
+        find_pages(call, row, head, page, count, &places);
         for (int each = 0, some; each < rows; each += some) {
             some = NAME(share)(rows - each);
-            NAME(bounders)[bf16][some - 1](call, lower + page * call->lower_page, upper + page * call->upper_page,
-                                           count, positive[each], negative[each], scores[each]);
+            NAME(bounders)[bf16][some - 1](call, &places, count, positive[each], negative[each], scores[each]);
         }
         keep_scores(out + page, call->pages, scores[0], rows, count, call->pooling);
     }

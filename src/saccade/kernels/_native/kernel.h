@@ -37,6 +37,56 @@ INLINE void NAME(score)(const struct block *block, const struct call *call, cons
     }
 }
 
+/* The same where keys are columns: four groups of tokens at a time, one token per lane. Meanwhile the next four groups
+ * are fetched, and what these tokens have at `places`: a little with every number, as all at once holds up the keys. */
+INLINE void NAME(score_columns)(const struct block *block, const struct call *call, const char *ahead,
+                                const int64_t *places, const float *queries, float *scores, int rows, int bf16)
+{
+    const int dim = (int)call->dim, bytes = LANES * (bf16 ? 2 : 4);
+    for (int group = 0; group < block->groups; group += 4) {
+        const char *keys[4], *later[4];
+        vec sums[4][MOST_ROWS];
+        UNROLL for (int u = 0; u < 4; u++) {
+            keys[u] = call->k + block->k[group + u];
+            later[u] = call->k + block->k[group + 4 + u];
+            UNROLL for (int row = 0; row < rows; row++)
+                sums[u][row] = (vec){0};
+        }
+        const int from = block->first[group], to = block->first[group + 4];
+        const int part = call->out ? (to - from) * (bf16 ? 2 : 4) : 0; /* bytes of a token's row each time */
+        int token = from, done = 0;
+        for (int i = 0; i < dim; i++) {
+            if (ahead) {
+                for (int line = 0; line < part; line += 64)
+                    PREFETCH(ahead + places[token] + done + line, 64);
+                if (++token == to) {
+                    token = from;
+                    done += part;
+                }
+            }
+            UNROLL for (int u = 0; u < 4; u++) {
+                const vec key = NAME(load_lanes)(keys[u] + i * call->k_dim, bf16);
+                if (ahead)
+                    PREFETCH(later[u] + i * call->k_dim, bytes);
+                UNROLL for (int row = 0; row < rows; row++)
+                    sums[u][row] += key * queries[row * MOST_DIM + i];
+            }
+        }
+        UNROLL for (int u = 0; u < 4; u++) {
+            const int first = block->first[group + u], count = block->first[group + u + 1] - first;
+            UNROLL for (int row = 0; row < rows; row++) {
+                float lanes[LANES];
+                memcpy(lanes, &sums[u][row], sizeof lanes);
+                if (count == LANES)
+                    memcpy(scores + row * BLOCK + first, lanes, sizeof lanes);
+                else
+                    for (int token = first; token < first + count; token++)
+                        scores[row * BLOCK + token] = lanes[block->lane[token]];
+            }
+        }
+    }
+}
+
 /* Add the block's values, weighted, to `pairs` pairs of columns of `rows` sums; meanwhile the keys of
  * `next` are fetched (NULL: none). */
 INLINE void NAME(mix)(const struct block *block, const struct block *next, const struct call *call, int column,
@@ -69,11 +119,11 @@ typedef void (*NAME(scorer))(const struct block *, const struct call *, const ch
                              float *);
 typedef void (*NAME(mixer))(const struct block *, const struct block *, const struct call *, const float *, float *);
 
-#define SCORER(rows, bf16)                                                                                             \
-    INNER void NAME(score_##rows##_##bf16)(const struct block *block, const struct call *call, const char *ahead,      \
-                                            const int64_t *places, const float *queries, float *scores)                \
+#define SCORER(op, rows, bf16)                                                                                         \
+    INNER void NAME(op##_##rows##_##bf16)(const struct block *block, const struct call *call, const char *ahead,       \
+                                           const int64_t *places, const float *queries, float *scores)                 \
     {                                                                                                                  \
-        NAME(score)(block, call, ahead, places, queries, scores, rows, bf16);                                          \
+        NAME(op)(block, call, ahead, places, queries, scores, rows, bf16);                                             \
     }
 #define MIXER(rows, bf16)                                                                                              \
     INNER void NAME(mix_##rows##_##bf16)(const struct block *block, const struct block *next,                          \
@@ -85,16 +135,16 @@ typedef void (*NAME(mixer))(const struct block *, const struct block *, const st
         if (column < dim)                                                                                              \
             NAME(mix)(block, next, call, column, weights, sums, rows, 1, bf16);                                        \
     }
-#define BOTH(rows, bf16) SCORER(rows, bf16) MIXER(rows, bf16)
-BOTH(1, 0) BOTH(2, 0) BOTH(1, 1) BOTH(2, 1)
+#define ALL(rows, bf16) SCORER(score, rows, bf16) SCORER(score_columns, rows, bf16) MIXER(rows, bf16)
+ALL(1, 0) ALL(2, 0) ALL(1, 1) ALL(2, 1)
 #if MOST_ROWS == 4
-BOTH(3, 0) BOTH(4, 0) BOTH(3, 1) BOTH(4, 1)
+ALL(3, 0) ALL(4, 0) ALL(3, 1) ALL(4, 1)
 #define TABLE(op) {{NAME(op##_1_0), NAME(op##_2_0), NAME(op##_3_0), NAME(op##_4_0)},                                   \
                    {NAME(op##_1_1), NAME(op##_2_1), NAME(op##_3_1), NAME(op##_4_1)}}
 #else
 #define TABLE(op) {{NAME(op##_1_0), NAME(op##_2_0)}, {NAME(op##_1_1), NAME(op##_2_1)}}
 #endif
-static const NAME(scorer) NAME(scorers)[2][MOST_ROWS] = TABLE(score);
+static const NAME(scorer) NAME(scorers)[2][2][MOST_ROWS] = {TABLE(score), TABLE(score_columns)};
 static const NAME(mixer) NAME(mixers)[2][MOST_ROWS] = TABLE(mix);
 
 /* Turn one row's raw scores into weights against the running maximum; sums made against an older one are scaled. */
@@ -138,7 +188,7 @@ static void NAME(attend)(const void *job, int64_t index)
     const struct plan *plan = job;
     const struct call *call = plan->call;
     const struct item *item = &plan->items[index];
-    const int bf16 = (int)call->bf16, dim = (int)call->dim, group = item->group;
+    const int bf16 = (int)call->bf16, columns = call->k_dim != 0, dim = (int)call->dim, group = item->group;
     const int kept = call->scores && item->kept >= 0, mean = kept && call->pooling == MEAN;
     /* Rows of queries: the group's own, where they are wanted, and their mean. Of these `mixed` attend. */
     const int own = call->out || !mean ? group : 0, rows = own + mean;
@@ -150,10 +200,10 @@ static void NAME(attend)(const void *job, int64_t index)
     struct block blocks[2] = {{0}}, *block = &blocks[0], *next = &blocks[1];
     struct reader reader;
 
-    open_item(&reader, plan, item);
+    open_item(&reader, plan, item, LANES);
     const float *q = call->q + (item->row * call->query_heads + item->first) * dim;
     for (int i = 0; i < dim; i++) {
-        int64_t to = NAME(place)(i, bf16);
+        int64_t to = columns ? i : NAME(place)(i, bf16);
         float sum = 0.0f;
         for (int row = 0; row < group; row++) {
             if (row < own)
@@ -172,12 +222,14 @@ static void NAME(attend)(const void *job, int64_t index)
     read_block(&reader, block);
     while (block->count) {
         read_block(&reader, next);
+        if (columns && next->count)
+            memcpy(block->k + (block->groups + 3) / 4 * 4, next->k, 4 * sizeof next->k[0]);
         /* The keys of this block were fetched during the last one. Now come its values, or the next keys. */
         const char *ahead = !reader.fetch ? NULL : call->out ? call->v : call->k;
         const int64_t *places = call->out ? block->v : next->k;
         for (int row = 0, some; row < rows; row += some) {
             some = NAME(share)(rows - row);
-            NAME(scorers)[bf16][some - 1](block, call, ahead, places, queries[row], scores[row]);
+            NAME(scorers)[columns][bf16][some - 1](block, call, ahead, places, queries[row], scores[row]);
         }
         if (kept)
             keep_scores(keep_at(call, item, block->token), call->max_len, mean ? scores[own] : scores[0],
@@ -186,7 +238,7 @@ static void NAME(attend)(const void *job, int64_t index)
             NAME(soften)(scores[row], block->count, (float)call->scale, &max[row], &total[row], sums[row], dim);
         for (int row = 0, some; row < mixed; row += some) {
             some = NAME(share)(mixed - row);
-            NAME(mixers)[bf16][some - 1](block, reader.fetch ? next : NULL, call, scores[row], sums[row]);
+            NAME(mixers)[bf16][some - 1](block, reader.fetch && !columns ? next : NULL, call, scores[row], sums[row]);
         }
         struct block *done = block;
         block = next;
@@ -207,5 +259,5 @@ static void NAME(attend)(const void *job, int64_t index)
 
 #undef SCORER
 #undef MIXER
-#undef BOTH
+#undef ALL
 #undef TABLE

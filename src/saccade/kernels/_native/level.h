@@ -10,9 +10,12 @@
 
 #include "bounds.h"
 
+#include "update.h"
+
 #undef vec
 #undef uvec
 #undef ivec
+#undef half
 #undef PAIR
 #undef LOW
 #undef HIGH
@@ -21,6 +24,8 @@
 #undef BY8
 #undef BY4
 #undef FOLD
+#undef REDUCE
+#undef ADD
 #undef LANES
 #undef MOST_ROWS
 #undef NAME

@@ -9,9 +9,10 @@ from pathlib import Path
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 MOST_GROUP = 32
 MOST_DIM = 256
+LEAST_PAGE = 4  # tokens of a page, where keys are columns
 
 POOLING = {None: 0, "max": 1, "mean": 2, "each": 3}
 
@@ -34,19 +35,30 @@ class Call(ctypes.Structure):
     _fields_ = _fields(
         "q k v table starts lengths ids counts dense kept out scores",
         "scale",
-        "k_page k_slot k_head v_page v_slot v_head batch query_heads kv_heads dim bf16 page pages row_pages max_len "
-        "sets width unit kept_heads pooling threads lanes",
+        "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 "
+        "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
     )
 
 
 class Bounds(ctypes.Structure):
-    """`struct bounds` of attention.c, which documents the fields."""
+    """`struct bounds` of pages.h, which documents the fields."""
 
     _fields_ = _fields(
-        "q lower upper lengths scores",
+        "q lower upper lengths table scores",
         "",
-        "lower_row lower_head lower_page upper_row upper_head upper_page batch query_heads kv_heads dim bf16 "
-        "pages unit pooling threads lanes",
+        "lower_block lower_head lower_page upper_block upper_head upper_page batch query_heads kv_heads dim bf16 "
+        "blocks block_pages row_blocks pages unit pooling threads lanes",
+    )
+
+
+class Update(ctypes.Structure):
+    """`struct update` of pages.h, which documents the fields."""
+
+    _fields_ = _fields(
+        "k lower upper table starts lengths changed blocks_of",
+        "",
+        "k_page k_slot k_head k_dim lower_block lower_head lower_page upper_block upper_head upper_page "
+        "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count threads lanes",
     )
 
 
@@ -62,9 +74,9 @@ def library() -> ctypes.CDLL | None:
         return None
     for function in versions:
         function.argtypes, function.restype = [], ctypes.c_int64
-    if (versions[0](), versions[1]()) != (_ABI_VERSION, ctypes.sizeof(Call) + ctypes.sizeof(Bounds)):
+    if (versions[0](), versions[1]()) != (_ABI_VERSION, sum(map(ctypes.sizeof, (Call, Bounds, Update)))):
         return None
-    for operation in (found.saccade_attention, found.saccade_page_scores):
+    for operation in (found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages):
         operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
     found.saccade_level.argtypes, found.saccade_level.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     found.saccade_exp.argtypes, found.saccade_exp.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None

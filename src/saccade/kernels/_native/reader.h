@@ -1,10 +1,14 @@
 /* Walking over the tokens of one item of attention.c, block by block. */
 
-/* Bytes from the storage's start to the tokens of a block; places after the count, up to a multiple of 4, repeat it. */
+/* Bytes from the storage's start to the tokens of a block; places after the count, up to a multiple of 4, repeat it.
+ *
+ * Where keys are columns, `k` are places of groups of neighbouring tokens, as many as a vector has lanes, some of which
+ * the block wants: `first[i]..first[i + 1]` of its tokens are in group i, each at its `lane`. */
 struct block {
-    int count;
+    int count, groups;
     int64_t token; /* logical position of the first; of use where all tokens are read */
-    int64_t k[BLOCK], v[BLOCK];
+    int64_t k[BLOCK + 4], v[BLOCK];
+    uint8_t first[BLOCK + 4], lane[BLOCK];
 };
 
 /* Walks over the tokens of one item. */
@@ -12,6 +16,7 @@ struct reader {
     const struct call *call;
     const int32_t *table, *ids;
     int block;                  /* tokens of a block, a multiple of 16 up to BLOCK */
+    int lanes;                  /* tokens of a group, a power of 2 */
     int fetch;                  /* whether to fetch ahead: in long runs of neighbours the hardware does it better */
     int64_t start, length;      /* of the row, in slots */
     int64_t k_base, v_base;     /* bytes to the KV head */
@@ -19,14 +24,14 @@ struct reader {
     int64_t run, run_end;       /* tokens of the entry that were not read yet */
 };
 
-static void open_item(struct reader *reader, const struct plan *plan, const struct item *item)
+static void open_item(struct reader *reader, const struct plan *plan, const struct item *item, int lanes)
 {
     const struct call *call = plan->call;
     /* Measured (Zen 4): neighbours run best when a block of keys fills about a page of memory. */
     const int64_t fill = LINEAR_BYTES / (call->dim * (call->bf16 ? 2 : 4)) / 16 * 16;
-    const int fetch = item->set >= 0 || call->row_pages > 1;
+    const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim;
     *reader = (struct reader){
-        .call = call, .fetch = fetch, .at = item->at, .end = item->end,
+        .call = call, .lanes = lanes, .fetch = fetch, .at = item->at, .end = item->end,
         .block = fetch ? GATHERED : fill < 16 ? 16 : fill > BLOCK ? BLOCK : (int)fill,
         .table = call->table + item->row * call->row_pages,
         .start = call->starts[item->row], .length = call->lengths[item->row],
@@ -55,19 +60,27 @@ static int more(struct reader *reader)
     return 1;
 }
 
-static void read_block(struct reader *reader, struct block *block)
+/* The storage page of the next token and, in `slot`, where in it. */
+static int64_t find_token(const struct reader *reader, uint32_t *slot)
+{
+    /* Neither is negative, and a 32-bit division takes half the time of a 64-bit one. */
+    uint32_t number = 0;
+    *slot = (uint32_t)(reader->start + reader->run);
+    if (reader->call->row_pages > 1) {
+        number = *slot / (uint32_t)reader->call->page;
+        *slot -= number * (uint32_t)reader->call->page;
+    }
+    return reader->table[number];
+}
+
+static void read_rows(struct reader *reader, struct block *block)
 {
     const struct call *call = reader->call;
     int count = 0;
     block->token = reader->run;
     while (count < reader->block && more(reader)) {
-        /* Neither is negative, and a 32-bit division takes half the time of a 64-bit one. */
-        uint32_t slot = (uint32_t)(reader->start + reader->run), number = 0;
-        if (call->row_pages > 1) {
-            number = slot / (uint32_t)call->page;
-            slot -= number * (uint32_t)call->page;
-        }
-        int64_t page = reader->table[number];
+        uint32_t slot;
+        int64_t page = find_token(reader, &slot);
         int64_t k = reader->k_base + page * call->k_page + slot * call->k_slot;
         int64_t v = reader->v_base + page * call->v_page + slot * call->v_slot;
         int64_t some = reader->run_end - reader->run;
@@ -85,4 +98,52 @@ static void read_block(struct reader *reader, struct block *block)
         block->k[i] = block->k[count - 1];
         block->v[i] = block->v[count - 1];
     }
+}
+
+/* The same where keys are columns. A block may be longer by what belongs to its last group, so that the next one does
+ * not read that again. */
+static void read_columns(struct reader *reader, struct block *block)
+{
+    const struct call *call = reader->call;
+    int count = 0, groups = 0;
+    block->token = reader->run;
+    while (more(reader)) {
+        uint32_t slot;
+        const int64_t page = find_token(reader, &slot);
+        /* The last group of a page that is no multiple of the lanes reaches back into the one before. */
+        int64_t group = slot & ~(uint32_t)(reader->lanes - 1);
+        group = group < call->page - reader->lanes ? group : call->page - reader->lanes;
+        const int64_t k = reader->k_base + page * call->k_page + group * call->k_slot;
+        const int64_t v = reader->v_base + page * call->v_page + slot * call->v_slot;
+        const int lane = (int)(slot - group);
+        if (!groups || block->k[groups - 1] != k || block->lane[count - 1] >= lane) {
+            if (count >= reader->block)
+                break;
+            block->first[groups] = (uint8_t)count;
+            block->k[groups++] = k;
+        }
+        int64_t some = reader->run_end - reader->run;
+        some = some < reader->lanes - lane ? some : reader->lanes - lane;
+        for (int64_t i = 0; i < some; i++) {
+            block->lane[count + i] = (uint8_t)(lane + i);
+            block->v[count + i] = v + i * call->v_slot;
+        }
+        count += (int)some;
+        reader->run += some;
+    }
+    block->count = count;
+    block->groups = groups;
+    /* Four more than the scores need: the next block's first are fetched with this one's last. */
+    for (int i = groups; i < (groups + 3) / 4 * 4 + 4; i++) {
+        block->first[i] = (uint8_t)count;
+        block->k[i] = groups ? block->k[groups - 1] : 0;
+    }
+}
+
+static void read_block(struct reader *reader, struct block *block)
+{
+    if (reader->call->k_dim)
+        read_columns(reader, block);
+    else
+        read_rows(reader, block);
 }

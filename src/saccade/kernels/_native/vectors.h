@@ -7,10 +7,12 @@
 typedef float NAME(vec) __attribute__((vector_size(4 * LANES)));
 typedef uint32_t NAME(uvec) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(ivec) __attribute__((vector_size(4 * LANES)));
+typedef uint16_t NAME(half) __attribute__((vector_size(2 * LANES)));
 
 #define vec NAME(vec)
 #define uvec NAME(uvec)
 #define ivec NAME(ivec)
+#define half NAME(half)
 #define PAIR (2 * LANES)
 
 /* Four lanes at a time: the low halves of a and b interleaved; the high ones; their low and high pairs side by side. */
@@ -21,20 +23,20 @@ typedef int32_t NAME(ivec) __attribute__((vector_size(4 * LANES)));
 #define HIGH2(a, b) SHUFFLE(ivec, a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
 #define BY8(a) SHUFFLE(ivec, a, a, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
 #define BY4(a) SHUFFLE(ivec, a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
-#define FOLD(a) (a += BY8(a), a += BY4(a))
+#define FOLD(op, a) (a = op(a, BY8(a)), a = op(a, BY4(a)))
 #elif LANES == 8
 #define LOW(a, b) SHUFFLE(ivec, a, b, 0, 8, 1, 9, 4, 12, 5, 13)
 #define HIGH(a, b) SHUFFLE(ivec, a, b, 2, 10, 3, 11, 6, 14, 7, 15)
 #define LOW2(a, b) SHUFFLE(ivec, a, b, 0, 1, 8, 9, 4, 5, 12, 13)
 #define HIGH2(a, b) SHUFFLE(ivec, a, b, 2, 3, 10, 11, 6, 7, 14, 15)
 #define BY4(a) SHUFFLE(ivec, a, a, 4, 5, 6, 7, 0, 1, 2, 3)
-#define FOLD(a) (a += BY4(a))
+#define FOLD(op, a) (a = op(a, BY4(a)))
 #else
 #define LOW(a, b) SHUFFLE(ivec, a, b, 0, 4, 1, 5)
 #define HIGH(a, b) SHUFFLE(ivec, a, b, 2, 6, 3, 7)
 #define LOW2(a, b) SHUFFLE(ivec, a, b, 0, 1, 4, 5)
 #define HIGH2(a, b) SHUFFLE(ivec, a, b, 2, 3, 6, 7)
-#define FOLD(a) ((void)0)
+#define FOLD(op, a) ((void)0)
 #endif
 
 INLINE void NAME(load)(const char *at, int bf16, vec *first, vec *second)
@@ -50,13 +52,57 @@ INLINE void NAME(load)(const char *at, int bf16, vec *first, vec *second)
     }
 }
 
-/* Four vectors become four sums by adding interleaved halves, three operations per sum instead of eight. */
+/* One vector of neighbours, in their order. */
+INLINE vec NAME(load_lanes)(const char *at, int bf16)
+{
+    vec lanes;
+    if (bf16) {
+        half words;
+        memcpy(&words, at, sizeof words);
+        return (vec)(__builtin_convertvector(words, uvec) << 16);
+    }
+    memcpy(&lanes, at, sizeof lanes);
+    return lanes;
+}
+
+/* The opposite of load. */
+INLINE void NAME(store)(char *at, int bf16, vec first, vec second)
+{
+    if (bf16) {
+        const uvec words = (uvec)first >> 16 | ((uvec)second & 0xffff0000u);
+        memcpy(at, &words, sizeof words);
+    } else {
+        memcpy(at, &first, sizeof first);
+        memcpy(at + sizeof first, &second, sizeof second);
+    }
+}
+
+/* Four vectors become four numbers by joining interleaved halves, three operations for each instead of eight. */
+#define REDUCE(op, a, b, c, d, numbers)                                                                                \
+    do {                                                                                                               \
+        vec ab = op(LOW(a, b), HIGH(a, b)), cd = op(LOW(c, d), HIGH(c, d));                                            \
+        vec all = op(LOW2(ab, cd), HIGH2(ab, cd));                                                                     \
+        FOLD(op, all);                                                                                                 \
+        memcpy(numbers, &all, 16);                                                                                     \
+    } while (0)
+#define ADD(a, b) ((a) + (b))
+
 INLINE void NAME(add_up)(vec a, vec b, vec c, vec d, float *sums)
 {
-    vec ab = LOW(a, b) + HIGH(a, b), cd = LOW(c, d) + HIGH(c, d);
-    vec all = LOW2(ab, cd) + HIGH2(ab, cd);
-    FOLD(all);
-    memcpy(sums, &all, 16);
+    REDUCE(ADD, a, b, c, d, sums);
+}
+
+/* Lanewise the lesser of two; NaN where one of them is. */
+INLINE vec NAME(least)(vec a, vec b)
+{
+    const ivec take = (a < b) | (a != a);
+    return (vec)(((ivec)a & take) | ((ivec)b & ~take));
+}
+
+INLINE vec NAME(most)(vec a, vec b)
+{
+    const ivec take = (a > b) | (a != a);
+    return (vec)(((ivec)a & take) | ((ivec)b & ~take));
 }
 
 /* exp for arguments up to 0 (and a rounding error above): 0 below the smallest normal number; relative error 1e-7. */

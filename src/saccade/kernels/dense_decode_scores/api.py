@@ -61,10 +61,11 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
         kv: the layer's cache.
         pooling: "max", "mean" or "each".
         implementation: "native" needs the library that the install builds where there is a C compiler, an unquantised
-            float32 or bfloat16 cache on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and
-            at most 32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU
-            whose strides are multiples of the head dim with the last one 1. "auto" takes the first that can run of
-            these, else the reference.
+            float32 or bfloat16 cache on CPU whose last stride is 1 (of keys also the second, where a page has at least
+            4 tokens: neighbouring tokens next to each other), a head dim that is a multiple of 16 up to 256 and at most
+            32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose
+            strides are multiples of the head dim with the last one 1. "auto" takes the first that can run of these,
+            else the reference.
 
     Returns:
         float32 `[B, G, max_len]` in logical order, G = Hkv or (for "each") Hq; -inf at and after `seq_lens[b]`.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
-from saccade.kernels._dispatch import Implementation, choose, use_cpu
+from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
 from saccade.kernels.page_bounds import cpu, native, reference
 from saccade.types import KVView, Pooling
@@ -20,6 +20,7 @@ def update_page_bounds(
     page: int,
     start: Tensor,
     count: int,
+    table: Tensor | None = None,
     implementation: Implementation = "auto",
 ) -> None:
     """Recompute, in place, the bounds of every page that positions `start .. start + count - 1` touch.
@@ -30,38 +31,49 @@ def update_page_bounds(
     Bounds of untouched pages keep their values.
 
     Args:
-        lower, upper: `[B, Hkv, P, d]` in the cache's dtype, with `P · page >= max_len`; written.
+        lower, upper: `[blocks, Hkv, P, d]` by strides, in the cache's dtype; written. A row has room for `max_len`.
         kv: the layer's cache.
         page: tokens per page.
         start: int32 `[B]`, first changed logical position of each row.
         count: how many positions changed, the same for all rows, at least 0.
-        implementation: "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose strides are
-            multiples of the head dim with the last one 1; "auto" takes it then, else the reference.
+        table: int32 `[B, n]`, the blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. Entries
+            beyond a row's last page are not looked at. Rows may share a block where they share its tokens. None: block
+            b is all of row b.
+        implementation: "native" needs the cache that `decode_scores` says and bounds whose last stride is 1; "cpu" an
+            unquantised float32, bfloat16 or float16 cache on CPU whose strides are multiples of the head dim with the
+            last one 1. "auto" takes the first that can run of these, else the reference.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
     check_integers("update_page_bounds", start=start)
-    expected = (kv.rows.batch, kv.kv_heads, lower.shape[2] if lower.dim() == 4 else 0, kv.head_dim)
-    if lower.shape != expected or upper.shape != expected:
+    if lower.dim() != 4 or lower.shape != upper.shape or lower.shape[1::2] != (kv.kv_heads, kv.head_dim):
         raise KernelError(
-            f"update_page_bounds: bounds must be [B, Hkv, P, d] for {kv.rows.batch} rows, {kv.kv_heads} heads of "
-            f"{kv.head_dim}, got {list(lower.shape)} and {list(upper.shape)}"
+            f"update_page_bounds: bounds must be [blocks, Hkv, P, d] for {kv.kv_heads} heads of {kv.head_dim}, got "
+            f"{list(lower.shape)} and {list(upper.shape)}"
         )
+    room = _room("update_page_bounds", lower, kv.rows.batch, table)
     if lower.dtype != kv.k.dtype or upper.dtype != kv.k.dtype:
         raise KernelError(f"update_page_bounds: bounds must be {kv.k.dtype}, got {lower.dtype} and {upper.dtype}")
-    if page < 1 or count < 0 or lower.shape[2] * page < kv.rows.max_len:
+    if page < 1 or count < 0 or room * page < kv.rows.max_len:
         raise KernelError(
-            f"update_page_bounds: {lower.shape[2]} pages of {page} cannot hold {kv.rows.max_len} tokens (count {count})"
+            f"update_page_bounds: {room} pages of {page} cannot hold {kv.rows.max_len} tokens (count {count})"
         )
     if start.shape != (kv.rows.batch,):
         raise KernelError(f"update_page_bounds: start must be [{kv.rows.batch}], got {list(start.shape)}")
     if count == 0:
         return
-    if use_cpu("update_page_bounds", implementation, cpu_refusal(kv)):
-        cpu.update_page_bounds(lower, upper, kv, page, start, count)
+    chosen = choose(
+        "update_page_bounds",
+        implementation,
+        {"native": lambda: native.update_refusal(lower, upper, kv, start, table), "cpu": lambda: cpu_refusal(kv)},
+    )
+    if chosen == "native":
+        native.update_page_bounds(lower, upper, kv, page, start, count, table)
+    elif chosen == "cpu":
+        cpu.update_page_bounds(lower, upper, kv, page, start, count, table)
     else:
-        reference.update_page_bounds(lower, upper, kv, page, start, count)
+        reference.update_page_bounds(lower, upper, kv, page, start, count, table)
 
 
 def page_scores(
@@ -72,6 +84,8 @@ def page_scores(
     *,
     page: int,
     pooling: Pooling,
+    table: Tensor | None = None,
+    pages: int | None = None,
     implementation: Implementation = "auto",
 ) -> Tensor:
     """An upper bound of q·k over each page: `Σ_j max(q_j·upper_j, q_j·lower_j)`, unscaled, in float32.
@@ -82,18 +96,20 @@ def page_scores(
 
     Args:
         q: queries `[B, Hq, d]`, floating point.
-        lower, upper: `[B, Hkv, P, d]` as `update_page_bounds` keeps them. Pages at and after the row's last one are
-            not read.
+        lower, upper: `[blocks, Hkv, P, d]` as `update_page_bounds` keeps them. Pages behind a row's last one are not
+            read.
         seq_lens: int32 `[B]`; a row of length 0 has no page.
         page: tokens per page.
         pooling: "max", "mean" or "each".
+        table: int32 `[B, n]`, where the pages of each row lie, as in `update_page_bounds`; None: block b is row b's.
+        pages: pages of each row to score; None: all that there is room for, n · P or (without a table) P.
         implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
             bfloat16 bounds on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and at most 32
             query heads per KV head. "cpu" needs CPU tensors. "auto" takes the first that can run of these, else the
             reference.
 
     Returns:
-        float32 `[B, G, P]`, G = Hkv or (for "each") Hq; -inf at and after page ⌈seq_len / page⌉.
+        float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; -inf at and after page ⌈seq_len / page⌉.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
@@ -102,23 +118,39 @@ def page_scores(
     check_pooling("page_scores", pooling)
     if q.dim() != 3 or lower.dim() != 4 or lower.shape != upper.shape or not q.is_floating_point():
         raise KernelError(
-            f"page_scores: q [B, Hq, d] and bounds [B, Hkv, P, d] do not fit: {list(q.shape)}, {list(lower.shape)}, "
-            f"{list(upper.shape)}"
+            f"page_scores: q [B, Hq, d] and bounds [blocks, Hkv, P, d] do not fit: {list(q.shape)}, "
+            f"{list(lower.shape)}, {list(upper.shape)}"
         )
-    if q.shape[0] != lower.shape[0] or q.shape[2] != lower.shape[3] or q.shape[1] % lower.shape[1]:
+    if q.shape[2] != lower.shape[3] or q.shape[1] % lower.shape[1]:
         raise KernelError(f"page_scores: q {list(q.shape)} does not match bounds {list(lower.shape)}")
+    room = _room("page_scores", lower, q.shape[0], table)
+    pages = room if pages is None else pages
+    if not 0 <= pages <= room:
+        raise KernelError(f"page_scores: {pages} pages are wanted, there is room for {room}")
     if seq_lens.shape != q.shape[:1] or page < 1 or pooling is None:
         raise KernelError("page_scores: seq_lens must be [B], page at least 1 and pooling max, mean or each")
     chosen = choose(
         "page_scores",
         implementation,
         {
-            "native": lambda: native.refusal(q, lower, upper, seq_lens),
+            "native": lambda: native.refusal(q, lower, upper, seq_lens, table),
             "cpu": lambda: None if lower.is_cpu else f"the bounds are on {lower.device}",
         },
     )
     if chosen == "native":
-        return native.page_scores(q, lower, upper, seq_lens, page, pooling)
+        return native.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
     if chosen == "cpu":
-        return cpu.page_scores(q, lower, upper, seq_lens, page, pooling)
-    return reference.page_scores(q, lower, upper, seq_lens, page, pooling)
+        return cpu.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+    return reference.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+
+
+def _room(operation: str, lower: Tensor, batch: int, table: Tensor | None) -> int:
+    """Pages that the bounds of each of `batch` rows can hold."""
+    if table is None:
+        if lower.shape[0] != batch:
+            raise KernelError(f"{operation}: without a table {batch} rows need a block each, not {lower.shape[0]}")
+        return lower.shape[2]
+    check_integers(operation, table=table)
+    if table.dim() != 2 or table.shape[0] != batch:
+        raise KernelError(f"{operation}: table must be [{batch}, n], got {list(table.shape)}")
+    return table.shape[1] * lower.shape[2]

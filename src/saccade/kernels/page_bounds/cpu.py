@@ -12,7 +12,9 @@ from saccade.types import KVView, Pooling
 _PAGES = 1024
 
 
-def update_page_bounds(lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int) -> None:
+def update_page_bounds(
+    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
+) -> None:
     for row, (begin, (row_start, length)) in enumerate(zip(start.tolist(), host_bounds(kv.rows), strict=True)):
         end = min(begin + count, length)
         if end <= max(begin, 0):
@@ -22,7 +24,20 @@ def update_page_bounds(lower: Tensor, upper: Tensor, kv: KVView, page: int, star
         for first in range(max(begin, 0) // page, last + 1, _PAGES):
             stop = min(first + _PAGES, last + 1)
             tokens = keys.read_heads(first * page, min(stop * page, length))
-            _reduce(tokens, page, lower[row, :, first:stop], upper[row, :, first:stop])
+            if table is None:
+                _reduce(tokens, page, lower[row, :, first:stop], upper[row, :, first:stop])
+                continue
+            fresh = tokens.new_empty((2, tokens.shape[0], stop - first, tokens.shape[2]))
+            _reduce(tokens, page, fresh[0], fresh[1])
+            block, inside = _places(lower, table[row], first, stop)
+            for bounds, side in ((lower, fresh[0]), (upper, fresh[1])):
+                bounds.transpose(1, 2)[block, inside] = side.transpose(0, 1)
+
+
+def _places(bounds: Tensor, blocks: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Block, and place in it, of a row's pages `first..stop`, by its `blocks` `[n]`."""
+    pages = torch.arange(first, stop)
+    return blocks.long()[pages // bounds.shape[2]], pages % bounds.shape[2]
 
 
 def _reduce(tokens: Tensor, page: int, lower: Tensor, upper: Tensor) -> None:
@@ -37,19 +52,33 @@ def _reduce(tokens: Tensor, page: int, lower: Tensor, upper: Tensor) -> None:
         torch.amax(tokens[:, whole * page :], dim=1, out=upper[:, whole])
 
 
-def page_scores(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, page: int, pooling: Pooling) -> Tensor:
+def page_scores(
+    q: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    seq_lens: Tensor,
+    page: int,
+    pooling: Pooling,
+    table: Tensor | None,
+    pages: int,
+) -> Tensor:
     batch, query_heads, head_dim = q.shape
-    kv_heads, pages = lower.shape[1], lower.shape[2]
+    kv_heads = lower.shape[1]
     queries = q.float().reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
     if pooling == "mean":
         queries = queries.mean(dim=2, keepdim=True)
     positive, negative = queries.clamp(min=0), queries.clamp(max=0)
     scores = queries.new_empty((*queries.shape[:3], pages))
     for row, length in enumerate(seq_lens.tolist()):
-        used = -(-length // page)
+        used = min(-(-length // page), pages)
         scores[row, :, :, used:] = -torch.inf
+        places = None if table is None else _places(lower, table[row], 0, used)
         for head in range(kv_heads):
             out = scores[row, head, :, :used]
-            torch.mm(positive[row, head], upper[row, head, :used].float().t(), out=out)
-            out.addmm_(negative[row, head], lower[row, head, :used].float().t())
+            sides = [
+                (bounds[row, head, :used] if places is None else bounds[:, head][places]).float().t()
+                for bounds in (upper, lower)
+            ]
+            torch.mm(positive[row, head], sides[0], out=out)
+            out.addmm_(negative[row, head], sides[1])
     return scores.amax(dim=2) if pooling == "max" else scores.flatten(1, 2)

@@ -1,4 +1,4 @@
-"""Page bounds in C: one pass over lower and upper bounds, in whatever of the two dtypes they are kept."""
+"""Page bounds in C, in either of its dtypes: recomputed where the keys lie, scored in one pass over both sides."""
 
 from __future__ import annotations
 
@@ -9,11 +9,49 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import ITEM_SIZE
-from saccade.types import Pooling
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps
+from saccade.types import KVView, Pooling
 
 
-def refusal(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor) -> str | None:
+def update_refusal(lower: Tensor, upper: Tensor, kv: KVView, start: Tensor, table: Tensor | None) -> str | None:
+    """Why the library cannot recompute these bounds, or None."""
+    refusal = cache_refusal(kv, lower, upper, start, start if table is None else table)
+    return _stride_refusal(lower, upper) if refusal is None else refusal
+
+
+def update_page_bounds(
+    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
+) -> None:
+    k, rows = kv.k, kv.rows
+    blocks, _, block_pages, head_dim = lower.shape
+    # These must live until the call returns: it holds addresses.
+    pages, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
+    changed, places = start.contiguous(), None if table is None else table.contiguous()
+    size = ITEM_SIZE[k.dtype]
+    call = native.Update(
+        k.data_ptr(),
+        lower.data_ptr(),
+        upper.data_ptr(),
+        pages.data_ptr(),
+        starts.data_ptr(),
+        lengths.data_ptr(),
+        changed.data_ptr(),
+        None if places is None else places.data_ptr(),
+        *key_steps(k),
+        *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
+        *(rows.batch, kv.kv_heads, head_dim, size == 2),
+        *(kv.page, k.shape[0], pages.shape[1]),
+        *(blocks, block_pages, 0 if places is None else places.shape[1]),
+        *(page, count, torch.get_num_threads(), native.widest),
+    )
+    found = native.library()
+    assert found is not None, "update_refusal was asked"
+    failure = found.saccade_update_pages(ctypes.addressof(call))
+    if failure:
+        raise KernelError(f"update_page_bounds: {FAILURES.get(failure, failure)}")
+
+
+def refusal(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, table: Tensor | None) -> str | None:
     """Why the library cannot score these bounds, or None."""
     if native.library() is None:
         return "no library was built at install (a C compiler is needed)"
@@ -22,35 +60,54 @@ def refusal(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor) -> str | 
     head_dim = lower.shape[3]
     if head_dim % 16 or not 0 < head_dim <= native.MOST_DIM:
         return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
-    if lower.stride(3) != 1 or upper.stride(3) != 1:
-        return f"the bounds have strides {lower.stride()} and {upper.stride()}, not 1 in the last place"
+    strides = _stride_refusal(lower, upper)
+    if strides is not None:
+        return strides
     if q.shape[1] > native.MOST_GROUP * lower.shape[1]:
         return f"{q.shape[1]} query heads on {lower.shape[1]} KV heads are more than {native.MOST_GROUP} on each"
-    if not all(tensor.is_cpu for tensor in (q, lower, upper, seq_lens)):
+    if not all(tensor.is_cpu for tensor in (q, lower, upper, seq_lens, lower if table is None else table)):
         return f"the bounds are on {lower.device}, or an argument elsewhere than on the CPU"
     return None
 
 
-def page_scores(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, page: int, pooling: Pooling) -> Tensor:
+def _stride_refusal(lower: Tensor, upper: Tensor) -> str | None:
+    if lower.stride(3) != 1 or upper.stride(3) != 1:
+        return f"the bounds have strides {lower.stride()} and {upper.stride()}, not 1 in the last place"
+    return None
+
+
+def page_scores(
+    q: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    seq_lens: Tensor,
+    page: int,
+    pooling: Pooling,
+    table: Tensor | None,
+    pages: int,
+) -> Tensor:
     batch, query_heads, head_dim = q.shape
-    kv_heads, pages = lower.shape[1:3]
+    blocks, kv_heads, block_pages, _ = lower.shape
     scores = torch.empty((batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32)
     # These must live until the call returns: it holds addresses.
     queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
     call = native.Bounds(
         queries.data_ptr(),
         lower.data_ptr(),
         upper.data_ptr(),
         lengths.data_ptr(),
+        None if places is None else places.data_ptr(),
         scores.data_ptr(),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(batch, query_heads, kv_heads, head_dim, size == 2),
+        *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(pages, page, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
     found = native.library()
     assert found is not None, "refusal was asked"
     failure = found.saccade_page_scores(ctypes.addressof(call))
     if failure:
-        raise KernelError(f"page_scores: the library refused with {failure}")
+        raise KernelError(f"page_scores: {FAILURES.get(failure, failure)}")
     return scores
