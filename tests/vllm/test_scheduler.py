@@ -26,6 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from saccade import ServingError, sparsify
+from saccade.adapters.vllm import clean
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec, register_cache_spec
 from saccade.adapters.vllm.scheduler import NAME, RectifyingScheduler, reasons_against_rectifying
 from saccade.bundled import model_path
@@ -66,7 +67,7 @@ def cache(policy: str, blocks: int, covered: int) -> KVCacheConfig:
 
 @dataclass
 class Known:
-    """What a worker knows of a request."""
+    """What a worker knows of a request; below `prefill`, the tokens that it was sent, a single one is dense."""
 
     tokens: list[int]
     computed: int
@@ -106,15 +107,14 @@ class Worker:
         return ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, sampled)
 
     def clean(self, request_id: str) -> list[bool]:
+        """Of each slot that a request has computed or was given."""
         known = self.known[request_id]
-        return [self._slot(known, position)[1] for position in range(known.computed)]
+        return [self.slots[known.blocks[place // BLOCK], place % BLOCK][1] for place in range(known.computed)]
 
     def _enter(self, new: Any) -> None:
         tokens = list(new.prefill_token_ids if self.v2 else new.prompt_token_ids)
         sparse = (new.sampling_params.extra_args or {}).get("saccade") != "off"
         known = Known(tokens, new.num_computed_tokens, list(new.block_ids[0]), len(tokens), sparse)
-        if not self.v2 or new.req_id not in self.known:
-            known.prefill = len(new.prompt_token_ids)
         self.known[new.req_id] = known
         self.given.add(new.req_id)
         self.found.setdefault(new.req_id, known.computed)
@@ -141,7 +141,7 @@ class Worker:
         if request_id in self.given:
             # Not before those in front of it, which may compute in this very step what it was given.
             self.given.remove(request_id)
-            assert all(self.clean(request_id)), "a request was given KV that a sparse step wrote"
+            assert all(self._slot(known, place)[1] for place in range(known.computed)), "given what a sparse step wrote"
         start, end = known.computed, known.computed + count
         self.steps[request_id].append((start, count))
         assert end <= len(known.tokens)
@@ -190,6 +190,10 @@ class Engine:
         output = self.scheduler.schedule()
         self.outputs.append(output)
         self.scheduler.update_from_output(output, self.worker.run(output))
+        for request in self.scheduler.running:
+            boundary = clean.known_boundary(request)
+            states = self.worker.clean(request.request_id)
+            assert all(states[:boundary]), "the boundary is drawn behind what a sparse step wrote"
         return output
 
     def finish(self, limit: int = 4000) -> None:
@@ -348,7 +352,8 @@ def test_the_order_of_running_requests_is_kept() -> None:
     """vLLM preempts the last one: whose turn it is must not decide about that."""
     engine = Engine("quest:budget=16,rectify=4")
     for index in range(4):
-        engine.add(str(index), prompt(5 + index, 50 * index), 40)
+        engine.add(str(index), prompt(5 + index, 50 * index), 60)
+        engine.step()
     for _ in range(30):
         engine.step()
         assert [request.request_id for request in engine.scheduler.running] == ["0", "1", "2", "3"]
@@ -412,20 +417,23 @@ def test_one_token_of_a_recomputation_is_taken_again() -> None:
     """A worker takes a single token behind the prompt for a sparse step."""
     engine = Engine("quest:budget=16,rectify=5", max_num_batched_tokens=8, enable_prefix_caching=False)
     request = engine.add("a", prompt(9), 40)
-    while len(request.output_token_ids) < 12:
+    while len(request.output_token_ids) < 20:
         engine.step()
-    for index in range(7):
-        engine.add(str(index), prompt(3, 50 * index), 8)
     engine.scheduler.running.remove(request)
     engine.scheduler._preempt_request(request, 0.0)
     engine.scheduler.waiting.remove_requests([request])
+    for index in range(7):
+        engine.add(str(index), prompt(3, 50 * index), 30, params={"extra_args": OFF})
     while len(engine.scheduler.running) < 7:
         engine.step()
     engine.scheduler.waiting.prepend_request(request)
+    before = len(engine.worker.steps["a"])
+    while request.num_computed_tokens < 28:
+        engine.step()
+    singles = [start for start, count in engine.worker.steps["a"][before:] if count == 1]
+    assert singles.count(9) > 1
+    assert all(engine.worker.clean("a")[:28]), "all but the last token, which may have been left alone"
     engine.finish()
-    singles = [start for start, count in engine.worker.steps["a"] if count == 1]
-    assert len(singles) > len(set(singles)), "the test must get there"
-    assert len(request.output_token_ids) == 40
 
 
 def test_abort_in_the_middle() -> None:
@@ -496,6 +504,26 @@ def test_streaming_input_takes_unclean_tokens_with_it(covered: int) -> None:
     while first.status == RequestStatus.RUNNING:
         engine.step()
     assert decoding(engine, "a", 31) == phase(31, 20, 5, covered)
+    engine.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    engine.finish()
+
+
+def test_a_session_may_opt_out_and_in_again() -> None:
+    engine = Engine("quest:budget=16,rectify=5")
+    session = engine.add("a", prompt(13), 9, resumable=True)
+    for settings in ({"extra_args": OFF}, {}):
+        engine.step()
+        while session.status == RequestStatus.RUNNING:
+            engine.step()
+        engine.add("a", prompt(10, 700), 9, params=settings, resumable=True)
+        dense = session.sampling_params.extra_args == OFF
+        engine.step()
+        while session.status == RequestStatus.RUNNING:
+            assert all(engine.worker.clean("a")) or not dense
+            engine.step()
+    assert decoding(engine, "a", 13)[:9] == [*phase(13, 9, 5), (19, 12)]
+    assert decoding(engine, "a", 31)[:9] == [*phase(31, 9, 99), (39, 10)]
+    assert decoding(engine, "a", 49) == phase(49, 9, 5)
     engine.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     engine.finish()
 

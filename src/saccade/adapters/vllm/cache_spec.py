@@ -1,0 +1,125 @@
+"""What vLLM's KV-cache manager knows of sparse decoding: room beside the keys, and which blocks others may reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind, replace_as
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from ...errors import ServingError
+from ...spec import Policy
+from . import clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaccadeAttentionSpec(FullAttentionSpec):
+    """Full attention whose decoding steps may be sparse; made by `of`.
+
+    Attributes:
+        policy: spec string of what requests decode with.
+        covered: the longest row, in tokens, of which every head attends to all (`clean.covered_length`).
+    """
+
+    policy: str
+    covered: int
+
+    @classmethod
+    def of(
+        cls, spec: FullAttentionSpec, policy: str, extra_page_bytes: int = 0, *, covered: int
+    ) -> SaccadeAttentionSpec:
+        """The spec of a layer that decodes under `policy`, with room for an index behind the keys of each page.
+
+        Args:
+            spec: what vLLM would use for the layer.
+            policy: spec string.
+            extra_page_bytes: of one page, this rank's KV heads; a multiple of the cache's item size.
+            covered: see above.
+
+        Raises:
+            ServingError: a layer that does not attend to all tokens, or whose cache is not keys and values.
+        """
+        kind = get_kv_cache_spec_kind(spec).value
+        window, chunk = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
+        if window is not None:
+            raise ServingError(f"a layer of this model sees a window of {window} tokens; saccade selects among all")
+        if chunk is not None:
+            raise ServingError(f"a layer of this model attends in chunks of {chunk} tokens; saccade selects among all")
+        if type(spec) is not FullAttentionSpec:
+            raise ServingError(f"a layer of this model has a cache of kind {kind}; saccade needs full attention")
+        if spec.non_causal:
+            raise ServingError("a layer of this model is not causal; saccade decodes causal models")
+        if spec.tokens_per_state != 1 or spec.state_content_bytes is not None or spec.num_head_slots is not None:
+            raise ServingError("a layer of this model packs its cache; saccade reads keys and values token by token")
+        page = spec.unpadded_page_size_bytes + extra_page_bytes if extra_page_bytes else spec.page_size_padded
+        made: SaccadeAttentionSpec = replace_as(spec, cls, policy=policy, covered=covered, page_size_padded=page)
+        return made
+
+    @property
+    def rectified(self) -> bool:
+        """Whether sparse steps are made good, so that the scheduler says how far the cache is clean."""
+        return Policy.from_spec(self.policy).rectify is not None
+
+    @property
+    def extra_page_bytes(self) -> int:
+        """Bytes behind the keys and values of one page."""
+        extra: int = self.page_size_bytes - self.unpadded_page_size_bytes
+        return extra
+
+    def copy_with_new_block_size(self, block_size: int) -> SaccadeAttentionSpec:
+        """The same with pages of another size; what lies behind the keys grows and shrinks with them."""
+        resized: SaccadeAttentionSpec = replace_as(self, type(self), block_size=block_size, page_size_padded=None)
+        if self.page_size_padded is None:
+            return resized
+        extra = -(-self.extra_page_bytes * block_size // self.block_size)
+        padded: SaccadeAttentionSpec = replace_as(
+            resized, type(self), page_size_padded=resized.unpadded_page_size_bytes + extra
+        )
+        return padded
+
+    @classmethod
+    def merge(cls, specs: list[Any]) -> SaccadeAttentionSpec:
+        """One spec for a group of layers.
+
+        Raises:
+            AssertionError: if they differ, which is how vLLM finds out whether they may form a group.
+        """
+        if not all(isinstance(spec, cls) for spec in specs):
+            raise AssertionError("layers that decode sparsely and others cannot share a group")
+        if len({(spec.policy, spec.covered) for spec in specs}) > 1:
+            raise AssertionError("layers under different policies cannot share a group")
+        merged: SaccadeAttentionSpec = replace_as(
+            FullAttentionSpec.merge(specs), cls, policy=specs[0].policy, covered=specs[0].covered
+        )
+        return merged
+
+
+class CleanPrefixManager(FullAttentionManager):
+    """Blocks of full attention, of which the prefix cache gets none with KV that a sparse step wrote."""
+
+    def __init__(self, kv_cache_spec: SaccadeAttentionSpec, **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, **kwargs)
+        # A dense pass rewrites what is not clean yet, exact or not, and a published block must not change.
+        self._exact = 0 if kv_cache_spec.rectified else kv_cache_spec.covered
+
+    def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+        """Publish full blocks among the first `num_tokens` slots, as far as they are clean.
+
+        vLLM calls this before the step that computes the last of them. Up to the boundary this step is dense; the
+        token that a sparse step is about to compute lies behind it.
+        """
+        boundary = clean.boundary(request)
+        if boundary is not None:
+            num_tokens = min(num_tokens, max(boundary, self._exact))
+        super().cache_blocks(request, num_tokens, *args, **kwargs)
+
+
+def register_cache_spec() -> None:
+    """Let vLLM find the manager of our spec; in every process, any number of times."""
+    # vLLM registers its own specs when it first looks for one, and only while the table is empty: let it look.
+    KVCacheSpecRegistry.check_kv_cache_spec_registry({})
+    KVCacheSpecRegistry.register(
+        SaccadeAttentionSpec, manager_class=CleanPrefixManager, uniform_type_base_spec=FullAttentionSpec
+    )
