@@ -72,7 +72,7 @@ ARROWS: dict[str, set[str]] = {
     "recall": {*SELECTION, "roles"},
     "stats": {"counters"},
     "bundled": set(),
-    "adapters": {*ENGINE, "bundled"},
+    "adapters": {*ENGINE, "bundled", "scorers"},
     "machine": {"saccade", "kernels"},
     "eval": {*TOOLS, "machine", "bundled"},
     "bench": {*TOOLS, "machine", "eval"},

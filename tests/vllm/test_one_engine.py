@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engines, answers, greedy, prompts
+from engines import Engines, answers, core, greedy, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from saccade import sparsify
@@ -63,3 +63,17 @@ def test_tokens_are_those_of_the_transformers_adapter(policy: str, engines: Engi
     together = [answer.tokens for answer in answers(engine, asked, greedy(STEPS))]
     assert alone == expected[:3]
     assert together == expected
+
+
+@pytest.mark.parametrize("policy", ["quest:budget=96,rectify=8", "lychee_cluster:budget=96,rectify=8"])
+def test_rows_that_steps_have_no_room_for_lose_nothing(policy: str, engines: Engines) -> None:
+    """Twenty tokens a step for dense passes of nine: requests wait, leave the batch and come back."""
+    asked = prompts(130, 257, 91, 200, 64, 170, 120, 99)
+    expected = [by_transformers(policy, prompt) for prompt in asked]
+    engine = engines.sparse(policy, max_num_batched_tokens=20)
+    held = []
+    scheduler = core(engine).scheduler
+    schedule = scheduler.schedule
+    scheduler.schedule = lambda *rest: (held.append(len(scheduler._held)), schedule(*rest))[1]
+    assert [answer.tokens for answer in answers(engine, asked, greedy(STEPS))] == expected
+    assert any(held), "every pass had room: this shows nothing about waiting"
