@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels.dense_decode_scores.api import dense_decode_scores
 from .kernels.hybrid_decode.api import hybrid_decode
-from .kernels.sparse_decode.api import sparse_decode
 from .roles import HeadSpan
 from .state import DecodeState
 from .types import KVView, Role
@@ -31,7 +29,7 @@ def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: floa
     spans = roles.spans[layer]
     sparse = state.needs_selection(kv.rows.max_len)
     if not sparse:
-        output, _ = dense_decode_scores(q, kv, scale=scale)
+        output, _ = state.attention.dense(q, kv, scale=scale)
     else:
         for span in spans:
             if span.role is Role.SELECT:
@@ -52,11 +50,11 @@ def _attention(
     dense, publishing = roles.attending_to_all[layer], roles.publishing[layer]
     pooling = selector.fused_pooling if selector is not None and any(publishing) else None
     if all(dense):
-        output, scores = dense_decode_scores(q, kv, scale=scale, pooling=pooling)
+        output, scores = state.attention.dense(q, kv, scale=scale, pooling=pooling)
         return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
     selection = state.rolling(position).latest(kv.rows)
     if not any(dense):
-        return sparse_decode(q, kv, selection, scale=scale), None
+        return state.attention.sparse(q, kv, selection, scale=scale), None
     scored = publishing if pooling is not None else None
     return hybrid_decode(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
 

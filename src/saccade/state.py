@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor
 from .counters import Counters
 from .history import TokenHistory
 from .indexes import Indexes, OwnIndexes
+from .kernels.dense_decode_scores.api import dense_decode_scores
+from .kernels.sparse_decode.api import sparse_decode
 from .plan import Plan
 from .roles import HeadSpan
 from .rolling import RollingSelection
-from .types import KVView, Rows, Selection
+from .types import KVView, Pooling, Rows, Selection
 
 
 class Observer(Protocol):
@@ -28,6 +31,31 @@ class Observer(Protocol):
         ...
 
 
+class DenseAttention(Protocol):
+    def __call__(
+        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+class SparseAttention(Protocol):
+    def __call__(self, q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOperations:
+    """What layers attend with whose heads all do the same: the kernels' operations, or others with their contracts.
+
+    Attributes:
+        dense: as `kernels.dense_decode_scores`.
+        sparse: as `kernels.sparse_decode`.
+        name: for people, who should know which ones run.
+    """
+
+    dense: DenseAttention = dense_decode_scores
+    sparse: SparseAttention = sparse_decode
+    name: str = "saccade's own operations"
+
+
 class DecodeState:
     """State of one batch of sequences under a plan.
 
@@ -38,6 +66,7 @@ class DecodeState:
         exhaustive_is_dense: skip selection while the budget covers every row (the set would be all tokens).
         history: what is fed to the model; filled by the adapter.
         indexes: where they lie if not in this state, such as beside the pages of a server's cache.
+        attention: what layers attend with.
     """
 
     def __init__(
@@ -48,6 +77,7 @@ class DecodeState:
         exhaustive_is_dense: bool = True,
         history: TokenHistory | None = None,
         indexes: Indexes | None = None,
+        attention: AttentionOperations | None = None,
     ) -> None:
         self.plan = plan
         self.counters = counters
@@ -55,13 +85,17 @@ class DecodeState:
         self.exhaustive_is_dense = exhaustive_is_dense
         self.history = TokenHistory() if history is None else history
         self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
+        self.attention = AttentionOperations() if attention is None else attention
         self._rolling: list[RollingSelection] = []
         self._dense_usage: tuple[Rows, Tensor] | None = None
 
     def fresh(self) -> DecodeState:
         """The state of new sequences under the same plan, counters and observers."""
         history = TokenHistory(self.history.levels)
-        return DecodeState(self.plan, self.counters, self.observers, self.exhaustive_is_dense, history)
+        attention = self.attention
+        return DecodeState(
+            self.plan, self.counters, self.observers, self.exhaustive_is_dense, history, attention=attention
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DecodeState:
         """For a copied cache: indexes of its own, counted and observed by the same run."""

@@ -89,10 +89,10 @@ class SparseAttention:
             result: Tensor = parent(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
             return result
         step = attn_metadata
-        if step.parent is not None and step.parent_tokens is None:
+        tokens = step.parent_tokens
+        if step.parent is not None and tokens is None:
             parent(layer, query, key, value, kv_cache, step.parent, output, *args, **kwargs)
-        elif step.parent is not None:
-            tokens = step.parent_tokens
+        elif step.parent is not None and tokens is not None:
             part = torch.empty((tokens.shape[0], *output.shape[1:]), dtype=output.dtype, device=output.device)
             parent(
                 layer,
@@ -108,6 +108,8 @@ class SparseAttention:
             output.index_copy_(0, tokens, part)
         if step.groups:
             self._decode(extract_layer_index(layer.layer_name), query, kv_cache, step, output)
+        if step.serving.metrics is not None:
+            step.serving.metrics.layer_done(extract_layer_index(layer.layer_name))
         return output
 
     def do_kv_cache_update(
@@ -153,7 +155,8 @@ class SparseAttention:
             "kv_sharing_target_layer_name": "layers that share a KV cache are not supported",
         }
         for name, reason in reasons.items():
-            if getattr(self, name, None):
+            value = getattr(self, name, None)
+            if isinstance(value, Tensor) or value:
                 raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
 
 

@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from .attention import SparseAttention, SparseBackend, SparseBuilder
 
 
-class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):  # type: ignore[misc]
+class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):
     """vLLM's CPU backend, decoding sparsely."""
 
     @staticmethod
@@ -32,8 +32,10 @@ class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):  # type: ignore[mis
         return SaccadeCPUBuilder
 
 
-class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):  # type: ignore[misc]
+class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
     """Prepares a step."""
+
+    isa: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,11 +45,11 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):  # type: ig
             self._set_isa_to_layers(self.layer_names)
 
 
-class SaccadeCPUAttention(SparseAttention, CPUAttentionBackendImpl):  # type: ignore[misc]
+class SaccadeCPUAttention(SparseAttention, CPUAttentionBackendImpl):
     """One layer."""
 
     def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `[blocks, Hkv, block, 2 · d]`: keys fill the first half of a head's block as `[d, block]`, values the rest."""
+        """Of `[blocks, Hkv, block, 2 · d]`: the first half of a head's block is its keys `[d, block]`, then its values."""
         blocks, heads, block, width = kv_cache.shape
         d = width // 2
         halves = kv_cache.view(blocks, heads, 2, block * d)

@@ -13,10 +13,11 @@ from ...counters import Counters
 from ...history import TokenHistory
 from ...plan import Plan
 from ...recall import RecallObserver
-from ...state import DecodeState
+from ...state import AttentionOperations, DecodeState
 from ...types import Rows
 from .clean import covered_length
 from .memory import SequenceMemory
+from .metrics import StepMetrics
 from .options import ServeOptions
 from .pages import PagedIndexes
 from .requests import RequestRow, requests_of
@@ -72,10 +73,20 @@ class Serving:
         self.indexes = PagedIndexes()
         self.counters = Counters(len(plan.roles.layers), by_row=True)
         self.recall = RecallObserver(len(plan.roles.layers)) if options.recall else None
+        self.metrics: StepMetrics | None = None
         self._config = vllm_config
         self._levels = levels
         self._state = DecodeState(plan, self.counters, exhaustive_is_dense=False, indexes=self.indexes)
         self._measured = 0.0
+
+    @property
+    def attention(self) -> AttentionOperations:
+        """What rows that select attend with."""
+        return self._state.attention
+
+    @attention.setter
+    def attention(self, operations: AttentionOperations) -> None:
+        self._state.attention = operations
 
     @property
     def covered(self) -> int:
@@ -122,13 +133,18 @@ class Serving:
             lengths: int32 `[len(sparse)]`.
             tokens: int64 `[len(sparse)]`, their positions in the flat batch; None: all, in order.
         """
-        observers = () if self.recall is None or not self._measures() else (self.recall,)
+        known = self._announced(batch)
+        measured = self.recall is not None and known and bool(sparse) and self._measures()
+        observers = (self.recall,) if self.recall is not None and measured else ()
+        if self.metrics is not None:
+            self._report(self.metrics, batch, sparse, known=known, measured=measured)
         if not self.by_sequence:
             if not sparse:
                 return []
             self._state.observers = observers
             self._state.begin(0)
-            return [Group(self._state, _rows(batch, sparse, table, lengths), tokens)]
+            rows = _rows(batch, sparse, table, lengths, on_host=table.is_cpu)
+            return [Group(self._state, rows, tokens)]
         self._follow(batch)
         groups = []
         for place, (row, request) in enumerate(zip(sparse, self.requests(batch, sparse), strict=True)):
@@ -136,8 +152,10 @@ class Serving:
             memory.begin(request, batch.lengths[row])
             memory.state.observers = observers
             own = slice(place, place + 1)
-            position = torch.tensor([place], device=table.device) if tokens is None else tokens[own]
-            groups.append(Group(memory.state, _rows(batch, [row], table[own], lengths[own]), position))
+            position = torch.arange(place, place + 1, device=table.device) if tokens is None else tokens[own]
+            # An index of text is cut by code on the host, which would else ask the device how long the row is.
+            rows = _rows(batch, [row], table[own], lengths[own], on_host=True)
+            groups.append(Group(memory.state, rows, position))
         return groups
 
     def requests(self, batch: Batch, rows: list[int] | None = None) -> list[RequestRow]:
@@ -145,6 +163,24 @@ class Serving:
         slots = batch.slots if rows is None else [batch.slots[row] for row in rows]
         known = requests_of(self._config)
         return [RequestRow() for _ in slots] if known is None else known.of(slots)
+
+    def _announced(self, batch: Batch) -> bool:
+        """Whether the batch is of requests; else it is a warm-up."""
+        known = requests_of(self._config)
+        rows = zip(batch.slots, batch.queries, strict=True)
+        return known is not None and all(slot in known.rows for slot, queries in rows if queries)
+
+    def _report(self, metrics: StepMetrics, batch: Batch, sparse: list[int], *, known: bool, measured: bool) -> None:
+        if not known:
+            metrics.disregard()
+            return
+        chosen = set(sparse)
+        dense = [
+            batch.lengths[row]
+            for row, request in enumerate(self.requests(batch))
+            if row not in chosen and request.sparse and request.decodes(batch.queries[row], batch.prefilling[row])
+        ]
+        metrics.step([batch.lengths[row] for row in sparse], dense, measured=measured)
 
     def _follow(self, batch: Batch) -> None:
         """Tell every request's memory what this step writes."""
@@ -157,7 +193,9 @@ class Serving:
     def _memory(self, request: RequestRow) -> SequenceMemory:
         if request.memory is None:
             history = TokenHistory(self._levels)
-            state = DecodeState(self.plan, self.counters, exhaustive_is_dense=False, history=history)
+            state = DecodeState(
+                self.plan, self.counters, exhaustive_is_dense=False, history=history, attention=self.attention
+            )
             rectify = self.options.policy.rectify
             request.memory = SequenceMemory(state, None if rectify is None else rectify.every)
         memory: SequenceMemory = request.memory
@@ -172,7 +210,7 @@ class Serving:
         return True
 
 
-def _rows(batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor) -> Rows:
+def _rows(batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, *, on_host: bool) -> Rows:
     known = [batch.lengths[row] for row in sparse]
-    on_host = tuple((0, length) for length in known) if table.is_cpu else None
-    return Rows(table, torch.zeros_like(lengths), lengths, max(known), on_host)
+    bounds = tuple((0, length) for length in known) if on_host else None
+    return Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds)

@@ -1,13 +1,15 @@
-"""One forward pass: which rows vLLM's own kernel serves, which decode under the policy; prepared once for all layers."""
+"""One forward pass: which rows vLLM's own kernel serves and which decode under the policy; prepared once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from ...types import Rows
 from .serving import Batch, Group, Serving
@@ -68,18 +70,20 @@ def prepare(serving: Serving, common: Any, build_parent: Callable[[Any], Any]) -
     if len(sparse) == common.num_reqs:
         groups = serving.groups(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
         return StepMetadata(serving, None, None, groups, written, total)
-    device = table.device
-    chosen = torch.tensor(sparse, dtype=torch.int64, device=device)
+    chosen = async_tensor_h2d(sparse, table.device, torch.int64)
     tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
     groups = serving.groups(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
-    rest, rest_tokens = _without(common, batch, sparse)
-    return StepMetadata(serving, build_parent(rest), rest_tokens, groups, written, total)
+    rest = _rest(batch, sparse)
+    if not rest:
+        return StepMetadata(serving, None, None, groups, written, total)
+    others, rest_tokens = _only(common, batch, rest)
+    return StepMetadata(serving, build_parent(others), rest_tokens, groups, written, total)
 
 
 def _batch(common: Any) -> Batch:
     """A step's rows on the host, where vLLM keeps a copy of everything asked for here."""
     starts = common.query_start_loc_cpu.tolist()
-    queries = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+    queries = [stop - start for start, stop in pairwise(starts)]
     lengths = common.seq_lens_cpu_upper_bound
     lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs].tolist()
     slots = list(range(common.num_reqs)) if common.req_idx is None else common.req_idx.tolist()
@@ -96,22 +100,27 @@ def _written(common: Any, batch: Batch) -> Written:
     return Written(rows, rows.seq_lens - queries, common.max_query_len)
 
 
-def _without(common: Any, batch: Batch, sparse: list[int]) -> tuple[Any, Tensor]:
-    """The metadata of the other rows, as of a batch of their own, and where their tokens lie in the flat batch."""
-    device, gone = common.block_table_tensor.device, set(sparse)
-    rest = [row for row in range(common.num_reqs) if row not in gone]
+def _rest(batch: Batch, sparse: list[int]) -> list[int]:
+    """The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch."""
+    gone = set(sparse)
+    return [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
+
+
+def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor]:
+    """The metadata of some rows, as of a batch of their own, and where their tokens lie in the flat batch."""
+    device = common.block_table_tensor.device
     starts = common.query_start_loc_cpu.tolist()
     positions = [position for row in rest for position in range(starts[row], starts[row + 1])]
     edges = [0]
     for row in rest:
         edges.append(edges[-1] + batch.queries[row])
-    chosen = torch.tensor(rest, dtype=torch.int64, device=device)
-    tokens = torch.tensor(positions, dtype=torch.int64, device=device)
+    chosen = async_tensor_h2d(rest, device, torch.int64)
+    tokens = async_tensor_h2d(positions, device, torch.int64)
     edges_cpu = torch.tensor(edges, dtype=common.query_start_loc_cpu.dtype)
     upper = common.seq_lens_cpu_upper_bound
     return (
         common.replace(
-            query_start_loc=edges_cpu.to(device),
+            query_start_loc=async_tensor_h2d(edges_cpu, device),
             query_start_loc_cpu=edges_cpu,
             seq_lens=common.seq_lens.index_select(0, chosen),
             num_reqs=len(rest),
