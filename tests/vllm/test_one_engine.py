@@ -18,7 +18,7 @@ POLICIES = (
     "quest:budget=64",
     "quest:budget=128,page=32,heads=query",
     "quest:budget=96,rectify=8",
-    "resa:min_pages=2",
+    "resa:min_pages=2,rectify=12",
     "resa:min_pages=2,ratio=0.05,rectify=none",
     "tidal:budget=64,reselect=5",
     "tidal:budget=64,reselect=5,heads=query,rectify=7",
@@ -32,7 +32,7 @@ POLICIES = (
     "composed:scorer=page_bounds,page=16,budget=64,roles=every:3",
 )
 LENGTHS = (700, 130, 391, 64, 1033, 257, 900, 512)
-STEPS = 40
+STEPS = 30
 
 
 @cache
@@ -59,9 +59,9 @@ def test_tokens_are_those_of_the_transformers_adapter(policy: str, engines: Engi
     asked = prompts(*LENGTHS)
     expected = [by_transformers(policy, prompt) for prompt in asked]
     engine = engines.sparse(policy, max_num_batched_tokens=192)
-    alone = [answers(engine, [prompt], greedy(STEPS))[0].tokens for prompt in asked[:3]]
+    alone = [answers(engine, [prompt], greedy(STEPS))[0].tokens for prompt in asked[:2]]
     together = [answer.tokens for answer in answers(engine, asked, greedy(STEPS))]
-    assert alone == expected[:3]
+    assert alone == expected[:2]
     assert together == expected
 
 

@@ -14,7 +14,6 @@ from engines import Engines
 
 POLICIES = (
     "less_is_more:budget=48,reselect=5",
-    "quest:budget=64",
     "lychee_decode:budget=64,roles=every:3",
 )
 

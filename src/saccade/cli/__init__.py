@@ -13,6 +13,7 @@ from .compare import compare
 from .generate import generate
 from .group import OneLineErrors
 from .policies import policies
+from .serve import SETTINGS, serve
 
 app = typer.Typer(
     name="saccade",
@@ -51,6 +52,7 @@ app.command()(compare)
 app.command()(accumulate)
 app.command()(generate)
 app.command()(policies)
+app.command(context_settings=SETTINGS)(serve)
 app.add_typer(bench, name="bench")
 
 

@@ -49,7 +49,7 @@ class SaccadeCPUAttention(SparseAttention, CPUAttentionBackendImpl):
     """One layer."""
 
     def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `[blocks, Hkv, block, 2 · d]`: the first half of a head's block is its keys `[d, block]`, then its values."""
+        """Of `[blocks, Hkv, block, 2 · d]`: a head's keys `[d, block]`, then its values."""
         blocks, heads, block, width = kv_cache.shape
         d = width // 2
         halves = kv_cache.view(blocks, heads, 2, block * d)

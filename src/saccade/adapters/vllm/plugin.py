@@ -2,32 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from .interfaces import check_interfaces
+from ...errors import ServingError
+from .interfaces import check_interfaces, problem
+
+logger = logging.getLogger("vllm.saccade")
+
+BACKEND = f"{__name__}.SaccadeBackend"
+"""Where vLLM finds our attention backend."""
+
+_EVERYWHERE = "every process"
+_registered = False
 
 
 def register() -> None:
     """Make vLLM know our attention backend and cache specification; idempotent, and nothing else changes.
 
-    Raises:
-        ServingError: if this vLLM is not the one this was written for.
+    In a vLLM that this was not written for it only says so: whoever does not use saccade is not to be stopped by it.
     """
-    check_interfaces()
+    global _registered
+    moved = problem(_EVERYWHERE)
+    if moved is not None:
+        logger.warning("saccade is not available: %s", moved)
+        return
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from .cache_spec import register_cache_spec
 
-    kind = "cpu.SaccadeCPUBackend" if current_platform.is_cpu() else "cuda.SaccadeFlashBackend"
-    path = f"saccade.adapters.vllm.{kind}"
-    register_backend(AttentionBackendEnum.CUSTOM, path)
+    register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
     register_cache_spec()
     if current_platform.is_cpu():
-        _honour_choice(type(current_platform), path)
+        _honour_choice(type(current_platform))
+    _registered = True
 
 
-def _honour_choice(platform: Any, path: str) -> None:
+def refuse_detached(vllm_config: Any) -> None:
+    """Refuse an engine that was given our options and would not decode under them.
+
+    Raises:
+        ServingError: with the reason.
+    """
+    check_interfaces(_EVERYWHERE)
+    if not _registered:
+        raise ServingError("vLLM did not load the plugin saccade: VLLM_PLUGINS names others only; add saccade to it")
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    attention = vllm_config.attention_config
+    chosen = [attention.backend, *(attention.backend_per_kind or {}).values()]
+    for backend in chosen:
+        if backend is not AttentionBackendEnum.CUSTOM:
+            given = "" if backend is None else f", not {backend.name}"
+            raise ServingError(f"saccade's options need --attention-backend CUSTOM{given}: no other decodes sparsely")
+
+
+def __getattr__(name: str) -> Any:
+    """`SaccadeBackend`, made when vLLM asks for it: by then a part of vLLM that has moved is named, not missed."""
+    if name != BACKEND.rpartition(".")[2]:
+        raise AttributeError(name)
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        check_interfaces("worker", "worker on CPUs")
+        from .cpu import SaccadeCPUBackend
+
+        return SaccadeCPUBackend
+    check_interfaces("worker", "worker on CUDA")
+    from .cuda import SaccadeFlashBackend
+
+    return SaccadeFlashBackend
+
+
+def _honour_choice(platform: Any) -> None:
     """Let the CPU platform, which always takes its own backend, take the one that was asked for."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -35,9 +83,11 @@ def _honour_choice(platform: Any, path: str) -> None:
     if getattr(stock, "_saccade", False):
         return
 
-    def get_attn_backend_cls(cls: Any, selected_backend: Any, attn_selector_config: Any, *rest: Any, **more: Any) -> str:
+    def get_attn_backend_cls(
+        cls: Any, selected_backend: Any, attn_selector_config: Any, *rest: Any, **more: Any
+    ) -> str:
         if selected_backend is AttentionBackendEnum.CUSTOM and not attn_selector_config.use_mla:
-            return path
+            return BACKEND
         chosen: str = stock(cls, selected_backend, attn_selector_config, *rest, **more)
         return chosen
 

@@ -6,14 +6,19 @@ import logging
 from typing import Any
 
 from ...errors import ServingError
+from . import metrics
+from .interfaces import check_interfaces
 from .options import KEY, ServeOptions
 from .parallel import plan_of_rank
+from .requests import OFF, requests_of
 from .serving import Serving
 from .support import plan_of, refuse_unsupported
 
-logger = logging.getLogger("saccade")
+logger = logging.getLogger("vllm.saccade")
 
 _ATTRIBUTE = "_saccade_serving"
+_PAUSE = 1.0
+"""Seconds between two looks at counters on an accelerator; each waits for the step that is running there."""
 
 
 def serving_of(vllm_config: Any) -> Serving:
@@ -33,9 +38,11 @@ def _start(vllm_config: Any) -> Serving:
     options = ServeOptions.of(vllm_config)
     if options is None:
         raise ServingError(
-            f'the attention backend CUSTOM is saccade\'s and needs a policy: --additional-config \'{{"{KEY}": '
+            f"the attention backend CUSTOM is saccade's and needs a policy: --additional-config '{{\"{KEY}\": "
             '{"policy": "quest:budget=2048"}}\''
         )
+    if options.policy.rectify is not None:
+        check_interfaces("scheduler")
     refuse_unsupported(vllm_config, options)
     parallel = vllm_config.parallel_config
     whole = plan_of(vllm_config, options)
@@ -45,7 +52,23 @@ def _start(vllm_config: Any) -> Serving:
         logger.info("saccade: decoding with %s", options.policy)
         for note in whole.notes:
             logger.warning(note)
+        _export(vllm_config, serving)
     return serving
+
+
+def _export(vllm_config: Any, serving: Serving) -> None:
+    """Let what the worker does appear on `/metrics`, if that is set up."""
+    if not metrics.exported():
+        return
+    pause = 0.0 if vllm_config.device_config.device_type == "cpu" else _PAUSE
+    steps = serving.metrics = metrics.StepMetrics(serving.counters, serving.recall, pause)
+    policy = str(serving.options.policy)
+    for name in (policy, OFF):
+        metrics.metric("requests", name)
+    requests = requests_of(vllm_config)
+    if requests is not None:
+        requests.arrived = lambda row: metrics.count("requests", 1, policy if row.sparse else OFF)
+        requests.emptied = steps.flush
 
 
 def _gather(scores: Any) -> Any:

@@ -1,0 +1,202 @@
+"""Figures `saccade_*` on vLLM's own `/metrics`, by prometheus_client's multi-process mode.
+
+vLLM's statistics object has no field for a plugin. In multi-process mode every process keeps its figures in files of
+one folder, and `/metrics` adds up what lies in the folder: it is all that has to be shared. Its name has to be in the
+environment before prometheus_client is imported. `saccade serve` sees to that; who starts vLLM by hand has to, or
+nothing is exported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ...counters import Counters
+from ...errors import ServingError
+from ...recall import RecallObserver
+
+logger = logging.getLogger("vllm.saccade")
+
+VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable that names the folder."""
+
+KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "tokens_decoded": (
+        "Counter",
+        "Tokens decoded under the policy; the first of an answer, which the prompt gives, is not among them",
+        (),
+    ),
+    "tokens_attended": ("Counter", "Cached tokens that decoding attended to, mean over layers and heads", ()),
+    "tokens_skipped": ("Counter", "Cached tokens that decoding did not attend to, mean over layers and heads", ()),
+    "share_attended": ("Gauge", "Share of the cached tokens that decoding attended to, since the start", ()),
+    "requests": ("Counter", "Requests by the policy that they decode with; off: opted out, dense", ("policy",)),
+    "attention_recall": (
+        "Summary",
+        "Softmax mass of dense attention on the chosen sets, of the decoded tokens in which it was measured",
+        (),
+    ),
+    "rectifications": ("Counter", "Dense passes over tokens that sparse steps had decoded", ()),
+    "rectified_tokens": ("Counter", "Tokens that dense passes ran again", ()),
+    "preemptions": ("Counter", "Requests that lost their cache and were computed anew, under a rectified policy", ()),
+}
+"""What is exported: prometheus_client's class, the help text, the labels."""
+
+
+@contextmanager
+def exporting() -> Iterator[str]:
+    """Have the servers that are started inside export their figures; gives the folder.
+
+    A folder that the user has named is taken and kept, any other is removed at the end.
+
+    Raises:
+        ServingError: the user's folder cannot be made.
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        try:
+            Path(given).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ServingError(f"{VARIABLE}={given!r} is no folder: {error.strerror}") from error
+        yield given
+        return
+    with TemporaryDirectory(prefix="saccade-metrics-") as folder:
+        os.environ[VARIABLE] = folder
+        try:
+            yield folder
+        finally:
+            del os.environ[VARIABLE]
+
+
+def leftovers(folder: str) -> int:
+    """Files of figures in a folder before its server starts: `/metrics` would add theirs to what is counted."""
+    return len(list(Path(folder).glob("*.db")))
+
+
+@cache
+def exported() -> bool:
+    """Whether this process's figures are exported; the first call says so in the log if they are not."""
+    from prometheus_client.values import ValueClass
+
+    if os.environ.get(VARIABLE) and getattr(ValueClass, "_multiprocess", False):
+        return True
+    logger.info(
+        "saccade: no saccade_* figures on /metrics; to have them, name an empty folder in %s before vLLM starts",
+        VARIABLE,
+    )
+    return False
+
+
+@cache
+def metric(name: str, *labels: str) -> Any:
+    """One of `KINDS`, as `saccade_NAME`, for all engines of this process."""
+    import prometheus_client
+
+    kind, text, names = KINDS[name]
+    if labels:
+        return metric(name).labels(*labels)
+    settings = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
+    # In no registry: what is exported lies in the folder, and a second engine of a process is no error.
+    return getattr(prometheus_client, kind)(f"saccade_{name}", text, names, registry=None, **settings)
+
+
+def count(name: str, amount: float = 1, *labels: str) -> None:
+    """Add to a counter, if figures are exported."""
+    if exported():
+        metric(name, *labels).inc(amount)
+
+
+class StepMetrics:
+    """What the steps of one worker report.
+
+    Reading the counters waits for the device they are on. On the host that costs nothing and happens at the end of
+    every step; on an accelerator at most once in `pause` seconds, and once when the batch has emptied.
+
+    Args:
+        counters: of the worker, by row.
+        recall: who measures it; None: nobody.
+        pause: seconds between two reads; 0: the counters are on the host.
+    """
+
+    def __init__(self, counters: Counters, recall: RecallObserver | None, pause: float) -> None:
+        self._counters = counters
+        self._recall = recall
+        self._pause = pause
+        self._read = time.monotonic()
+        self._decoded = 0
+        self._selecting = 0
+        self._dense = 0
+        self._measured = 0
+        self._ours = True
+        self._attended_before = 0.0
+        self._recalled_before = 0.0
+        self._measured_before = 0
+        self._attended = 0.0
+        self._skipped = 0.0
+        for name in ("tokens_decoded", "tokens_attended", "tokens_skipped", "share_attended"):
+            metric(name)
+        if recall is not None:
+            metric("attention_recall")
+
+    def step(self, selecting: Sequence[int], dense: Sequence[int], *, measured: bool) -> None:
+        """Note the tokens that the step to come decodes under the policy.
+
+        Args:
+            selecting: lengths of the rows that select.
+            dense: lengths of the rows that attend to everything, because the budget covers them or in a dense pass.
+            measured: whether recall is measured in the rows that select.
+        """
+        if not self._ours or (self._pause and time.monotonic() - self._read >= self._pause):
+            self.flush()
+        self._decoded += len(selecting) + len(dense)
+        self._selecting += sum(selecting)
+        self._dense += sum(dense)
+        self._measured += len(selecting) if measured else 0
+
+    def disregard(self) -> None:
+        """The step to come is nobody's: a warm-up, whose counts are not reported."""
+        if self._ours:
+            self.flush()
+        self._ours = False
+
+    def layer_done(self, layer: int) -> None:
+        """Note that a layer has attended; the last one ends the step."""
+        if not self._pause and layer == len(self._counters.steps) - 1 and self._ours:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report the steps before this call."""
+        if self._ours and not self._decoded:
+            return
+        self._read = time.monotonic()
+        totals = self._counters.totals()
+        before, self._attended_before = self._attended_before, sum(tokens for tokens, _, _ in totals) / len(totals)
+        if self._ours:
+            # A sum of means, which rounding may carry past the sum of lengths; counters do not fall.
+            attended = min(self._attended_before - before, self._selecting)
+            self._attended += attended + self._dense
+            self._skipped += self._selecting - attended
+            metric("tokens_decoded").inc(self._decoded)
+            metric("tokens_attended").inc(attended + self._dense)
+            metric("tokens_skipped").inc(self._selecting - attended)
+            metric("share_attended").set(self._attended / (self._attended + self._skipped))
+        self._flush_recall()
+        self._decoded = self._selecting = self._dense = 0
+        self._ours = True
+
+    def _flush_recall(self) -> None:
+        if self._recall is None or not self._measured:
+            return
+        count = self._measured_before + self._measured
+        means = [mean.attention for mean in self._recall.per_layer() if mean is not None]
+        recalled = sum(means) / len(means) * count
+        value = (recalled - self._recalled_before) / self._measured
+        for _ in range(self._measured):
+            metric("attention_recall").observe(value)
+        self._recalled_before, self._measured_before, self._measured = recalled, count, 0

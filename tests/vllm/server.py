@@ -1,0 +1,122 @@
+"""A real `saccade serve` process on loopback, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+START_SECONDS = 300
+"""A start takes 20 to 40 seconds of work; this is for machines where others work too."""
+OURS_ALONE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL")
+"""What the tests' own process has in its environment for engines in itself."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers.
+
+    Attributes:
+        process: the one that was started; it has children.
+        port: on 127.0.0.1.
+        log: everything it has written.
+    """
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def metrics(self) -> dict[str, float]:
+        """Samples on `/metrics` by name, those with a label of ours as `name{value}`."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(self.get("/metrics")):
+            for sample in family.samples:
+                policy = sample.labels.get("policy")
+                name = sample.name if policy is None else f"{sample.name}{{{policy}}}"
+                found[name] = sample.value
+        return found
+
+    def idle(self) -> bool:
+        """Whether nothing runs or waits, and no block is held."""
+        now = self.metrics()
+        return not any(
+            now[f"vllm:{name}"] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        )
+
+    def resident(self) -> int:
+        """Bytes in memory that belong to the server's processes alone, cache included."""
+        first = psutil.Process(self.process.pid)
+        return sum(one.memory_full_info().uss for one in (first, *first.children(recursive=True)))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether a condition comes true; the statistics of an engine arrive after its answers."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return condition()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[Running]:
+    """`saccade serve` with these arguments until the end of the block."""
+    port, log = free_port(), folder / "server.log"
+    environment = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    # oneDNN keeps a matrix product's code for every number of tokens that a step has had, 1024 of them, 20 MiB in each
+    # round of load; stock vLLM grows by as much. Its growth would hide ours.
+    environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16"
+    command = [sys.executable, "-m", "saccade", "serve", "--port", str(port), *arguments]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
+    server = Running(process, port, log)
+    try:
+        assert eventually(lambda: process.poll() is not None or _answers(server), START_SECONDS), log.read_text()
+        assert process.poll() is None, log.read_text()
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            process.wait()
+
+
+def _answers(server: Running) -> bool:
+    try:
+        server.get("/health")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,242 @@
+"""A server under load, as its users see it: through the official client, on loopback, with the bundled model.
+
+One server for the module: pages by their bounds, dense passes, prompts in chunks, more streams than it decodes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from engines import tokens_of_text
+from openai import APIStatusError, AsyncOpenAI, OpenAI
+from server import Running, eventually, running
+
+from saccade.adapters.vllm.metrics import VARIABLE
+
+EVERY = 8
+POLICY = f"resa:min_pages=2,rectify={EVERY}"
+MODEL = "bundled"
+STREAMS = 32
+ANSWER = 40
+CACHE = 512 * 2**20
+"""More than all streams hold together, so that nobody is preempted: a preempted request may answer differently."""
+ROUNDS = 5
+MARGIN = 2 * 2**20
+"""64 KiB for each stream of a round, of which each holds 4 MiB of cache on average. Measured: less than 1 MiB in all."""
+REQUESTS = f"saccade_requests_total{{{POLICY}}}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    settings = {
+        "policy": POLICY,
+        "recall": 0.25,
+        "max-model-len": 2048,
+        "max-num-seqs": 12,
+        "max-num-batched-tokens": 512,
+        "kv-cache-memory-bytes": CACHE,
+    }
+    arguments = [str(part) for name, value in settings.items() for part in (f"--{name}", value)]
+    with running(tmp_path_factory.mktemp("server"), *arguments, "--enforce-eager") as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: Running) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def prompt(length: int, start: int) -> list[int]:
+    return tokens_of_text()[start : start + length]
+
+
+def asking(ids: list[int], tokens: int, **more: Any) -> dict[str, Any]:
+    """A greedy request for exactly so many tokens, which come back as ids."""
+    body = {"ignore_eos": True, "return_token_ids": True, **more}
+    return {"model": MODEL, "prompt": ids, "max_tokens": tokens, "temperature": 0, "extra_body": body}
+
+
+def alone(client: OpenAI, ids: list[int], tokens: int, **more: Any) -> list[int]:
+    """The answer to one request; its salt keeps it from what others have left in the prefix cache."""
+    salt = {"cache_salt": f"{random.random()}"}
+    choice: Any = client.completions.create(**asking(ids, tokens, **salt, **more)).choices[0]
+    return list(choice.token_ids)
+
+
+async def stream(client: AsyncOpenAI, ids: list[int], stop_after: int | None) -> list[int] | None:
+    """The answer to one request of many; None if it was cancelled, after so many tokens."""
+    came: list[int] = []
+    async with await client.completions.create(**asking(ids, ANSWER), stream=True) as chunks:
+        async for chunk in chunks:
+            choice: Any = chunk.choices[0]
+            came += choice.token_ids or []
+            if stop_after is not None and len(came) >= stop_after:
+                return None
+    return came
+
+
+async def load(server: Running, seed: int) -> list[tuple[list[int], list[int] | None]]:
+    """Prompts and answers of one round: a third of the streams is cancelled, before the first token or later."""
+    chance = random.Random(seed)
+    prompts = [prompt(chance.randrange(20, 700), chance.randrange(40_000)) for _ in range(STREAMS)]
+    stops = [chance.randrange(ANSWER) if number % 3 == 0 else None for number in range(STREAMS)]
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        tasks = []
+        for ids, stop in zip(prompts, stops, strict=True):
+            tasks.append(asyncio.create_task(stream(client, ids, stop)))
+            if stop == 0:
+                await asyncio.sleep(chance.random() / 10)
+                tasks[-1].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return [(ids, answer if isinstance(answer, list) else None) for ids, answer in zip(prompts, answers, strict=True)]
+
+
+def test_under_load_every_answer_is_the_one_given_alone(server: Running, client: OpenAI) -> None:
+    """And nothing stays behind: no request, no block, no memory."""
+    resident = []
+    for seed in range(ROUNDS):
+        counted = server.metrics()
+        answers = asyncio.run(load(server, seed))
+        assert eventually(server.idle)
+        resident.append(server.resident())
+    # Buffers and libraries take what they keep in some of the rounds; a leak grows in all of them.
+    assert min(after - before for before, after in pairwise(resident)) < MARGIN
+    now = server.metrics()
+    completed = [(ids, answer) for ids, answer in answers if answer is not None]
+    assert len(completed) == STREAMS - len(range(0, STREAMS, 3))
+    assert len(completed) <= now[REQUESTS] - counted[REQUESTS] <= STREAMS
+    assert now["saccade_preemptions_total"] == 0
+    assert now["saccade_rectifications_total"] > counted["saccade_rectifications_total"]
+    for ids, answer in completed:
+        assert answer == alone(client, ids, ANSWER)
+
+
+CLIENT = """
+import sys
+from openai import OpenAI
+client = OpenAI(base_url=sys.argv[1], api_key="none")
+chunks = client.completions.create(
+    model=sys.argv[2], prompt=list(range(5, 605)), max_tokens=1400, stream=True, extra_body={"ignore_eos": True}
+)
+for chunk in chunks:
+    print("token", flush=True)
+"""
+
+
+def test_a_client_that_is_killed_in_the_middle_of_its_answer(server: Running, client: OpenAI) -> None:
+    command = [sys.executable, "-c", CLIENT, f"{server.url}/v1", MODEL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as killed:
+        assert killed.stdout is not None
+        for _ in range(3):
+            assert killed.stdout.readline() == b"token\n"
+        assert not server.idle()
+        killed.send_signal(signal.SIGKILL)
+    assert eventually(server.idle)
+    assert len(alone(client, prompt(100, 0), 5)) == 5
+
+
+BODY = {"model": MODEL, "prompt": "Once", "max_tokens": 4}
+BAD_BODIES: dict[str, tuple[bytes, int, tuple[str, ...]]] = {
+    "not JSON": (b'{"model": "bundled", "prompt": ', 400, ("JSON",)),
+    "10 MB": (json.dumps({**BODY, "prompt": "word " * 2_000_000}).encode(), 400, ("2048",)),
+    "10 MB of token ids": (json.dumps({**BODY, "prompt": [7] * 3_500_000}).encode(), 400, ("2048",)),
+    "an unknown policy for a request": (
+        json.dumps({**BODY, "vllm_xargs": {"saccade": "maybe"}}).encode(),
+        400,
+        ("'maybe'", '\\"off\\"'),
+    ),
+    "another model": (json.dumps({**BODY, "model": "gpt-9"}).encode(), 404, ("gpt-9", MODEL)),
+    "a policy where none belongs": (json.dumps({**BODY, "max_tokens": "resa"}).encode(), 400, ("max_tokens",)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a_request_that_cannot_be_answered_is_told_why(server: Running, client: OpenAI, name: str) -> None:
+    body, status, words = BAD_BODIES[name]
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=120)
+    told = refused.value.read().decode()
+    assert refused.value.code == status, told
+    assert all(word in told for word in words), told
+    assert len(told) < 2000
+    assert len(alone(client, prompt(100, 0), 5)) == 5
+    assert eventually(server.idle)
+
+
+def test_the_official_client_names_the_reason(client: OpenAI) -> None:
+    with pytest.raises(APIStatusError, match="'maybe' is not valid"):
+        client.completions.create(**asking(prompt(9, 0), 2, vllm_xargs={"saccade": "maybe"}))
+
+
+def test_metrics_say_what_was_asked(server: Running, client: OpenAI) -> None:
+    assert eventually(server.idle)
+    before = server.metrics()
+    asked = [(600, 30), (250, 17), (40, 1), (90, EVERY + 2)]
+    for length, tokens in asked:
+        alone(client, prompt(length, 0), tokens)
+    alone(client, prompt(300, 0), 20, vllm_xargs={"saccade": "off"})
+    steps = sum(tokens - 1 for _, tokens in asked)
+
+    def counted() -> dict[str, float]:
+        now = server.metrics()
+        return {name: now[name] - before[name] for name in now if name.startswith("saccade_")}
+
+    # The last step of a batch is reported when the batch is found empty, which is after its answer.
+    assert eventually(lambda: counted()["saccade_tokens_decoded_total"] == steps), counted()
+    found = counted()
+    assert (found[REQUESTS], found["saccade_requests_total{off}"]) == (len(asked), 1)
+    cached = sum(length + step for length, tokens in asked for step in range(1, tokens))
+    assert found["saccade_tokens_attended_total"] + found["saccade_tokens_skipped_total"] == pytest.approx(cached)
+    passes = sum((tokens - 1) // (EVERY + 1) for _, tokens in asked)
+    assert found["saccade_rectifications_total"] == passes
+    assert found["saccade_rectified_tokens_total"] == EVERY * passes
+    # Every fourth sparse step, wherever counting stood.
+    assert found["saccade_attention_recall_count"] in ((steps - passes) // 4, -(-(steps - passes) // 4))
+    assert 0 < found["saccade_attention_recall_sum"] <= found["saccade_attention_recall_count"]
+    now = server.metrics()
+    attended, skipped = (now[f"saccade_tokens_{what}_total"] for what in ("attended", "skipped"))
+    assert now["saccade_share_attended"] == pytest.approx(attended / (attended + skipped))
+    assert 0 < now["saccade_share_attended"] < 0.5
+
+
+def test_it_says_what_it_attached(server: Running) -> None:
+    printed = server.log.read_text().split("INFO")[0]
+    assert POLICY in printed
+    assert f"{server.url}/v1" in printed
+    assert f"{EVERY} sparse steps" in printed
+
+
+def test_it_listens_on_this_machine_only(server: Running) -> None:
+    # All of 127.0.0.0/8 is this machine, so that whoever listens on all addresses answers here too.
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.2:{server.port}/health", timeout=10)
+
+
+def test_it_stops_when_it_is_told(server: Running) -> None:
+    """The last test of this module."""
+    # A process that was started later: a process's own environment is shown as it was at its start.
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    folder = Path(next(one.environ()[VARIABLE] for one in children if VARIABLE in one.environ()))
+    assert list(folder.glob("*.db"))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    assert not folder.exists()
