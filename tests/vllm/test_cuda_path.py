@@ -166,8 +166,9 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert group.rows.seq_lens.tolist() == [152, 99]
     assert group.rows.max_len == 152
     assert torch.equal(group.rows.page_table, engine.tables[[0, 3]])
-    assert step.written.start.tolist() == [65, 102, 151, 98]
-    assert step.written.count == 65
+    single, several = step.written
+    assert (single.start.tolist(), single.count) == ([102, 151, 98], 1)
+    assert (several.start.tolist(), several.count) == ([65], 65)
 
 
 def test_a_step_of_decoding_rows_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:

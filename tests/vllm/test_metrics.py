@@ -194,13 +194,17 @@ def test_only_requests_that_vllm_still_holds_are_remembered(rows: RequestRows) -
         rows.update_state(update([(0, SamplingParams(), [1], [5])]))
         rows.update_state(update(removed=[0]))
     assert not rows._away
-    waiting: list[int] = []
-    rows.update_state(update([(0, SamplingParams(), [1], waiting)]))
+    prompt, waiting = [1], list[int]()
+    rows.update_state(update([(0, SamplingParams(), prompt, waiting)]))
     first = rows.rows[0]
     rows.update_state(update(removed=[0]))
-    rows.update_state(update([(3, SamplingParams(), [1], waiting)]))
+    rows.update_state(update([(3, SamplingParams(), prompt, waiting)]))
     assert rows.rows[3] is first
     assert first.resumed
+    # A streaming session goes on with another prompt and the same list.
+    rows.update_state(update([(3, SamplingParams(), [1, 2], waiting)]))
+    assert rows.rows[3] is not first
+    assert rows.rows[3].resumed
 
 
 def test_slots_of_model_runner_v2_are_filled_anew(rows: RequestRows) -> None:

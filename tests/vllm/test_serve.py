@@ -82,6 +82,11 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     assert "float32" in server.shape
 
 
+def test_a_policy_that_reads_text_is_not_scheduled_ahead(made: Callable[..., Server]) -> None:
+    server = made(policy="lychee_cluster:budget=96")
+    assert (server.args.scheduler_cls, server.args.async_scheduling, server.block) == (None, False, 32)
+
+
 def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None:
     args = made(policy="quest:budget=64,rectify=8").args
     assert (args.scheduler_cls, args.async_scheduling) == (SCHEDULER, False)

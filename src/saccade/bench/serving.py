@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,9 @@ class ServingJob:
             selector = policy.plan(shape_of(config)).selector
             page = None if selector is None else selector.bounds_page
             if page is not None and block % page:
-                raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; pass --block {page}")
+                raise SaccadeError(
+                    f"{policy}: block={block} is no multiple of its page={page}; pass --block {lcm(page, 16)}"
+                )
         if json is not None:
             check_file(json)
         return made

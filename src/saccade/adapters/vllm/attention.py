@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from ...runtime import attend
 from ...types import KVView
 from .cache_spec import SaccadeAttentionSpec
 from .pages import BlockBounds, bounds_bytes
+from .serving import Serving
 from .start import serving_of
 from .step import StepMetadata, prepare
 
@@ -22,9 +25,9 @@ from .step import StepMetadata, prepare
 class SparseBackend:
     """Mixed into a backend class: names, and the room for bounds in the cache."""
 
-    _serving: Any = None
-    """Of the engine that is being built: vLLM asks the class for the cache's layout without saying for which engine,
-    and engines of one process are built one after the other."""
+    _serving: Callable[[], Serving | None] = lambda: None
+    """Of the engine that is being built, while it lives: vLLM asks the class for the cache's layout without saying for
+    which engine, and engines of one process are built one after the other."""
 
     @staticmethod
     def get_name() -> str:
@@ -33,7 +36,8 @@ class SparseBackend:
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """The cache's specification, with room for bounds, and a manager that publishes clean blocks only."""
-        serving = SparseBackend._serving
+        serving = SparseBackend._serving()
+        assert serving is not None, "vLLM asks after the layers were made"
         page = serving.page
         extra = 0
         if page is not None:
@@ -63,9 +67,9 @@ class SparseAttention:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._check(*args, **kwargs)
+        self._check()
         self._serving = serving_of(get_current_vllm_config())
-        SparseBackend._serving = self._serving
+        SparseBackend._serving = ref(self._serving)
 
     def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """The cache's keys and values `[blocks, block, Hkv, d]` by strides."""
@@ -125,11 +129,11 @@ class SparseAttention:
             return
         bounds = self._serving.indexes.layers.get(number)
         k, v = self.keys_and_values(kv_cache)
-        if bounds is None:
+        if bounds is None or not bounds.lies_in(kv_cache):
             bounds = BlockBounds.behind(kv_cache, k.shape[1], self.head_size, self._serving.page)
             self._serving.indexes.layers[number] = bounds
-        written = step.written
-        bounds.update(KVView(k, v, written.rows), written.start, written.count)
+        for written in step.written:
+            bounds.update(KVView(k, v, written.rows), written.start, written.count)
 
     def _decode(self, number: int, query: Tensor, kv_cache: Tensor, step: StepMetadata, output: Tensor) -> None:
         k, v = self.keys_and_values(kv_cache)
@@ -142,7 +146,7 @@ class SparseAttention:
             else:
                 output.index_copy_(0, tokens, result)
 
-    def _check(self, *args: Any, **kwargs: Any) -> None:
+    def _check(self) -> None:
         """Refuse what a layer says about itself.
 
         Raises:

@@ -12,6 +12,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from ...errors import ServingError
 from .attention import SparseAttention, SparseBackend, SparseBuilder
 
 
@@ -43,6 +44,8 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
             # AMX packs keys in a way that strides cannot express.
             self.isa = "vec"
             self._set_isa_to_layers(self.layer_names)
+        if self.isa not in ("vec", "vec16"):
+            raise ServingError(f"vLLM's kernels for {self.isa!r} lay out keys in a way that saccade does not know")
 
 
 class SaccadeCPUAttention(SparseAttention, CPUAttentionBackendImpl):

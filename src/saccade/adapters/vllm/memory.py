@@ -51,8 +51,9 @@ class SequenceMemory:
 
 def _tokens(request: RequestRow, start: int, stop: int) -> Sequence[int]:
     """Token ids `start..stop` of a request; -1 (unknown) where the prompt came as embeddings."""
-    prompt = request.prompt
-    known = 0 if prompt is None else len(prompt)
-    head = list(prompt[start:stop]) if prompt is not None else []
-    tail = list(request.output[max(start - known, 0) : max(stop - known, 0)])
-    return [-1] * (stop - start - len(head) - len(tail)) + head + tail
+    if request.prompt is None:
+        return [-1] * (stop - start)
+    length = len(request.prompt)
+    output = request.output[max(start - length, 0) : max(stop - length, 0)]
+    known = [*request.prompt[start:stop], *output]
+    return known + [-1] * (stop - start - len(known))

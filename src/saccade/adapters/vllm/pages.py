@@ -53,6 +53,10 @@ class BlockBounds:
 
         return cls(side(0), side(1), page)
 
+    def lies_in(self, kv_cache: Tensor) -> bool:
+        """Whether this is that cache's memory: vLLM may run with a small one first and put another in its place."""
+        return self.lower.untyped_storage().data_ptr() == kv_cache.untyped_storage().data_ptr()
+
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         """Recompute the pages of tokens `start..start + count` of every row from the cache, not beyond its length."""
         update_page_bounds(

@@ -79,7 +79,7 @@ def _honour_choice(platform: Any) -> None:
     """Let the CPU platform, which always takes its own backend, take the one that was asked for."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    stock = platform.__dict__["get_attn_backend_cls"].__func__
+    stock = platform.get_attn_backend_cls.__func__
     if getattr(stock, "_saccade", False):
         return
 

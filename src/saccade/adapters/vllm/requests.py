@@ -105,10 +105,13 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
             self._leave(index)
         for index, params, prompt, output in batch_update.added:
             # A row that a step has no room for leaves the batch, and comes back with the same list of output tokens.
-            known = self._away.pop(id(output), None)
-            if known is not None:
-                known.resumed = True
-            self._enter(index, known or RequestRow(not opted_out(params), prompt, output, resumed=len(output) > 0))
+            row = self._away.pop(id(output), None)
+            resumed = row is not None or len(output) > 0
+            if row is None or row.prompt is not prompt:
+                # Also the next input of a streaming session: its prompt is another one, and nothing known of it holds.
+                row = RequestRow(not opted_out(params), prompt, output)
+            row.resumed = resumed
+            self._enter(index, row)
         for source, target, direction in batch_update.moved:
             moved, replaced = self.rows.pop(source, None), self.rows.pop(target, None)
             if moved is not None:

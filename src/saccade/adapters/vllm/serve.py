@@ -39,7 +39,6 @@ BUNDLED = "bundled"
 
 HOST = "127.0.0.1"
 
-_LOWEST_BLOCK = 16
 _CPU_BLOCK = 32
 """vLLM's kernels on CPUs are made for multiples of this."""
 
@@ -233,24 +232,27 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
 
 
 def _config(args: Namespace, options: ServeOptions) -> Any:
-    """vLLM's configuration; chooses the block size if the user has not."""
+    """vLLM's configuration; puts in what depends on the model and the user has left open."""
     from vllm.platforms import current_platform
 
-    from .support import plan_of
+    from .support import UNIT, plan_of
 
-    if args.block_size is not None:
-        return _made(args)
-    args.block_size = _CPU_BLOCK if current_platform.is_cpu() else None
+    ours = args.block_size is None
+    if ours and current_platform.is_cpu():
+        args.block_size = _CPU_BLOCK
     config = _made(args)
     try:
         selector = plan_of(config, options).selector
     except SaccadeError:
         return config  # the checks to come say it with all other reasons
-    page = None if selector is None else selector.bounds_page
-    if page is not None and config.cache_config.block_size % page:
-        args.block_size = math.lcm(page, args.block_size or _LOWEST_BLOCK)
-        config = _made(args)
-    return config
+    if selector is None:
+        return config
+    page, before = selector.bounds_page, (args.block_size, args.async_scheduling)
+    if ours and page is not None and config.cache_config.block_size % page:
+        args.block_size = math.lcm(page, args.block_size or UNIT)
+    if selector.reads_text and args.async_scheduling is None:
+        args.async_scheduling = False
+    return config if (args.block_size, args.async_scheduling) == before else _made(args)
 
 
 def _made(args: Namespace) -> Any:

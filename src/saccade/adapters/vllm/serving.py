@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class Serving:
     def attention(self, operations: AttentionOperations) -> None:
         self._state.attention = operations
 
-    @property
+    @cached_property
     def covered(self) -> int:
         """The longest row of which every head attends to all tokens."""
         return covered_length(self.plan.selector, self._config.model_config.max_model_len)
@@ -98,7 +99,7 @@ class Serving:
         """The page of bounds that lie in the cache; None if there are none."""
         return None if self.plan.selector is None else self.plan.selector.bounds_page
 
-    @property
+    @cached_property
     def by_sequence(self) -> bool:
         """Whether each request has an index of its own, beside the block tables."""
         selector = self.plan.selector

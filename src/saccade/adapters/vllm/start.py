@@ -53,6 +53,9 @@ def _start(vllm_config: Any) -> Serving:
         for note in whole.notes:
             logger.warning(note)
         _export(vllm_config, serving)
+    if serving.recall is not None and serving.metrics is None:
+        # What nobody can read is not worth a pass over the keys.
+        serving.recall = None
     return serving
 
 

@@ -39,7 +39,7 @@ class StepMetadata:
         parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
         parent_tokens: int64, their positions in the flat batch; None: all.
         groups: rows that decode under the policy.
-        written: the step's new tokens.
+        written: the step's new tokens; rows with one apart from rows with many, so that none is padded to the others.
         num_actual_tokens: positions of the flat batch that are not padding.
     """
 
@@ -47,7 +47,7 @@ class StepMetadata:
     parent: Any | None
     parent_tokens: Tensor | None
     groups: list[Group]
-    written: Written
+    written: tuple[Written, ...]
     num_actual_tokens: int
 
 
@@ -90,14 +90,25 @@ def _batch(common: Any) -> Batch:
     return Batch(lengths, queries[: common.num_reqs], common.is_prefilling[: common.num_reqs].tolist(), slots)
 
 
-def _written(common: Any, batch: Batch) -> Written:
+def _written(common: Any, batch: Batch) -> tuple[Written, ...]:
+    """Rows beyond the requests pad a captured graph; they have no tokens and nothing of them is read."""
+    single = [row for row, queries in enumerate(batch.queries) if queries == 1]
+    several = [row for row, queries in enumerate(batch.queries) if queries > 1]
+    parts = ((single, 1), (several, common.max_query_len))
+    return tuple(_written_by(common, batch, rows, count) for rows, count in parts if rows)
+
+
+def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Written:
     table, lengths = common.block_table_tensor, common.seq_lens
-    bounds = tuple((0, length) for length in batch.lengths) if table.is_cpu else None
-    # Rows beyond the requests pad a captured graph; they have no tokens and nothing of them is read.
-    table, lengths = table[: common.num_reqs], lengths[: common.num_reqs]
-    rows = Rows(table, torch.zeros_like(lengths), lengths, max(batch.lengths, default=1), bounds)
-    queries = (common.query_start_loc[1:] - common.query_start_loc[:-1])[: common.num_reqs]
-    return Written(rows, rows.seq_lens - queries, common.max_query_len)
+    queries = common.query_start_loc[1:] - common.query_start_loc[:-1]
+    if len(rows) == common.num_reqs:
+        table, lengths, queries = (tensor[: len(rows)] for tensor in (table, lengths, queries))
+    else:
+        chosen = async_tensor_h2d(rows, table.device, torch.int64)
+        table, lengths, queries = (tensor.index_select(0, chosen) for tensor in (table, lengths, queries))
+    known = [batch.lengths[row] for row in rows]
+    bounds = tuple((0, length) for length in known) if table.is_cpu else None
+    return Written(Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds), lengths - queries, count)
 
 
 def _rest(batch: Batch, sparse: list[int]) -> list[int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 from ...errors import PolicyError, ServingError
 from ...plan import Plan
 from ...types import ModelShape
 from .options import ServeOptions
+
+UNIT = 16
+"""Tokens; vLLM's blocks are multiples of it."""
 
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 
@@ -57,7 +61,7 @@ def _model(vllm_config: Any) -> list[str]:
     text = config.hf_text_config
     window = config.get_sliding_window()
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    if window is not None and (kinds or window < config.max_model_len):
+    if window is not None:
         reasons.append(
             f"sliding-window attention (sliding_window={window}) already limits what layers see; if requests never "
             "exceed the window, pass --disable-sliding-window"
@@ -109,7 +113,7 @@ def _rectification(vllm_config: Any, options: ServeOptions) -> list[str]:
 
 def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     try:
-        plan = options.policy.plan(shape_of(vllm_config))
+        plan = plan_of(vllm_config, options)
     except PolicyError as error:
         return [str(error)]
     selector = plan.selector
@@ -119,22 +123,22 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     page = selector.bounds_page
     if page is not None and block is not None and block % page:
         reasons.append(
-            f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {_fitting(page)}"
+            f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {lcm(page, UNIT)}"
         )
     if selector.reads_text and vllm_config.use_v2_model_runner:
         reasons.append(
             "chunks of text need the tokens on the host, which model runner V2 keeps on the device: set "
             "VLLM_USE_V2_MODEL_RUNNER=0, or chunking=fixed"
         )
+    if selector.reads_text and vllm_config.scheduler_config.async_scheduling:
+        reasons.append("chunks of text need the token before its step has begun: pass --no-async-scheduling")
+    own_index = selector.indexed and page is None
+    if own_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
+        reasons.append(
+            "model runner V2 takes every dense pass for a new request, whose index is lost: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
+        )
     return reasons
-
-
-def _fitting(page: int) -> int:
-    """The smallest block of at least 16 tokens, vLLM's own unit, that pages divide."""
-    block = page
-    while block % 16:
-        block += page
-    return block
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
