@@ -17,6 +17,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from saccade.adapters.vllm import serve
 from saccade.adapters.vllm.metrics import VARIABLE
+from saccade.adapters.vllm.options import ServeOptions
 from saccade.adapters.vllm.serve import BUNDLED_CACHE, RefusedError, Server, prepare
 from saccade.adapters.vllm.support import SCHEDULER
 from saccade.bundled import model_path
@@ -106,6 +107,27 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
 def test_blocks_hold_whole_pages(made: Callable[..., Server], policy: str, rest: tuple[str, ...], block: int) -> None:
     server = made(*rest, policy=policy)
     assert (server.block, server.args.block_size) == (block, block)
+
+
+@pytest.mark.parametrize(("policy", "block"), [("quest:page=16", 16), ("quest:page=24,budget=96", 48), ("tidal", None)])
+def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
+    monkeypatch: pytest.MonkeyPatch, policy: str, block: int | None
+) -> None:
+    """There vLLM may choose other blocks than it says, unless it is told."""
+    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: False)
+    asked: list[int | None] = []
+    whole = serve._made
+
+    def made(args: Namespace) -> Any:
+        asked.append(args.block_size)
+        monkeypatch.undo()
+        return whole(args)
+
+    monkeypatch.setattr(serve, "_made", made)
+    args = serve._parse(["--served-model-name", "x"])
+    serve._config(args, ServeOptions.read({"policy": policy}))
+    assert asked == [None]
+    assert args.block_size == block
 
 
 def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:

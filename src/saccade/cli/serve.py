@@ -91,11 +91,12 @@ def _print(server: Server) -> None:
 
     rectify = server.options.policy.rectify
     passes = "" if rectify is None else f", a dense pass after every {rectify.every} sparse steps"
+    blocks = "blocks as vLLM chooses" if server.block is None else f"blocks of {server.block} tokens"
     rows = [
         ("policy", str(server.options.policy)),
         *(("note", note) for note in server.notes),
         ("model", f"{server.model}: {server.shape}"),
-        ("cache", f"blocks of {server.block} tokens{passes}"),
+        ("cache", f"{blocks}{passes}"),
         ("address", f"{server.address}/v1"),
         ("metrics", f"{server.address}/metrics"),
     ]

@@ -65,7 +65,7 @@ class Server:
         notes: what the user should know of the policy on this model.
         model: what the user would call it.
         shape: of the model, in words.
-        block: tokens of a cache block.
+        block: tokens of a cache block; None: vLLM decides.
         address: where it will listen.
     """
 
@@ -74,7 +74,7 @@ class Server:
     notes: tuple[str, ...]
     model: str
     shape: str
-    block: int
+    block: int | None
     address: str
 
     def run(self) -> None:
@@ -138,8 +138,7 @@ def prepare(
         f"{str(config.model_config.dtype).removeprefix('torch.')}"
     )
     name = BUNDLED if bundled else args.model
-    block, notes = config.cache_config.block_size, plan_of(config, options).notes
-    return Server(args, options, notes, name, words, block, _address(args))
+    return Server(args, options, plan_of(config, options).notes, name, words, args.block_size, _address(args))
 
 
 def _early(model: str | None, policy: str | None) -> Iterator[str]:
@@ -248,7 +247,7 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if selector is None:
         return config
     page, before = selector.bounds_page, (args.block_size, args.async_scheduling)
-    if ours and page is not None and config.cache_config.block_size % page:
+    if ours and page is not None:
         args.block_size = math.lcm(page, args.block_size or UNIT)
     if selector.reads_text and args.async_scheduling is None:
         args.async_scheduling = False
