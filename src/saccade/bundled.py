@@ -12,3 +12,8 @@ def model_path() -> Path:
 
 RESELECT = 5
 """The bundled model's re-selection layer, found on other contexts than the demo's (`docs/performance.md`)."""
+
+
+def default_spec(*, bundled: bool) -> str:
+    """The policy that decodes where one is needed and the user names none."""
+    return f"less_is_more:reselect={RESELECT}" if bundled else "less_is_more"

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -115,8 +116,8 @@ def test_under_load_every_answer_is_the_one_given_alone(server: Running, client:
         answers = asyncio.run(load(server, seed))
         assert eventually(server.idle)
         resident.append(server.resident())
-    # Buffers and libraries take what they keep in some of the rounds; a leak grows in all of them.
-    assert min(after - before for before, after in pairwise(resident)) < MARGIN
+    # Buffers and libraries take what they keep in the first rounds; a leak grows in all of them.
+    assert median(after - before for before, after in pairwise(resident[1:])) < MARGIN
     now = server.metrics()
     completed = [(ids, answer) for ids, answer in answers if answer is not None]
     assert len(completed) == STREAMS - len(range(0, STREAMS, 3))

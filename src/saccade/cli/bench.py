@@ -16,6 +16,19 @@ bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baseline
 DEFAULT_POLICIES = ["dense", "tidal", "less_is_more"]
 SERVED_POLICIES = ["less_is_more", "quest"]
 
+Shape = Annotated[
+    str,
+    typer.Option(metavar="NAME_OR_DIR", help="smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder."),
+]
+Policies = Annotated[list[str], typer.Option(metavar="SPEC", help="Policy to time; give it once per policy.")]
+Budgets = Annotated[str, typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")]
+Batches = Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")]
+Steps = Annotated[int, typer.Option(min=2, help="Timed steps per variant.")]
+RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
+RowsFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write rows and environment there.", show_default=False)
+]
+
 
 @bench.callback()
 def _bench() -> None:
@@ -24,28 +37,19 @@ def _bench() -> None:
 
 @bench.command()
 def decode(
-    shape: Annotated[
-        str,
-        typer.Option(metavar="NAME_OR_DIR", help="smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder."),
-    ] = "smollm2-135m",
+    shape: Shape = "smollm2-135m",
     context: Annotated[
         str, typer.Option(metavar="N,N", help="Cached tokens; 0 is the empty context, everything but the cache.")
     ] = "0,4096,32768",
-    batch: Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")] = "1",
+    batch: Batches = "1",
     threads: Annotated[str, typer.Option(metavar="N,N", help="CPU threads; one is steady on a shared machine.")] = "1",
-    policy: Annotated[
-        list[str], typer.Option(metavar="SPEC", help="Policy to time; give it once per policy.")
-    ] = DEFAULT_POLICIES,
-    budget: Annotated[
-        str, typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")
-    ] = "2048",
-    steps: Annotated[int, typer.Option(min=2, help="Timed steps per variant.")] = 12,
+    policy: Policies = DEFAULT_POLICIES,
+    budget: Budgets = "2048",
+    steps: Steps = 12,
     stock: Annotated[bool, typer.Option(help="Time stock transformers too.")] = True,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "bfloat16",
+    dtype: RandomDtype = "bfloat16",
     device: Device = "auto",
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write rows and environment there.", show_default=False)
-    ] = None,
+    json: RowsFile = None,
 ) -> None:
     """Time one decoded token on a cache of random keys, without prefill: stock transformers and policies in turns.
 
@@ -84,25 +88,16 @@ def decode(
 
 @bench.command()
 def serve(
-    shape: Annotated[
-        str,
-        typer.Option(metavar="NAME_OR_DIR", help="smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder."),
-    ] = "smollm2-135m",
+    shape: Shape = "smollm2-135m",
     context: Annotated[str, typer.Option(metavar="N,N", help="Cached tokens of every row.")] = "8192,32768",
-    batch: Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")] = "1,4",
+    batch: Batches = "1,4",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
-    policy: Annotated[
-        list[str], typer.Option(metavar="SPEC", help="Policy to time; give it once per policy.")
-    ] = SERVED_POLICIES,
-    budget: Annotated[
-        str, typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")
-    ] = "2048",
-    steps: Annotated[int, typer.Option(min=2, help="Timed steps per variant.")] = 12,
+    policy: Policies = SERVED_POLICIES,
+    budget: Budgets = "2048",
+    steps: Steps = 12,
     block: Annotated[int, typer.Option(min=16, help="Tokens of a block of vLLM's cache.")] = 32,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "bfloat16",
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write rows and environment there.", show_default=False)
-    ] = None,
+    dtype: RandomDtype = "bfloat16",
+    json: RowsFile = None,
 ) -> None:
     """Time one output token of vLLM on the CPU, stock and under policies in turns, on a cache of random keys.
 

@@ -55,15 +55,16 @@ def generate(
 
     from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
     from ..adapters.hf.run import sparsify
+    from ..bundled import default_spec
     from ..errors import DocumentError, PolicyError
     from ..eval.context import read_document
-    from ..eval.entry import default_specs, parse_budgets
+    from ..eval.entry import parse_budgets
     from ..spec import Policy
     from .terminal import quiet_libraries
 
     quiet_libraries()
     source = ModelSource.locate(model)
-    chosen = Policy.from_spec(default_specs(source.bundled)[-1] if policy is None else policy)
+    chosen = Policy.from_spec(default_spec(bundled=source.bundled) if policy is None else policy)
     if budget is not None:
         budgets = parse_budgets(budget)
         if len(budgets) > 1:

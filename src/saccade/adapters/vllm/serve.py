@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from ...bundled import RESELECT, model_path
+from ...bundled import default_spec, model_path
 from ...errors import SaccadeError, ServingError
 from ...spec import Policy
 from ..hf.load import ModelSource
@@ -92,11 +92,6 @@ class Server:
             raise
         except Exception as error:
             raise ServingError(f"vLLM stopped: {_said(error)}") from error
-
-
-def default_policy(*, bundled: bool) -> str:
-    """What is served unless the user says otherwise; `saccade generate` decodes with the same."""
-    return f"less_is_more:reselect={RESELECT}" if bundled else "less_is_more"
 
 
 def prepare(
@@ -203,7 +198,7 @@ def _options(args: Namespace, policy: str | None, recall: float | None, bundled:
         if name in entry:
             raise ServingError(f"{name} is given twice: --{name} {value}, and in --additional-config {entry[name]!r}")
         entry = {**entry, name: value}
-    return ServeOptions.read({"policy": default_policy(bundled=bundled), **entry})
+    return ServeOptions.read({"policy": default_spec(bundled=bundled), **entry})
 
 
 def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
