@@ -73,7 +73,7 @@ def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
 def test_without_a_tokenizer_chunks_are_pages_and_the_run_says_so() -> None:
     with attach(tiny.llama(), SPEC, recall=False) as run:
         WAYS["greedy"](tiny.llama())
-        index = run._slot[0].state._indexes[1]
+        index = run._slot[0].state.indexes._indexes[1]
         assert isinstance(index, ChunkBounds)
         assert {stop - start for start, stop in pairwise(index.rows[0])} == {4}
         assert run.notes == ("quest: no tokenizer was given, so chunks have a fixed length",)

@@ -178,9 +178,9 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         state, held = run._slot[0].state, kwargs["past_key_values"]
-        for layer, index in state._indexes.items():
+        for layer, index in state.indexes._indexes.items():
             assert isinstance(index, PageBounds)
-            covered = state._covered[layer]
+            covered = state.indexes._covered[layer]
             keys = held.layers[layer].keys[:, :, :covered]
             for page in range(-(-covered // 4)):
                 tokens = keys[:, :, page * 4 : page * 4 + 4]
@@ -211,7 +211,7 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
         generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
         session = run._slot[0]
         checked = 0
-        for layer, index in session.state._indexes.items():
+        for layer, index in session.state.indexes._indexes.items():
             assert isinstance(index, ClusterIndex)
             keys, values = cache.layers[layer].keys.transpose(1, 2), cache.layers[layer].values.transpose(1, 2)
             kv = KVView(keys, values, _rows(inputs, keys.shape[1]))
