@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -71,9 +72,9 @@ class SparseAttention:
         self._serving = serving_of(get_current_vllm_config())
         SparseBackend._serving = ref(self._serving)
 
+    @abstractmethod
     def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """The cache's keys and values `[blocks, block, Hkv, d]` by strides."""
-        raise NotImplementedError
 
     def forward(
         self,

@@ -84,7 +84,7 @@ class PagedIndexes:
         return None if bounds is None else bounds.of(kv.rows)
 
     def permute(self, layer: int, rows: Tensor) -> None:
-        raise NotImplementedError("rows of a server's batch are not permuted")
+        """Nothing to move: bounds lie with their blocks, and rows bring their block tables."""
 
     @property
     def nbytes(self) -> int:
