@@ -7,7 +7,7 @@ from typing import Literal
 
 from saccade.errors import KernelError
 
-Implementation = Literal["auto", "reference", "cpu", "native"]
+Implementation = Literal["auto", "reference", "cpu", "native", "triton"]
 
 
 def use_cpu(operation: str, implementation: Implementation, refusal: str | None) -> bool:
