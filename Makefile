@@ -5,6 +5,7 @@
 #   make test        every check that needs no vLLM: lint, types, tests
 #   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
 #   make test-vllm   the tests that run real vLLM on the CPU
+#   make test-gpu    the tests that need a CUDA device
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
 
@@ -23,11 +24,11 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm lint types clean
+.PHONY: help setup setup-vllm demo test test-vllm test-gpu lint types clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,9s/^# \{0,3\}//p' Makefile
+	@sed -n '3,10s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -80,6 +81,10 @@ test: setup
 test-vllm: setup-vllm
 	@echo "test-vllm: pytest of tests/vllm, on real vLLM"
 	@$(RUN) -m pytest --quiet tests/vllm
+
+test-gpu: setup
+	@echo "test-gpu: pytest of tests/gpu, on a CUDA device"
+	@$(RUN) -m pytest --quiet tests/gpu
 
 lint: setup
 	@$(RUN) -m ruff check --quiet .

@@ -18,14 +18,15 @@ settings.register_profile("local", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-# Tests on real vLLM need what `make setup` does not install, and many minutes: they run where they are named.
-collect_ignore = ["vllm"]
+# Tests on real vLLM and on a GPU need what `make setup` does not install: they run where they are named.
+collect_ignore = ["vllm", "gpu"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     if any(Path(__file__).resolve().parent.is_relative_to(path) for path in asked):
         terminalreporter.write_line("left out: tests/vllm, which run real vLLM; run them with: make test-vllm")
+        terminalreporter.write_line("left out: tests/gpu, which need a CUDA device; run them with: make test-gpu")
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from saccade.errors import KernelError
+from saccade.kernels._triton.availability import interpreting
 
 Implementation = Literal["auto", "reference", "cpu", "native", "triton"]
 
@@ -31,7 +32,7 @@ def choose(
     `refusals` gives for each implementation but the reference, best first, why it cannot run (None when it can).
     """
     if implementation == "auto":
-        return next((name for name, refusal in refusals.items() if refusal() is None), "reference")
+        return next((name for name, refusal in refusals.items() if _unasked(name) and refusal() is None), "reference")
     if implementation == "reference":
         return implementation
     if implementation not in refusals:
@@ -43,3 +44,8 @@ def choose(
     if reason is not None:
         raise KernelError(f"{operation}: implementation {implementation!r} cannot take this call: {reason}")
     return implementation
+
+
+def _unasked(name: Implementation) -> bool:
+    """Whether an implementation may run that nobody named: Triton's interpreter is for tests."""
+    return name != "triton" or not interpreting()

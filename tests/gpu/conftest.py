@@ -1,0 +1,17 @@
+"""Kernels and decoding steps on a CUDA device; without one these tests fail, since somebody asked for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))  # for the kernel tests' caches and budgets
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _device() -> None:
+    assert torch.cuda.is_available(), "no CUDA device"

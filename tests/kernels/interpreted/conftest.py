@@ -1,0 +1,10 @@
+"""Triton kernels on the CPU: in Triton's interpreter, which has to be asked for before a kernel is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kernel tests' caches and budgets
