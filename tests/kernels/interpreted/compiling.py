@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a kernel: its PTX, and what ptxas says of one thread."""
+    """What the compiler made of a kernel: its PTX, one thread's registers, and bytes that it keeps in memory instead."""
 
     ptx: str
     registers: int
@@ -83,23 +83,17 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     )
     target = GPUTarget("cuda", job["capability"], 32)
     built = triton.compile(source, target=target, options={"num_warps": job["warps"], "num_stages": job["stages"]})
-    ptx = built.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-        architecture = re.search(r"\.target (\S+?)(?:,|\s)", ptx)
-        assert architecture is not None
-        said = subprocess.run(
-            [str(ptxas), "-v", f"-arch={architecture[1]}", "-o", str(file.with_suffix(".cubin")), str(file)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spilled = re.findall(r"(\d+) bytes spill", said)
-    assert registers is not None, said
-    return {"ptx": ptx, "registers": int(registers[1]), "spilled": sum(map(int, spilled))}
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(built.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        usage = subprocess.run(
+            [str(tool), "--dump-resource-usage", str(file)], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+).*LOCAL:(\d+)", usage)
+    assert found is not None, usage
+    registers, stack, local = map(int, found.groups())
+    return {"ptx": built.asm["ptx"], "registers": registers, "spilled": stack + local}
 
 
 if __name__ == "__main__":
