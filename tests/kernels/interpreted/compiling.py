@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a kernel: its PTX, one thread's registers, and bytes that it keeps in memory instead."""
+    """What the compiler made of a kernel: its PTX, registers and bytes of local memory per thread."""
 
     ptx: str
     registers: int
