@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels.hybrid_decode.api import hybrid_decode
 from .roles import HeadSpan
 from .state import DecodeState
 from .types import KVView, Role
@@ -56,7 +55,7 @@ def _attention(
     if not any(dense):
         return state.attention.sparse(q, kv, selection, scale=scale), None
     scored = publishing if pooling is not None else None
-    return hybrid_decode(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
+    return state.attention.hybrid(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
 
 
 def _of_heads(scores: Tensor, heads: tuple[bool, ...]) -> Tensor:

@@ -14,6 +14,7 @@ from .counters import Counters
 from .history import TokenHistory
 from .indexes import Indexes, OwnIndexes
 from .kernels.dense_decode_scores.api import dense_decode_scores
+from .kernels.hybrid_decode.api import hybrid_decode
 from .kernels.sparse_decode.api import sparse_decode
 from .plan import Plan
 from .roles import HeadSpan
@@ -41,18 +42,34 @@ class SparseAttention(Protocol):
     def __call__(self, q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Tensor: ...
 
 
+class HybridAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        kv: KVView,
+        selection: Selection,
+        dense: tuple[bool, ...],
+        *,
+        scale: float,
+        pooling: Pooling | None = None,
+        scored: tuple[bool, ...] | None = None,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionOperations:
-    """What layers attend with whose heads all do the same: the kernels' operations, or others with their contracts.
+    """What layers attend with: the kernels' operations, or others with their contracts.
 
     Attributes:
-        dense: as `kernels.dense_decode_scores`.
-        sparse: as `kernels.sparse_decode`.
+        dense: as `kernels.dense_decode_scores`, where all heads attend to everything.
+        sparse: as `kernels.sparse_decode`, where all attend to their sets.
+        hybrid: as `kernels.hybrid_decode`, where some do this and some that.
         name: for people, who should know which ones run.
     """
 
     dense: DenseAttention = dense_decode_scores
     sparse: SparseAttention = sparse_decode
+    hybrid: HybridAttention = hybrid_decode
     name: str = "saccade's own operations"
 
 

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-from saccade.bench import decode
+from saccade.bench import baselines, decode, variants
 from saccade.bench.job import BenchJob
 from saccade.bench.shapes import SHAPES, random_model
 from saccade.cli import app
 from saccade.errors import SaccadeError
 from saccade.spec import Policy
 
+# What the issue that asked for this benchmark names; more may be there.
 KEYS = {
-    "policy",
-    "runtime",
-    "context",
-    "batch",
-    "threads",
-    "steps",
-    "ms_per_token",
-    "ms_fast",
-    "ms_slow",
-    "share_attended",
-    "speedup_over_stock",
-    "speedup_over_dense",
+    *("policy", "runtime", "context", "batch", "threads", "ms_per_token", "ms_selection", "ms_attention", "ms_index"),
+    *("ms_rectify", "ms_other", "bytes", "ideal_ms", "share_of_ceiling", "speedup_over_best_dense"),
+}
+PARTS = ("ms_selection", "ms_attention", "ms_index", "ms_rectify", "ms_other")
+SETTINGS: dict[str, Any] = {
+    "shape": "smollm2-135m",
+    "contexts": ["64"],
+    "batches": ["1"],
+    "threads": ["1"],
+    "policies": ["tidal"],
+    "budgets": ["16"],
+    "steps": 2,
+    "baseline": ["none"],
+    "dtype": "float32",
+    "device": "cpu",
+    "json": None,
 }
 
 
@@ -46,39 +53,100 @@ def shape(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_writes_rows_for_every_setting(shape: str, tmp_path: Path) -> None:
+def rows_of(shape: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     file = tmp_path / "bench.json"
-    arguments = ["bench", "decode", "--shape", shape, "--context", "0,40", "--batch", "1,2", "--steps", "2"]
-    result = CliRunner().invoke(app, [*arguments, "--policy", "tidal", "--budget", "16", "--json", str(file)])
+    common = ["bench", "decode", "--shape", shape, "--steps", "2", "--budget", "16", "--json", str(file)]
+    result = CliRunner().invoke(app, [*common, *arguments])
     assert result.exit_code == 0, result.output
     data = json.loads(file.read_text())
     assert data["environment"]["read_bandwidth_gb_s"] > 0
-    assert all(set(row) == KEYS for row in data["rows"])
-    settings = [(row["context"], row["batch"], row["policy"]) for row in data["rows"]]
-    policies = ("stock", "dense", "tidal:budget=16")
-    assert settings == [(context, batch, name) for context in (0, 40) for batch in (1, 2) for name in policies]
-    assert all(row["ms_fast"] <= row["ms_per_token"] <= row["ms_slow"] for row in data["rows"])
-    shares = {(row["context"], row["policy"]): row["share_attended"] for row in data["rows"]}
+    rows: list[dict[str, Any]] = data["rows"]
+    return rows
+
+
+def test_writes_rows_for_every_setting(shape: str, tmp_path: Path) -> None:
+    repeated = ["--context", "0", "--context", "40", "--batch", "1,2", "--policy", "tidal"]
+    rows = rows_of(shape, tmp_path, *repeated, "--baseline", "transformers", "--baseline", "torch-sdpa")
+    assert all(set(row) >= KEYS for row in rows)
+    settings = [(row["context"], row["batch"], row["policy"], row["runtime"]) for row in rows]
+    variants = (
+        *(("stock", "transformers"), ("dense", "torch-sdpa")),
+        *(("dense", "saccade"), ("tidal:budget=16", "saccade")),
+    )
+    assert settings == [(context, batch, *variant) for context in (0, 40) for batch in (1, 2) for variant in variants]
+    assert all(row["ms_fast"] <= row["ms_per_token"] <= row["ms_slow"] for row in rows)
+    shares = {(row["context"], row["policy"]): row["share_attended"] for row in rows}
     assert shares[40, "dense"] == 1.0
     # Layer 3 of 4 attends to 16 of 41 tokens, the layers below to all.
     assert shares[40, "tidal:budget=16"] == pytest.approx((3 + 16 / 41) / 4)
 
 
-def test_refuses_to_time_a_wrong_result(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparisons_follow_from_the_times(shape: str, tmp_path: Path) -> None:
+    rows = rows_of(shape, tmp_path, "--context", "40", "--policy", "quest", "--baseline", "transformers")
+    found = {row["policy"]: row for row in rows}
+    dense = min(found["stock"]["ms_per_token"], found["dense"]["ms_per_token"])
+    for row in rows:
+        assert row["share_of_ceiling"] == pytest.approx(row["ideal_ms"] / row["ms_per_token"])
+        assert row["speedup_over_best_dense"] == pytest.approx(dense / row["ms_per_token"])
+    assert found["stock"]["bytes"] == found["dense"]["bytes"] > found["quest:budget=16"]["bytes"]
+    assert found["stock"]["ideal_ms"] > found["quest:budget=16"]["ideal_ms"]
+
+
+def test_parts_are_where_the_work_is(shape: str, tmp_path: Path) -> None:
+    rows = rows_of(shape, tmp_path, "--context", "40", "--policy", "quest", "--policy", "tidal", "--baseline", "none")
+    parts = {row["policy"].partition(":")[0]: {part: row[part] for part in PARTS} for row in rows}
+    assert all(part["ms_attention"] > 0 and part["ms_other"] > 0 for part in parts.values())
+    assert parts["dense"]["ms_selection"] == parts["dense"]["ms_index"] == parts["dense"]["ms_rectify"] == 0
+    assert parts["tidal"]["ms_selection"] > 0 and parts["tidal"]["ms_index"] < parts["quest"]["ms_index"]
+    assert parts["quest"]["ms_selection"] > 0
+
+
+def test_a_rectified_policy_carries_its_passes(shape: str, tmp_path: Path) -> None:
+    spec = "quest:rectify=4,budget=16"
+    rows = rows_of(shape, tmp_path, "--context", "60", "--policy", spec, "--baseline", "none")
+    found = {row["policy"]: row for row in rows}
+    (rectified,) = (row for name, row in found.items() if "rectify" in name)
+    assert rectified["ms_rectify"] != 0
+    # A period is four sparse steps and the one that also runs them again.
+    assert rectified["steps"] == 5
+
+
+def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
-    monkeypatch.setattr(decode, "synthetic_cache", _different_caches(decode.synthetic_cache))
-    with pytest.raises(SaccadeError, match="a wrong result is not timed"):
-        decode.measure(model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2)
+    right = baselines.folded_sdpa
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        output, scores = right(*arguments, **options)
+        return output * 1.001, scores
+
+    monkeypatch.setattr(baselines, "folded_sdpa", wrong)
+    with pytest.raises(SaccadeError, match=r"dense on torch-sdpa: .* differs from float64 .* is not timed"):
+        decode.measure(
+            model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, names=["torch-sdpa"]
+        )
 
 
-def _different_caches(make: object) -> object:
-    def different(*arguments: object) -> object:
-        cache = make(*arguments)  # type: ignore[operator]
+def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
+    make = variants.Memory.cache
+
+    def different(memory: variants.Memory) -> Any:
+        cache = make(memory)
         for layer in cache.layers:
             layer.values += torch.rand_like(layer.values)
         return cache
 
-    return different
+    monkeypatch.setattr(variants.Memory, "cache", different)
+    with pytest.raises(SaccadeError, match="dense on saccade differs from stock on transformers"):
+        decode.measure(
+            model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, names=["transformers"]
+        )
+
+
+def test_draws_a_picture(shape: str, tmp_path: Path) -> None:
+    picture = tmp_path / "bench.svg"
+    rows_of(shape, tmp_path, "--context", "0,40", "--policy", "tidal", "--picture", str(picture))
+    ElementTree.parse(picture)
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m"])
@@ -123,18 +191,13 @@ def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_a_rectified_policy_is_refused_because_its_passes_would_not_be_timed() -> None:
-    with pytest.raises(SaccadeError, match=r"resa: .* leaves the dense passes of rectify=32 out; add rectify=none"):
-        BenchJob.check(
-            shape="smollm2-135m",
-            contexts="64",
-            batches="1",
-            threads="1",
-            policies=["resa"],
-            budgets="16",
-            steps=1,
-            stock=False,
-            dtype="float32",
-            device="cpu",
-            json=None,
-        )
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"policies": ["quest:rectify=8:verify"]}, "how many drafts stand depends on the text"),
+        ({"baseline": ["pytorch"]}, "unknown baseline 'pytorch'; valid: transformers, torch-sdpa, vllm, or none"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(SaccadeError, match=words):
+        BenchJob.check(**{**SETTINGS, **changed})

@@ -1,184 +1,128 @@
-"""Time per decoded token on a synthetic cache: stock transformers and this engine's policies, interleaved."""
+"""Time per decoded token on a synthetic cache: dense decoders and policies, interleaved."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
-from ..adapters.hf.run import sparsify
 from ..adapters.hf.support import shape_of
+from ..cost import cost_of
 from ..errors import SaccadeError
-from ..machine import synchronize
+from ..machine import read_bandwidth
 from ..spec import Policy
+from . import baselines
+from .rows import DecodeRow, complete, median_ms, row_of
+from .variants import Attached, Memory, Variant
 
-STOCK = "stock"
 TURN = 3
 """Timed steps a variant takes before the next one has its turn."""
 
-
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """One timing: medians over interleaved steps, in milliseconds per token of the whole batch.
-
-    `ms_fast` and `ms_slow` are the lower and upper quartile; `speedup_over_stock` and `speedup_over_dense` compare
-    with the rows of the same context, None where that row was not measured.
-    """
-
-    policy: str
-    runtime: str
-    context: int
-    batch: int
-    threads: int
-    steps: int
-    ms_per_token: float
-    ms_fast: float
-    ms_slow: float
-    share_attended: float | None
-    speedup_over_stock: float | None = None
-    speedup_over_dense: float | None = None
+DENSE = Policy.from_spec("dense")
 
 
 def measure(
     model: PreTrainedModel,
-    policies: list[Policy],
+    policies: Sequence[Policy],
     *,
     context: int,
     batch: int,
     threads: int,
     steps: int,
-    stock: bool = True,
-) -> list[dict[str, Any]]:
+    names: Sequence[str],
+) -> tuple[list[DecodeRow], float]:
     """Time decode steps at `context` cached tokens; the variants take turns of `TURN` steps until each has `steps`.
 
-    The cache holds random keys and values: no prefill is run. After every step it is cropped back. The first step of a
-    turn is not timed: it warms the caches and builds the index that a policy keeps.
+    Among them are dense decoders without a cache, from which the ceiling is counted, and a reading of the memory's
+    bandwidth. The cache holds random keys and values: no prefill is run. After a turn it is cropped back.
+
+    Args:
+        model: stock, with `sdpa` attention.
+        policies: what is timed; dense belongs to them.
+        context, batch, threads: the setting.
+        steps: timed calls of each variant; a rectified policy takes whole periods.
+        names: baselines.
+
+    Returns:
+        Rows, and the read bandwidth in GB/s.
 
     Raises:
-        SaccadeError: if a policy whose set covers the context does not reproduce stock logits.
+        SaccadeError: if attention differs from float64, or a dense decoder's logits from the stock model's.
     """
     torch.set_num_threads(threads)
-    variants: list[_Variant] = [_Sparse(model, policy, context, batch) for policy in policies]
-    if stock:
-        variants.insert(0, _Stock(model, context, batch))
-    for variant in variants:
+    longest = max((policy.rectify.every for policy in policies if policy.rectify is not None), default=0) + 2
+    variants = _variants(model, policies, Memory(model, context, batch, longest), names)
+    empty = _variants(
+        model, [DENSE], Memory(model, 0, batch, longest), [name for name in names if name == baselines.STOCK]
+    )
+    for variant in (*variants, *empty):
         variant.turn(0)
-    _check(variants)
+    _check([variant for variant in variants if variant.plan is None or variant.plan.selector is None])
+    bandwidth = []
     for done in range(0, steps, TURN):
-        for variant in variants:
-            variant.turn(min(TURN, steps - done))
-    rows = [variant.row(context, batch, threads) for variant in variants]
-    base = {row.policy: row.ms_per_token for row in rows}
-    return [_with_speedups(row, base) for row in rows]
+        count = min(TURN, steps - done)
+        for variant in (*variants, *empty):
+            # A whole period each, so that the first ones suffice.
+            if variant.period == 1 or len(variant.steps) < steps:
+                variant.turn(count)
+        bandwidth.append(read_bandwidth(model.device, repeats=1))
+    weight_bytes = float(_weight_bytes(model))
+    rows = [_row(variant, model, threads, weight_bytes) for variant in variants]
+    speed = statistics.median(bandwidth)
+    least = min(median_ms(variant.steps) for variant in empty)
+    return complete(rows, empty_ms=least, weight_bytes=weight_bytes, bandwidth=speed), speed
 
 
-class _Variant:
-    """Something that decodes one token at a fixed context, over and over."""
-
-    label: str
-    runtime: str
-
-    def __init__(self, model: PreTrainedModel, context: int, batch: int) -> None:
-        self.model = model
-        self.context = context
-        self.cache = synthetic_cache(model, context, batch)
-        self.token = torch.full((batch, 1), 7, device=model.device)
-        self.position = torch.full((batch, 1), context, device=model.device)
-        self.times: list[float] = []
-        self.logits: Tensor | None = None
-        self.share: float | None = None
-
-    def attached(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    @torch.inference_mode()
-    def turn(self, steps: int) -> None:
-        """Decode `steps` timed tokens after an untimed one; attaching and cropping are not in the times."""
-        with self.attached():
-            self._step()
-            self.times += [self._step() for _ in range(steps)]
-
-    def _step(self) -> float:
-        synchronize(self.model.device)
-        start = time.perf_counter()
-        output = self.model(self.token, past_key_values=self.cache, position_ids=self.position, use_cache=True)
-        synchronize(self.model.device)
-        elapsed = time.perf_counter() - start
-        self.cache.crop(-1)
-        self.logits = output.logits
-        return elapsed
-
-    def row(self, context: int, batch: int, threads: int) -> DecodeRow:
-        fast, median, slow = (1e3 * value for value in statistics.quantiles(self.times, n=4))
-        return DecodeRow(
-            self.label, self.runtime, context, batch, threads, len(self.times), median, fast, slow, self.share
-        )
+def _variants(
+    model: PreTrainedModel, policies: Sequence[Policy], memory: Memory, names: Sequence[str]
+) -> list[Variant]:
+    made: list[Variant] = []
+    for name in names:
+        if name == baselines.STOCK:
+            made.append(Variant(model, memory))
+        else:
+            made.append(
+                Attached(model, memory, DENSE, baselines.operations(name, memory.context, memory.batch), label=name)
+            )
+    return [*made, *(Attached(model, memory, policy) for policy in policies)]
 
 
-class _Stock(_Variant):
-    label = STOCK
-    runtime = "transformers"
-
-    def __init__(self, model: PreTrainedModel, context: int, batch: int) -> None:
-        super().__init__(model, context, batch)
-        self.share = 1.0
-
-
-class _Sparse(_Variant):
-    runtime = "saccade"
-
-    def __init__(self, model: PreTrainedModel, policy: Policy, context: int, batch: int) -> None:
-        super().__init__(model, context, batch)
-        self.policy = policy
-        self.label = str(policy)
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        with sparsify(self.model, self.policy) as run, run.decoding():
-            yield
-            self.share = run.stats().share_attended
-
-
-def synthetic_cache(model: PreTrainedModel, context: int, batch: int) -> DynamicCache:
-    """A stock cache of `context` random tokens; the seed is fixed, so that every variant sees the same one."""
+def _row(variant: Variant, model: PreTrainedModel, threads: int, weight_bytes: float) -> DecodeRow:
     shape = shape_of(model.config)
-    generator = torch.Generator(model.device).manual_seed(0)
-    size = (batch, shape.kv_heads, context, shape.head_dim)
-    cache = DynamicCache()
-    for _ in range(shape.layers if context else 0):
-        layer = DynamicLayer()
-        keys, values = (torch.empty(size, dtype=model.dtype, device=model.device) for _ in range(2))
-        for tensor in (keys, values):
-            tensor.normal_(generator=generator)
-        layer.update(keys, values)
-        cache.layers.append(layer)
-    return cache
+    cost = cost_of(
+        DENSE.plan(shape) if variant.plan is None else variant.plan,
+        variant.rectify,
+        shape,
+        context=variant.context,
+        batch=variant.batch,
+        kv_itemsize=model.dtype.itemsize,
+        weight_bytes=weight_bytes,
+    )
+    indexes = (variant.index_bytes, variant.build_seconds) if isinstance(variant, Attached) else (0, 0.0)
+    return row_of(variant, threads, cost.total, *indexes)
 
 
-def _check(variants: list[_Variant]) -> None:
+def _weight_bytes(model: PreTrainedModel) -> int:
+    """What a step reads: all weights but an untied input embedding."""
+    total = sum(weight.nbytes for weight in model.parameters())
+    if model.config.tie_word_embeddings:
+        return total
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    return total - embedding.nbytes
+
+
+def _check(dense: Sequence[Variant]) -> None:
     """A variant that attends to everything must reproduce the first such variant's logits."""
-    exact = [variant for variant in variants if variant.share == 1.0 and variant.logits is not None]
-    for variant in exact[1:]:
-        assert variant.logits is not None and exact[0].logits is not None
-        error = (variant.logits.float() - exact[0].logits.float()).norm() / exact[0].logits.float().norm()
+    for variant in dense[1:]:
+        assert variant.logits is not None and dense[0].logits is not None
+        error = (variant.logits.float() - dense[0].logits.float()).norm() / dense[0].logits.float().norm()
         # Two roundings per layer of the residual stream, each half a unit in the last place, add up at worst linearly.
         budget = 2 * variant.model.config.num_hidden_layers * torch.finfo(variant.model.dtype).eps / 2
         if error > budget:
             raise SaccadeError(
-                f"{variant.label} differs from {exact[0].label} by {error:.2e} of the logits' norm "
-                f"(budget {budget:.2e}); a wrong result is not timed"
+                f"{variant.policy} on {variant.runtime} differs from {dense[0].policy} on {dense[0].runtime} by "
+                f"{error:.2e} of the logits' norm (budget {budget:.2e}); a wrong result is not timed"
             )
-
-
-def _with_speedups(row: DecodeRow, base: dict[str, float]) -> dict[str, Any]:
-    over = {"speedup_over_stock": base.get(STOCK), "speedup_over_dense": base.get("dense")}
-    ratios = {name: time / row.ms_per_token if time else None for name, time in over.items()}
-    return {**asdict(row), **ratios}

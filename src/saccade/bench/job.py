@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,12 @@ from ..eval.entry import make_entries, parse_budgets
 from ..eval.output import check_file, whole_numbers, write_json
 from ..machine import environment
 from ..spec import Policy
+from . import baselines
 from .decode import measure
 from .shapes import random_model, read_config
+
+ROOM = 256
+"""Positions behind the longest context: a rectified policy decodes a whole period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class BenchJob:
     threads: tuple[int, ...]
     policies: tuple[Policy, ...]
     steps: int
-    stock: bool
+    baselines: tuple[str, ...]
     dtype: torch.dtype
     device: torch.device
     json_file: Path | None
@@ -42,13 +46,13 @@ class BenchJob:
         cls,
         *,
         shape: str,
-        contexts: str,
-        batches: str,
-        threads: str,
+        contexts: list[str],
+        batches: list[str],
+        threads: list[str],
         policies: list[str],
-        budgets: str,
+        budgets: list[str],
         steps: int,
-        stock: bool,
+        baseline: list[str],
         dtype: str,
         device: str,
         json: Path | None,
@@ -58,28 +62,30 @@ class BenchJob:
         Raises:
             SaccadeError: one line about the first setting that is not valid.
         """
-        entries, notes = make_entries(policies, parse_budgets(budgets))
+        entries, notes = make_entries(policies, parse_budgets(",".join(budgets)))
         config = read_config(shape)
         if dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        picked = pick_device(device)
+        names, left_out = baselines.choose(baseline, picked, shape_of(config).head_dim)
         made = cls(
             shape=shape,
-            contexts=whole_numbers("context", contexts, at_least=0),
-            batches=whole_numbers("batch", batches, at_least=1),
-            threads=whole_numbers("threads", threads, at_least=1),
+            contexts=whole_numbers("context", ",".join(contexts), at_least=0),
+            batches=whole_numbers("batch", ",".join(batches), at_least=1),
+            threads=whole_numbers("threads", ",".join(threads), at_least=1),
             policies=tuple(entry.policy for entry in entries),
             steps=steps,
-            stock=stock,
+            baselines=names,
             dtype=DTYPES[dtype],
-            device=pick_device(device),
+            device=picked,
             json_file=json,
-            notes=notes,
+            notes=(*notes, *left_out),
         )
         for policy in made.policies:
-            if policy.rectify is not None:
+            if policy.rectify is not None and policy.rectify.mode == "verify":
                 raise SaccadeError(
-                    f"{policy}: bench decode times single steps, which leaves the dense passes of "
-                    f"rectify={policy.rectify} out; add rectify=none (`saccade policies --cost` counts the passes)"
+                    f"{policy}: how many drafts stand depends on the text, and random keys have none; "
+                    f"use rectify={policy.rectify.every}"
                 )
             policy.plan(shape_of(config))
         if json is not None:
@@ -93,23 +99,27 @@ class BenchJob:
 
     def run(self, on_unit: Callable[[str], None]) -> dict[str, Any]:
         """Measure everything; after every measurement the JSON file holds all rows so far."""
-        model = random_model(self.shape, positions=max(self.contexts) + 1, dtype=self.dtype, device=self.device)
+        model = random_model(self.shape, positions=max(self.contexts) + ROOM, dtype=self.dtype, device=self.device)
         torch.set_num_threads(max(self.threads))
         results: dict[str, Any] = {
             "shape": self.shape,
             "rows": [],
             "environment": environment(threads=max(self.threads), dtype=self.dtype, device=self.device),
         }
+        results["environment"]["bandwidths"] = []
         for context, batch, threads in product(self.contexts, self.batches, self.threads):
-            results["rows"] += measure(
+            rows, bandwidth = measure(
                 model,
-                list(self.policies),
+                self.policies,
                 context=context,
                 batch=batch,
                 threads=threads,
                 steps=self.steps,
-                stock=self.stock,
+                names=self.baselines,
             )
+            results["rows"] += [asdict(row) for row in rows]
+            setting = {"context": context, "batch": batch, "threads": threads}
+            results["environment"]["bandwidths"].append({**setting, "read_gb_s": round(bandwidth, 1)})
             on_unit(f"context {context}, batch {batch}, threads {threads}")
             if self.json_file is not None:
                 write_json(self.json_file, results)

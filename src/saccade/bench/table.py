@@ -13,10 +13,31 @@ COLUMNS = (
     "batch",
     "threads",
     "policy",
-    "ms per token",
+    "runtime",
+    "ms",
+    "select",
+    "attend",
+    "index",
+    "rectify",
+    "other",
+    "MB",
+    "ideal",
+    "of ceiling",
+    "over dense",
+)
+
+
+KERNEL_COLUMNS = (
+    "context",
+    "batch",
+    "threads",
+    "operation",
+    "implementation",
+    "µs",
     "quartiles",
-    "cache read",
-    "over stock",
+    "MB",
+    "GB/s",
+    "of bandwidth",
     "over dense",
 )
 
@@ -43,11 +64,33 @@ def decode_table(results: Mapping[str, Any]) -> Table:
             str(row["batch"]),
             str(row["threads"]),
             row["policy"],
+            row["runtime"],
             f"{row['ms_per_token']:.1f}",
-            f"{row['ms_fast']:.1f} to {row['ms_slow']:.1f}",
-            f"{row['share_attended']:.1%}",
-            _ratio(row["speedup_over_stock"]),
-            _ratio(row["speedup_over_dense"]),
+            *(_milliseconds(row[f"ms_{part}"]) for part in ("selection", "attention", "index", "rectify", "other")),
+            f"{row['bytes'] / 1e6:,.0f}",
+            f"{row['ideal_ms']:.1f}",
+            f"{row['share_of_ceiling']:.0%}",
+            _ratio(row["speedup_over_best_dense"]),
+        )
+    return table
+
+
+def kernel_table(results: Mapping[str, Any]) -> Table:
+    """Rows of single operations, one section per context, batch and number of threads."""
+    table = _table(results, KERNEL_COLUMNS)
+    for row in _with_sections(table, results["rows"]):
+        table.add_row(
+            f"{row['context']:,}",
+            str(row["batch"]),
+            str(row["threads"]),
+            row["operation"],
+            row["implementation"],
+            f"{row['us']:,.0f}",
+            f"{row['us_fast']:,.0f} to {row['us_slow']:,.0f}",
+            f"{row['bytes'] / 1e6:,.1f}",
+            f"{row['gb_s']:.1f}",
+            f"{row['share_of_bandwidth']:.0%}",
+            _ratio(row["over_dense"]),
         )
     return table
 
@@ -92,3 +135,7 @@ def _with_sections(table: Table, rows: Iterable[dict[str, Any]]) -> Iterator[dic
 
 def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"

@@ -39,29 +39,40 @@ def _bench() -> None:
 def decode(
     shape: Shape = "smollm2-135m",
     context: Annotated[
-        str, typer.Option(metavar="N,N", help="Cached tokens; 0 is the empty context, everything but the cache.")
-    ] = "0,4096,32768",
-    batch: Batches = "1",
-    threads: Annotated[str, typer.Option(metavar="N,N", help="CPU threads; one is steady on a shared machine.")] = "1",
+        list[str], typer.Option(metavar="N,N", help="Cached tokens; 0 is the empty context, everything but the cache.")
+    ] = ["0,4096,32768"],  # noqa: B006  # typer copies it
+    batch: Annotated[list[str], typer.Option(metavar="N,N", help="Rows decoded together.")] = ["1"],  # noqa: B006
+    threads: Annotated[
+        list[str], typer.Option(metavar="N,N", help="CPU threads; one is steady on a shared machine.")
+    ] = ["1"],  # noqa: B006
     policy: Policies = DEFAULT_POLICIES,
-    budget: Budgets = "2048",
+    budget: Annotated[
+        list[str], typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")
+    ] = ["2048"],  # noqa: B006
     steps: Steps = 12,
-    stock: Annotated[bool, typer.Option(help="Time stock transformers too.")] = True,
+    baseline: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Dense decoders beside ours: transformers, torch-sdpa, vllm; or none."),
+    ] = ["transformers", "torch-sdpa", "vllm"],  # noqa: B006
     dtype: RandomDtype = "bfloat16",
     device: Device = "auto",
     json: RowsFile = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
 ) -> None:
-    """Time one decoded token on a cache of random keys, without prefill: stock transformers and policies in turns.
+    """Time one decoded token on a cache of random keys, without prefill: dense decoders and policies in turns.
 
-    Medians of interleaved steps. Lists repeat: every context with every batch and number of threads.
+    Medians of interleaved steps, and where their time goes. The share of the ceiling is what the fastest dense decoder
+    takes at an empty context, plus the cache bytes of the cost model at the read bandwidth measured in the same run,
+    over the time measured. Lists repeat, or are joined by commas: every context with every batch and number of threads.
 
     Example:
 
-      saccade bench decode --context 0,32768,131072 --threads 1,2 --policy dense --policy tidal --json bench.json
+      saccade bench decode --context 0,32768,131072 --threads 1 --policy tidal --policy quest --json bench.json
     """
     # Imported here, so that --help does not wait for torch.
     from ..bench.job import BenchJob
     from ..bench.table import decode_table
+    from ..eval.output import check_file, write_text
     from .terminal import output, progress, quiet_libraries
 
     quiet_libraries()
@@ -73,17 +84,73 @@ def decode(
         policies=policy,
         budgets=budget,
         steps=steps,
-        stock=stock,
+        baseline=baseline,
+        dtype=dtype,
+        device=device,
+        json=json,
+    )
+    if picture is not None:
+        check_file(picture)
+    with progress(job.units) as advance:
+        results = job.run(advance)
+    if picture is not None:
+        from ..report.decode import decode_picture
+
+        write_text(picture, decode_picture(results))
+    console = output()
+    console.print(decode_table(results))
+    for note in job.notes:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+@bench.command()
+def kernels(
+    shape: Shape = "llama-3.1-8b",
+    context: Annotated[list[str], typer.Option(metavar="N,N", help="Cached tokens per row.")] = ["32768,131072"],  # noqa: B006
+    batch: Annotated[list[str], typer.Option(metavar="N,N", help="Rows.")] = ["1"],  # noqa: B006
+    threads: Annotated[list[str], typer.Option(metavar="N,N", help="CPU threads.")] = ["1"],  # noqa: B006
+    operation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Operation; give it once per operation. Default: all.", show_default=False),
+    ] = None,
+    implementation: Annotated[
+        list[str], typer.Option(metavar="NAME", help="auto, native, cpu, triton, reference; left out where refused.")
+    ] = ["auto"],  # noqa: B006
+    budget: Annotated[int, typer.Option(min=16, help="Tokens of a set.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=2, help="Timed calls of each operation.")] = 15,
+    dtype: RandomDtype = "bfloat16",
+    device: Device = "auto",
+    json: RowsFile = None,
+) -> None:
+    """Time single operations on one layer's cache of random keys: attention, scores, top-k, page bounds, selections.
+
+    Calls take turns and go round in several caches, so that none is warm; each result is first compared with float64.
+
+    Example:
+
+      saccade bench kernels --shape llama-3.1-8b --context 131072 --batch 1,4 --json kernels.json
+    """
+    from ..bench.kernels import KernelJob
+    from ..bench.table import kernel_table
+    from .terminal import output, progress, quiet_libraries
+
+    quiet_libraries()
+    job = KernelJob.check(
+        shape=shape,
+        contexts=context,
+        batches=batch,
+        threads=threads,
+        operations=operation or [],
+        implementations=implementation,
+        budget=budget,
+        rounds=rounds,
         dtype=dtype,
         device=device,
         json=json,
     )
     with progress(job.units) as advance:
         results = job.run(advance)
-    console = output()
-    console.print(decode_table(results))
-    for note in job.notes:
-        console.print(note, highlight=False, soft_wrap=True)
+    output().print(kernel_table(results))
 
 
 @bench.command()

@@ -15,9 +15,27 @@ from transformers.cache_utils import (
 )
 
 from ...errors import UnsupportedModelError
+from ...types import Rows
+from .memory import long_lived
 from .session import Session, lasting
 
 MINIMUM_GROWTH = 256
+
+
+class RoomyLayer(DynamicLayer):
+    """A filled `DynamicLayer` whose tokens lie at the start of larger buffers, which is where ours will append.
+
+    Args:
+        keys, values: `[B, Hkv, capacity, d]`.
+        length: tokens that they hold.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self.buffers = keys, values
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
 
 
 class GrowingLayer(DynamicLayer):
@@ -37,6 +55,8 @@ class GrowingLayer(DynamicLayer):
             adopted._hold(stock.keys, stock.values, stock.get_seq_length())
             if isinstance(stock, GrowingLayer):
                 adopted._buffers = stock._buffers
+            elif isinstance(stock, RoomyLayer):
+                adopted._buffers = stock.buffers
         return adopted
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -139,6 +159,7 @@ class IndexedStaticLayer(StaticLayer):
 
 _ADOPTED = (
     DynamicLayer,
+    RoomyLayer,
     GrowingLayer,
     StaticLayer,
     IndexedStaticLayer,
@@ -165,6 +186,33 @@ def room(cache: Any) -> int | None:
     """Slots that a static cache has left; None if the cache grows."""
     first = cache.layers[0]
     return first.max_cache_len - int(first.get_seq_length()) if isinstance(first, StaticLayer) else None
+
+
+def static_rows(cache: Any, starts: Tensor) -> Rows:
+    """The rows of a static cache behind the next token; nothing is read from the device.
+
+    Args:
+        cache: filled, of transformers 5: its layers keep their length on the device.
+        starts: int32 `[B]`, first real slot of each row.
+    """
+    first = cache.layers[0]
+    with lasting():
+        table = torch.arange(starts.shape[0], dtype=torch.int32, device=starts.device)[:, None]
+        return Rows(table, starts, (first.cumulative_length + 1 - starts).int(), first.max_cache_len)
+
+
+def refuse_moving(cache: Any) -> None:
+    """Raise unless a cache stays where it is in memory and keeps its length on the device.
+
+    Raises:
+        UnsupportedModelError: for any but a filled `StaticCache` of transformers 5.
+    """
+    refuse_cache(cache)
+    first = cache.layers[0] if cache.layers else None
+    if not isinstance(first, StaticLayer) or not first.is_initialized:
+        raise UnsupportedModelError("a graph needs a cache that stays in its place: pass a StaticCache with its prompt")
+    if not hasattr(first, "cumulative_length"):
+        raise UnsupportedModelError("a graph needs a cache that keeps its length on the device, as transformers 5 does")
 
 
 def install(cache: Any, session: Session, layers: int) -> None:
@@ -203,7 +251,7 @@ def refuse_cache(cache: Any) -> None:
 
 def _grown(old: Tensor | None, new: Tensor, past: int, capacity: int) -> Tensor:
     with lasting():
-        buffer = new.new_empty((*new.shape[:2], capacity, new.shape[-1]))
+        buffer = long_lived((*new.shape[:2], capacity, new.shape[-1]), new)
     if old is not None:
         buffer[:, :, :past].copy_(old)
     return buffer

@@ -161,7 +161,7 @@ def choose(plan: Plan, block: int, flash: FlashOperations) -> AttentionOperation
     sets = "" if reason is not None else " and for sets, as block tables"
     rest = f"; saccade's own operations for {' and for '.join(own)}" if own else ""
     sparse = flash.sparse if reason is None else sparse_decode
-    return AttentionOperations(flash.dense, sparse, f"{name} for all tokens{sets}{rest}")
+    return AttentionOperations(flash.dense, sparse, name=f"{name} for all tokens{sets}{rest}")
 
 
 def unit_of(selector: Selector) -> int:

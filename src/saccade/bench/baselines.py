@@ -1,0 +1,68 @@
+"""Dense decoding attention by others, under the contract of ours: what sparse decoding is held against."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..errors import SaccadeError
+from ..state import AttentionOperations
+from ..types import KVView, Pooling
+
+STOCK = "transformers"
+NAMES = (STOCK, "torch-sdpa", "vllm")
+"""The stock model with its own cache; in the same model code on our cache torch's attention; on pages vLLM's kernel."""
+
+
+def choose(names: list[str], device: torch.device, head_dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The baselines asked for that can run here, and why others cannot.
+
+    Raises:
+        SaccadeError: an unknown name.
+    """
+    chosen, notes = [], []
+    for name in dict.fromkeys(names):
+        if name == "none":
+            continue
+        if name not in NAMES:
+            raise SaccadeError(f"unknown baseline {name!r}; valid: {', '.join(NAMES)}, or none")
+        reason = _missing(device, head_dim) if name == "vllm" else None
+        if reason is None:
+            chosen.append(name)
+        else:
+            notes.append(f"baseline {name} is left out: {reason}")
+    return tuple(chosen), tuple(notes)
+
+
+def _missing(device: torch.device, head_dim: int) -> str | None:
+    if device.type != "cpu":
+        return "its CPU kernel is what can be called without an engine"
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed (make setup-vllm)"
+    from ..adapters.vllm.dense_kernel import refusal
+
+    return refusal(head_dim)
+
+
+def folded_sdpa(q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None) -> tuple[Tensor, None]:
+    """Torch's kernel in its best form: a group's query heads as queries of one head, the cache read once.
+
+    `enable_gqa` would read it once per query head, eight times slower on a CPU.
+    """
+    assert pooling is None and kv.rows.uniform, "a dense policy on rows of one length"
+    length = kv.rows.max_len
+    keys, values = (tensor.transpose(1, 2)[:, :, :length] for tensor in (kv.k, kv.v))
+    queries = q.view(q.shape[0], kv.kv_heads, -1, q.shape[2])
+    return scaled_dot_product_attention(queries, keys, values, scale=scale).reshape(q.shape), None
+
+
+def operations(name: str, context: int, batch: int) -> AttentionOperations:
+    """A baseline's dense attention; it has nothing else."""
+    if name == "torch-sdpa":
+        return AttentionOperations(dense=folded_sdpa, name=name)
+    from ..adapters.vllm.dense_kernel import VllmAttention
+
+    return AttentionOperations(dense=VllmAttention(context, batch), name=name)

@@ -1,0 +1,211 @@
+"""What a benchmark lets decode in turns: the stock model, and models under a policy, on one memory of tokens."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..adapters.hf.cache import RoomyLayer, session_of
+from ..adapters.hf.memory import long_lived
+from ..adapters.hf.run import Run, sparsify
+from ..adapters.hf.support import shape_of
+from ..errors import SaccadeError
+from ..machine import synchronize
+from ..plan import Plan
+from ..spec import Policy
+from ..state import AttentionOperations
+from .check import Check
+from .clock import Clock, watch
+
+STOCK = "stock"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Seconds that one call took, and its parts as far as they are known; `passes`: it also ran tokens again."""
+
+    seconds: float
+    parts: dict[str, float] = field(default_factory=dict)
+    passes: bool = False
+
+
+class Memory:
+    """Random keys and values of every layer, read by all variants: so that many of them fit into memory.
+
+    Args:
+        model: whose shape, dtype and device they have.
+        context, batch: tokens per row, and rows.
+        room: tokens that may be appended.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int, batch: int, room: int) -> None:
+        shape = shape_of(model.config)
+        generator = torch.Generator(model.device).manual_seed(0)
+        size = (batch, shape.kv_heads, context + room, shape.head_dim)
+        self.context, self.batch = context, batch
+        like = torch.empty(0, dtype=model.dtype, device=model.device)
+        self._layers = [
+            tuple(long_lived(size, like).normal_(generator=generator) for _ in range(2)) for _ in range(shape.layers)
+        ]
+
+    def cache(self) -> DynamicCache:
+        """A stock cache that holds all tokens; appending to it does not change this memory."""
+        cache = DynamicCache()
+        if self.context:
+            cache.layers += [_held(keys, values, self.context) for keys, values in self._layers]
+        return cache
+
+    def shared_cache(self) -> DynamicCache:
+        """A cache of ours-to-be on this very memory: appended tokens land behind the context."""
+        cache = DynamicCache()
+        cache.layers += [RoomyLayer(keys, values, self.context) for keys, values in self._layers]
+        return cache
+
+
+def _held(keys: Tensor, values: Tensor, length: int) -> DynamicLayer:
+    layer = DynamicLayer()
+    layer.update(keys[:, :, :length], values[:, :, :length])
+    return layer
+
+
+class Variant:
+    """Stock transformers, decoding one token after another at a fixed context.
+
+    Attributes:
+        policy: as rows name it.
+        runtime: as rows name it.
+        plan: what is attended to, None for the stock model; for counting bytes.
+        period: steps after which the work repeats itself.
+    """
+
+    policy = STOCK
+    runtime = "transformers"
+    plan: Plan | None = None
+    rectify: Any = None
+    period = 1
+
+    def __init__(self, model: PreTrainedModel, memory: Memory) -> None:
+        self.model = model
+        self.context, self.batch = memory.context, memory.batch
+        self.cache = self._cache(memory)
+        self.logits: Tensor | None = None
+        self.steps: list[Step] = []
+        self._token = torch.full((memory.batch, 1), 7, device=model.device)
+
+    def _cache(self, memory: Memory) -> DynamicCache:
+        return memory.cache()
+
+    @torch.inference_mode()
+    def turn(self, steps: int) -> None:
+        """Decode `steps` timed tokens after an untimed one, which warms what others have used since."""
+        self._decode(0)
+        self.cache.crop(-1)
+        for done in range(0, steps, self.period):
+            count = min(self.period, steps - done) if self.period == 1 else self.period
+            self.steps += [self._decode(ahead) for ahead in range(count)]
+            self.cache.crop(-count)
+
+    def _decode(self, ahead: int) -> Step:
+        position = torch.full((self.batch, 1), self.context + ahead, device=self.model.device)
+        synchronize(self.model.device)
+        start = time.perf_counter()
+        output = self.model(self._token, past_key_values=self.cache, position_ids=position, use_cache=True)
+        synchronize(self.model.device)
+        seconds = time.perf_counter() - start
+        if ahead == 0:
+            self.logits = output.logits
+        return Step(seconds)
+
+    @property
+    def share_attended(self) -> float:
+        return 1.0
+
+
+class Attached(Variant):
+    """A model of its own module tree, with the same weights, under a policy.
+
+    Args:
+        operations: what dense layers attend with; None: ours.
+        label: the runtime's name in rows.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        memory: Memory,
+        policy: Policy,
+        operations: AttentionOperations | None = None,
+        label: str = "saccade",
+    ) -> None:
+        super().__init__(twin(model), memory)
+        self.policy, self.runtime = str(policy), label
+        self.run: Run = sparsify(self.model, policy)
+        self.plan, self.rectify = self.run.plan, policy.rectify
+        self.period = 1 if policy.rectify is None else policy.rectify.every + 1
+        self._clock: Clock | None = None
+        self._first(operations)
+
+    def _cache(self, memory: Memory) -> DynamicCache:
+        return memory.shared_cache()
+
+    @torch.inference_mode()
+    def _first(self, operations: AttentionOperations | None) -> None:
+        """Build the indexes; then one more step under the float64 check, after which steps are clocked."""
+        with self.run.decoding():
+            super()._decode(0)
+            self.cache.crop(-1)
+            session = session_of(self.cache)
+            assert session is not None, "the run has just decoded from this cache"
+            if operations is not None:
+                session.state.attention = operations
+            check = Check(f"{self.policy} on {self.runtime}")
+            check.on(session.state)
+            super()._decode(0)
+            check.off()
+            self.cache.crop(-1)
+        if check.calls == 0:
+            raise SaccadeError(f"{self.policy} on {self.runtime}: no attention was computed; nothing to time")
+        if self.model.device.type == "cpu":
+            self._clock = Clock()
+            watch(session.state, self._clock)
+
+    def turn(self, steps: int) -> None:
+        with self.run.decoding():
+            super().turn(steps)
+
+    def _decode(self, ahead: int) -> Step:
+        passes = self.run.stats().dense_passes if self.rectify is not None else 0
+        if self._clock is not None:
+            self._clock.read()
+        step = super()._decode(ahead)
+        parts = {} if self._clock is None else self._clock.read()
+        passed = self.rectify is not None and self.run.stats().dense_passes > passes
+        return Step(step.seconds, parts, passed)
+
+    @property
+    def share_attended(self) -> float:
+        share = self.run.stats().share_attended
+        assert share is not None, "steps were decoded"
+        return share
+
+    @property
+    def index_bytes(self) -> int:
+        return self.run.stats().index_bytes
+
+    @property
+    def build_seconds(self) -> float:
+        return self.run.stats().build_seconds
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights under another tree of modules, so that each can carry its own policy."""
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    return copy.deepcopy(model, shared)

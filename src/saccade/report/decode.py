@@ -1,0 +1,82 @@
+"""Picture of `saccade bench decode`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from .drawing import as_svg, canvas
+from .palette import MUTED, marks
+
+PARTS = ("other", "attention", "selection", "index", "rectify")
+_SHADES = ("#cbd5dc", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
+
+
+def decode_picture(results: Mapping[str, Any]) -> str:
+    """Time per token against the context, and its parts at the longest one, as SVG: a line of panels per setting."""
+    rows = results["rows"]
+    settings = list(dict.fromkeys((row["batch"], row["threads"]) for row in rows))
+    with canvas(11.0, 4.6 * len(settings)) as figure:
+        panels = figure.subplots(len(settings), 2, squeeze=False)
+        for (batch, threads), (left, right) in zip(settings, panels, strict=True):
+            own = [row for row in rows if (row["batch"], row["threads"]) == (batch, threads)]
+            _against_context(left, own)
+            _parts(right, own)
+            left.set_title(f"batch {batch}, {threads} thread(s): milliseconds per token, lower is better")
+        here = results["environment"]
+        figure.supxlabel(
+            f"{results['shape']}, {here['dtype']}, {here['processor']}, {here['date'][:10]}", fontsize=8.5, color=MUTED
+        )
+        return as_svg(figure)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    if row["policy"] == "stock":
+        return "stock transformers"
+    name = row["policy"].partition(":")[0]
+    return f"{name} ({row['runtime']})" if row["policy"] == "dense" else name
+
+
+def _against_context(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
+    contexts = sorted({row["context"] for row in rows})
+    names = list(dict.fromkeys(_name(row) for row in rows))
+    drawn = marks(names)
+    for name in names:
+        line = sorted((row["context"], row["ms_per_token"]) for row in rows if _name(row) == name)
+        axes.plot(
+            [contexts.index(context) for context, _ in line],
+            [milliseconds for _, milliseconds in line],
+            color=drawn[name].color,
+            marker=drawn[name].marker,
+            markersize=5,
+            linestyle="--" if name.startswith(("dense", "stock")) else "-",
+            label=name,
+        )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
+    axes.set_xlabel("tokens in the cache")
+    axes.legend(fontsize=8)
+
+
+def _parts(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
+    longest = max(row["context"] for row in rows)
+    shown = [row for row in rows if row["context"] == longest and row["ms_other"] is not None]
+    shown.sort(key=lambda row: -row["ms_per_token"])
+    for place, row in enumerate(shown):
+        left = 0.0
+        for part, shade in zip(PARTS, _SHADES, strict=True):
+            width = row[f"ms_{part}"]
+            axes.barh(place, width, left=left, color=shade, label=part if place == 0 else None)
+            left += width
+        axes.plot([row["ideal_ms"]] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1.5)
+    axes.set_yticks(range(len(shown)), [_name(row) for row in shown])
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.set_title(f"where it goes at {longest:,} tokens; black: the ceiling")
+    axes.set_xlabel("milliseconds per token")
+    if shown:
+        axes.legend(fontsize=8)
