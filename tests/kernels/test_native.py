@@ -27,7 +27,7 @@ from saccade.types import Pooling, Selection
 
 # Without a library there is nothing to run here but the one test that says there should be one.
 built = native.library() is not None
-WIDTHS = (4, 8, 16) if built else ()
+WIDTHS = (4, 8, 16, 32) if built else ()
 fitting = cases(dtypes=(torch.float32, torch.bfloat16), head_dims=(16, 32, 64, 80, 96, 128)).filter(
     lambda case: takes("native", case)
 )

@@ -114,6 +114,7 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
 #endif
 
 #ifdef __x86_64__
+#include <immintrin.h>
 
 #define LANES 4
 #define MOST_ROWS 2
@@ -148,6 +149,25 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
 #pragma GCC pop_options
 #endif
 
+/* Products of bfloat16 pairs: half the instructions for scores, a third for values. */
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#endif
+#define DOT
+#define LANES 16
+#define MOST_ROWS 4
+#define NAME(x) dot_##x
+#include "level.h"
+#undef DOT
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
 #else /* other processors: vectors of 128 bits, which NEON has and every compiler can split */
 
 #define LANES 4
@@ -164,15 +184,18 @@ struct level {
     void (*exps)(float *, int64_t);
 };
 
-/* The widest vectors that the machine has, that fit into `dim` and that are at most `lanes` wide (0: any). */
+/* The widest vectors that the machine has, that fit into `dim` and that are at most `lanes` wide (0: any). Products of
+ * bfloat16 pairs count as 32 lanes. */
 static struct level choose(int64_t dim, int64_t lanes)
 {
-    const int64_t most = lanes ? lanes : 16;
+    const int64_t most = lanes ? lanes : 32;
 #ifdef __x86_64__
     __builtin_cpu_init();
     const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (v4 && most >= 32 && dim % 32 == 0 && __builtin_cpu_supports("avx512bf16"))
+        return (struct level){"x86-64-v4 with bf16", 16, dot_attend, v4_bound_pages, v4_update_pages, v4_exps};
     if (v4 && most >= 16 && dim % 32 == 0)
         return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_update_pages, v4_exps};
     if (v3 && most >= 8 && dim % 16 == 0)

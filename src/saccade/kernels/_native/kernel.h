@@ -115,6 +115,118 @@ INLINE void NAME(mix)(const struct block *block, const struct block *next, const
             memcpy(sums + row * MOST_DIM + column + i * LANES, &total[row][i], sizeof(vec));
 }
 
+#ifdef DOT
+/* `score` by products of bfloat16 pairs, for queries that are bfloat16 numbers: the products are exact in float32. */
+INLINE void NAME(dot_score)(const struct block *block, const struct call *call, const char *ahead,
+                            const int64_t *places, const uint16_t *queries, float *scores, int rows)
+{
+    const int pairs = (int)call->dim / PAIR, bytes = 2 * PAIR;
+    for (int token = 0; token < block->count; token += 4) {
+        const char *keys[4], *later[4];
+        __m512 sums[4][MOST_ROWS];
+        UNROLL for (int u = 0; u < 4; u++) {
+            keys[u] = call->k + block->k[token + u];
+            later[u] = ahead ? ahead + places[token + u] : NULL;
+            UNROLL for (int row = 0; row < rows; row++)
+                sums[u][row] = _mm512_setzero_ps();
+        }
+        for (int pair = 0; pair < pairs; pair++) {
+            __m512i key[4];
+            UNROLL for (int u = 0; u < 4; u++) {
+                key[u] = _mm512_loadu_si512(keys[u] + pair * bytes);
+                if (ahead)
+                    PREFETCH(later[u] + pair * bytes, bytes);
+            }
+            UNROLL for (int row = 0; row < rows; row++) {
+                const __m512i query = _mm512_load_si512(queries + row * MOST_DIM + pair * PAIR);
+                UNROLL for (int u = 0; u < 4; u++)
+                    sums[u][row] = _mm512_dpbf16_ps(sums[u][row], (__m512bh)key[u], (__m512bh)query);
+            }
+        }
+        UNROLL for (int row = 0; row < rows; row++)
+            NAME(add_up)((vec)sums[0][row], (vec)sums[1][row], (vec)sums[2][row], (vec)sums[3][row],
+                         scores + row * BLOCK + token);
+    }
+}
+
+/* `mix` two tokens at a time: their numbers interleaved, times their weights in bfloat16. */
+INLINE void NAME(dot_mix)(const struct block *block, const struct block *next, const struct call *call, int column,
+                          const uint16_t *weights, float *sums, int rows, int pairs)
+{
+    const int bytes = 2 * PAIR, offset = column * 2;
+    const char *values = call->v + offset, *keys = call->k + offset;
+    __m512 total[MOST_ROWS][4];
+    UNROLL for (int row = 0; row < rows; row++)
+        UNROLL for (int i = 0; i < 2 * pairs; i++)
+            total[row][i] = _mm512_load_ps(sums + row * MOST_DIM + column + i * LANES);
+    for (int token = 0; token < block->count; token += 2) {
+        const int both = token + 1 < block->count;
+        UNROLL for (int pair = 0; pair < pairs; pair++) {
+            const __m512i one = _mm512_loadu_si512(values + block->v[token] + pair * bytes);
+            const __m512i two =
+                both ? _mm512_loadu_si512(values + block->v[token + 1] + pair * bytes) : _mm512_setzero_si512();
+            if (next) {
+                PREFETCH(keys + next->k[token] + pair * bytes, bytes);
+                PREFETCH(keys + next->k[token + both] + pair * bytes, bytes);
+            }
+            const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(one, two);
+            const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(one, two);
+            UNROLL for (int row = 0; row < rows; row++) {
+                int32_t weight;
+                memcpy(&weight, weights + row * BLOCK + token, sizeof weight);
+                const __m512bh pair_of_weights = (__m512bh)_mm512_set1_epi32(weight);
+                total[row][2 * pair] = _mm512_dpbf16_ps(total[row][2 * pair], low, pair_of_weights);
+                total[row][2 * pair + 1] = _mm512_dpbf16_ps(total[row][2 * pair + 1], high, pair_of_weights);
+            }
+        }
+    }
+    UNROLL for (int row = 0; row < rows; row++)
+        UNROLL for (int i = 0; i < 2 * pairs; i++)
+            _mm512_store_ps(sums + row * MOST_DIM + column + i * LANES, total[row][i]);
+}
+
+typedef void (*NAME(dot_scorer))(const struct block *, const struct call *, const char *, const int64_t *,
+                                 const uint16_t *, float *);
+typedef void (*NAME(dot_mixer))(const struct block *, const struct block *, const struct call *, const uint16_t *,
+                                float *);
+
+#define DOTS(rows)                                                                                                     \
+    INNER void NAME(dot_score_##rows)(const struct block *block, const struct call *call, const char *ahead,           \
+                                       const int64_t *places, const uint16_t *queries, float *scores)                  \
+    {                                                                                                                  \
+        NAME(dot_score)(block, call, ahead, places, queries, scores, rows);                                            \
+    }                                                                                                                  \
+    INNER void NAME(dot_mix_##rows)(const struct block *block, const struct block *next, const struct call *call,      \
+                                     const uint16_t *weights, float *sums)                                             \
+    {                                                                                                                  \
+        int column = 0, dim = (int)call->dim;                                                                          \
+        for (; column + 2 * PAIR <= dim; column += 2 * PAIR)                                                           \
+            NAME(dot_mix)(block, next, call, column, weights, sums, rows, 2);                                      \
+        if (column < dim)                                                                                              \
+            NAME(dot_mix)(block, next, call, column, weights, sums, rows, 1);                                      \
+    }
+DOTS(1) DOTS(2) DOTS(3) DOTS(4)
+#undef DOTS
+static const NAME(dot_scorer) NAME(dot_scorers)[MOST_ROWS] = {NAME(dot_score_1), NAME(dot_score_2), NAME(dot_score_3),
+                                                              NAME(dot_score_4)};
+static const NAME(dot_mixer) NAME(dot_mixers)[MOST_ROWS] = {NAME(dot_mix_1), NAME(dot_mix_2), NAME(dot_mix_3),
+                                                            NAME(dot_mix_4)};
+
+/* The group's queries as bfloat16; 0 if one of them is no such number. */
+static int NAME(short_queries)(const float *q, int rows, int dim, uint16_t (*to)[MOST_DIM])
+{
+    uint32_t lost = 0;
+    for (int row = 0; row < rows; row++)
+        for (int i = 0; i < dim; i++) {
+            uint32_t bits;
+            memcpy(&bits, q + row * dim + i, sizeof bits);
+            lost |= bits;
+            to[row][i] = (uint16_t)(bits >> 16);
+        }
+    return !(lost & 0xffff);
+}
+#endif
+
 typedef void (*NAME(scorer))(const struct block *, const struct call *, const char *, const int64_t *, const float *,
                              float *);
 typedef void (*NAME(mixer))(const struct block *, const struct block *, const struct call *, const float *, float *);
@@ -147,8 +259,21 @@ ALL(3, 0) ALL(4, 0) ALL(3, 1) ALL(4, 1)
 static const NAME(scorer) NAME(scorers)[2][2][MOST_ROWS] = {TABLE(score), TABLE(score_columns)};
 static const NAME(mixer) NAME(mixers)[2][MOST_ROWS] = TABLE(mix);
 
-/* Turn one row's raw scores into weights against the running maximum; sums made against an older one are scaled. */
-static void NAME(soften)(float *scores, int count, float scale, float *max, vec *total, float *sums, int dim)
+/* Where a mixer leaves the sum of column `index`. */
+static int64_t NAME(sum_place)(int64_t index, int bf16)
+{
+#ifdef DOT
+    const int64_t inside = index % PAIR;
+    if (bf16) /* interleaving works within 128 bits */
+        return index - inside + inside % 8 / 4 * LANES + inside / 8 * 4 + inside % 4;
+#endif
+    return NAME(place)(index, bf16);
+}
+
+/* Turn one row's raw scores into weights against the running maximum; sums made against an older one are scaled.
+ * `words`: the weights in bfloat16, whose sum is then what is added up; NULL: they stay float32. */
+static void NAME(soften)(float *scores, uint16_t *words, int count, float scale, float *max, vec *total, float *sums,
+                         int dim)
 {
     vec highest = (vec){0} - INFINITY;
     for (int i = 0; i < count; i++)
@@ -177,6 +302,15 @@ static void NAME(soften)(float *scores, int count, float scale, float *max, vec 
         vec weights;
         memcpy(&weights, scores + i, sizeof weights);
         weights = NAME(exp)(weights - peak);
+#ifdef DOT
+        if (words) {
+            const __m256i rounded = (__m256i)_mm512_cvtneps_pbh((__m512)weights);
+            _mm256_store_si256((__m256i *)(words + i), rounded);
+            weights = (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);
+        }
+#else
+        (void)words;
+#endif
         *total += weights;
         memcpy(scores + i, &weights, sizeof weights);
     }
@@ -197,6 +331,9 @@ static void NAME(attend)(const void *job, int64_t index)
     _Alignas(64) float scores[MOST_GROUP + 1][BLOCK];
     vec total[MOST_GROUP];
     float max[MOST_GROUP];
+#ifdef DOT
+    _Alignas(64) uint16_t words[MOST_GROUP][MOST_DIM], weights[MOST_GROUP][BLOCK];
+#endif
     struct block blocks[2] = {{0}}, *block = &blocks[0], *next = &blocks[1];
     struct reader reader;
 
@@ -219,6 +356,10 @@ static void NAME(attend)(const void *job, int64_t index)
         memset(sums[row], 0, sizeof(float) * (size_t)dim);
     }
 
+#ifdef DOT
+    const int dot = bf16 && !columns && NAME(short_queries)(q, own, dim, words);
+#endif
+
     read_block(&reader, block);
     while (block->count) {
         read_block(&reader, next);
@@ -227,18 +368,38 @@ static void NAME(attend)(const void *job, int64_t index)
         /* The keys of this block were fetched during the last one. Now come its values, or the next keys. */
         const char *ahead = !reader.fetch ? NULL : call->out ? call->v : call->k;
         const int64_t *places = call->out ? block->v : next->k;
-        for (int row = 0, some; row < rows; row += some) {
+        int row = 0, some;
+#ifdef DOT
+        for (; dot && row < own; row += some) {
+            some = NAME(share)(own - row);
+            NAME(dot_scorers)[some - 1](block, call, ahead, places, words[row], scores[row]);
+        }
+#endif
+        for (; row < rows; row += some) {
             some = NAME(share)(rows - row);
             NAME(scorers)[columns][bf16][some - 1](block, call, ahead, places, queries[row], scores[row]);
         }
         if (kept)
             keep_scores(keep_at(call, item, block->token), call->max_len, mean ? scores[own] : scores[0],
                         mean ? 1 : group, block->count, call->pooling);
-        for (int row = 0; row < mixed; row++)
-            NAME(soften)(scores[row], block->count, (float)call->scale, &max[row], &total[row], sums[row], dim);
-        for (int row = 0, some; row < mixed; row += some) {
+        const struct block *later = reader.fetch && !columns ? next : NULL;
+        for (row = 0; row < mixed; row++) {
+            uint16_t *short_weights = NULL;
+#ifdef DOT
+            short_weights = bf16 ? weights[row] : NULL;
+#endif
+            NAME(soften)(scores[row], short_weights, block->count, (float)call->scale, &max[row], &total[row],
+                         sums[row], dim);
+        }
+        for (row = 0; row < mixed; row += some) {
             some = NAME(share)(mixed - row);
-            NAME(mixers)[bf16][some - 1](block, reader.fetch && !columns ? next : NULL, call, scores[row], sums[row]);
+#ifdef DOT
+            if (bf16) {
+                NAME(dot_mixers)[some - 1](block, later, call, weights[row], sums[row]);
+                continue;
+            }
+#endif
+            NAME(mixers)[bf16][some - 1](block, later, call, scores[row], sums[row]);
         }
         struct block *done = block;
         block = next;
@@ -253,7 +414,7 @@ static void NAME(attend)(const void *job, int64_t index)
         for (int lane = 0; lane < LANES; lane++)
             partial[1] += total[row][lane];
         for (int i = 0; i < dim; i++)
-            partial[2 + i] = sums[row][NAME(place)(i, bf16)];
+            partial[2 + i] = sums[row][NAME(sum_place)(i, bf16)];
     }
 }
 
