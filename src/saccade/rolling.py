@@ -19,6 +19,7 @@ class RollingSelection:
         self._rows: Rows | None = None
         self._selection: Selection | None = None
         self._usage: Tensor | None = None
+        self._means: dict[tuple[int, int], Tensor] = {}
 
     def publish(self, span: HeadSpan, kv_heads: int, selection: Selection, rows: Rows) -> None:
         """Make `selection` the latest set of the span's heads."""
@@ -27,6 +28,7 @@ class RollingSelection:
             old, old_usage = (self._selection, self._usage) if self._rows is rows else (None, None)
             selection, usage = _merged(old, old_usage, span, kv_heads, selection, usage)
         self._rows, self._selection, self._usage = rows, selection, usage
+        self._means.clear()
 
     def read(self, span: HeadSpan, kv_heads: int, rows: Rows) -> Selection:
         """The latest sets of the span's heads; `rows` are those of the refresh: all layers of a step share them."""
@@ -47,15 +49,18 @@ class RollingSelection:
         assert self._usage is not None, "the role map guarantees a refresher below every reader"
         if self._usage.shape[1] == 1:
             return self._usage[:, 0]
-        per_head = self._usage.shape[1] // kv_heads
-        return self._usage[:, span.start * per_head : span.stop * per_head].mean(1)
+        heads = span.start, span.stop
+        if heads not in self._means:
+            per_head = self._usage.shape[1] // kv_heads
+            self._means[heads] = self._usage[:, span.start * per_head : span.stop * per_head].mean(1)
+        return self._means[heads]
 
 
 def _usage(selection: Selection, rows: Rows) -> Tensor:
+    """Per set, means over the batch, float32 `[3, G]`."""
     tokens = selection.tokens(rows.seq_lens).float()
-    share = (tokens / rows.seq_lens[:, None]).mean(0)
-    overflow = torch.zeros_like(share) if selection.overflowed is None else selection.overflowed.float().mean(0)
-    return torch.stack((tokens.mean(0), share, overflow))
+    overflow = torch.zeros_like(tokens) if selection.overflowed is None else selection.overflowed.float()
+    return torch.stack((tokens, tokens / rows.seq_lens[:, None], overflow)).mean(1)
 
 
 def _merged(

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from kernel_checks import fast_attention
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels._native import library as native
 from saccade.kernels._ranges import lay_out
 from saccade.kernels.cluster_search import ClusterTree, SearchWidths, chosen_clusters, cluster_search
 
 DIM = 4
+built = "native" in fast_attention
+implementations = st.sampled_from(("reference", "native") if built else ("reference",))
 
 
 @dataclass
@@ -84,13 +89,14 @@ class Case:
     rows: list[Row]
     q: Tensor
     queries: list[list[list[float]]]
+    dtype: torch.dtype
     budget: int
     sinks: int
     k_g: int | None
 
     @property
     def tree(self) -> ClusterTree:
-        return padded(self.rows, self.q.shape[2])
+        return padded(self.rows, self.q.shape[2], self.dtype)
 
     @property
     def lengths(self) -> Tensor:
@@ -107,7 +113,7 @@ class Case:
         return {"budget": self.budget, "sinks": self.sinks, "units": self.k_g, "widths": self.widths}
 
 
-def padded(rows: list[Row], dim: int) -> ClusterTree:
+def padded(rows: list[Row], dim: int, dtype: torch.dtype) -> ClusterTree:
     """The tree of all rows; centroids and radii that no row owns are NaN."""
     batch, heads = len(rows), len(rows[0].units)
     units = max(1, *(len(head) for row in rows for head in row.units))
@@ -121,12 +127,12 @@ def padded(rows: list[Row], dim: int) -> ClusterTree:
         return torch.full((batch, heads, *sizes), torch.nan)
 
     tree = ClusterTree(
-        unit_centroids=nans(units, dim),
+        unit_centroids=nans(units, dim).to(dtype),
         unit_radii=nans(units),
         unit_offsets=ints(heads, units + 1),
         unit_tokens=ints(heads, units),
         unit_weights=ints(heads, units),
-        centroids=nans(clusters, dim),
+        centroids=nans(clusters, dim).to(dtype),
         radii=nans(clusters),
         numbers=ints(heads, clusters),
         offsets=ints(heads, clusters + 1),
@@ -166,9 +172,18 @@ def cases(draw: st.DrawFn) -> Case:
     sinks = draw(st.integers(0, 3))
     budget = sinks + draw(st.integers(2, 40))
     grain = draw(st.sampled_from((1, 8)))  # coarse numbers tie often
+    # The numbers of the first DIM places, spread over all of them: every vector of a wide register counts.
+    dim = draw(st.sampled_from((DIM, 16, 48, 64)))
+    places = random.sample(range(dim), DIM)
+
+    def spread(numbers: list[float]) -> list[float]:
+        vector = [0.0] * dim
+        for place, number in zip(places, numbers, strict=True):
+            vector[place] = number
+        return vector
 
     def vector() -> list[float]:
-        return [random.randint(-2 * grain, 2 * grain) / grain for _ in range(DIM)]
+        return spread([random.randint(-2 * grain, 2 * grain) / grain for _ in range(DIM)])
 
     def node() -> Node:
         return Node(vector(), random.randint(0, 2 * grain) / grain, [])
@@ -202,18 +217,22 @@ def cases(draw: st.DrawFn) -> Case:
     rows = [row() for _ in range(draw(st.integers(1, 3)))]
     # The mean of a group is exact, and so is its length: 5, 13 or 0 times a power of two, or an axis.
     shapes = ([3, 4, 0, 0], [0, 0, -5, 12], [0, -1, 0, 0], [0, 0, 0, 0], [2, -2, 2, 2])
-    queries = [[[x / 4 for x in random.choice(shapes)] for _ in range(heads)] for _ in rows]
+    queries = [[spread([x / 4 for x in random.choice(shapes)]) for _ in range(heads)] for _ in rows]
     q = torch.tensor(queries).repeat_interleave(group, dim=1)
     if group > 1:
         shift = torch.randint(-8, 9, q[:, ::group].shape, generator=torch.Generator().manual_seed(0)) / 4
         q[:, ::group] += shift
         q[:, 1::group] -= shift
-    return Case(rows, q, queries, budget, sinks, draw(st.sampled_from((None, None, 1, 2, 100))))
+    units = draw(st.sampled_from((None, None, 1, 2, 100)))
+    return Case(rows, q, queries, draw(st.sampled_from((torch.float32, torch.bfloat16))), budget, sinks, units)
 
 
-@given(cases())
-def test_against_naive_loops(case: Case) -> None:
-    found = cluster_search(case.q, case.tree, case.lengths, **case.options)
+@given(cases(), implementations, st.sampled_from((0, 4, 8)))
+def test_against_naive_loops(case: Case, implementation: Implementation, lanes: int) -> None:
+    assume(implementation != "native" or case.q.shape[2] > DIM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "widest", lanes)
+        found = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation=implementation)
     numbers = chosen_clusters(case.q, case.tree, case.lengths, **case.options)
     assert found.ids.dtype == found.counts.dtype == torch.int32
     assert found.ids.shape[2] == case.widths.tokens
@@ -248,11 +267,94 @@ def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
         assert one.ids[:, 0].equal(whole.ids[:, head])
 
 
+def grown(seed: int, *, batch: int = 3, heads: int = 4, dim: int = 48, dtype: torch.dtype = torch.float32) -> Case:
+    """Rows with many units, clusters and chunks of random numbers."""
+    random = torch.Generator().manual_seed(seed)
+
+    def nodes(count: int, children: list[list[int]]) -> list[Node]:
+        vectors = torch.randn(count, dim, generator=random).to(dtype).tolist()
+        radii = torch.rand(count, generator=random).tolist()
+        return [Node(*node) for node in zip(vectors, radii, children, strict=True)]
+
+    def row(chunks: int) -> Row:
+        edges = [4]
+        for length in torch.randint(3, 9, (chunks,), generator=random).tolist():
+            edges.append(edges[-1] + length)
+        units = [[list(range(unit, chunks // 2, 13)) for unit in range(13)] for _ in range(heads)]
+        members = [[[2 * number, 2 * number + 1] for number in range(chunks // 2)] for _ in range(heads)]
+        return Row(
+            edges[-1] + 7,
+            edges,
+            [nodes(13, children) for children in units],
+            [nodes(chunks // 2, children) for children in members],
+        )
+
+    q = torch.randn(batch, 3 * heads, dim, generator=random)
+    return Case([row(160 + 40 * b) for b in range(batch)], q, [], dtype, budget=90, sinks=4, k_g=None)
+
+
+@pytest.mark.skipif(not built, reason="no library was built")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_implementations_agree_on_large_trees(dtype: torch.dtype) -> None:
+    """Also for some heads of a tree, read where they lie, and by several threads."""
+    case = grown(0, dtype=dtype)
+    wanted = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="reference")
+    torch.set_num_threads(2)
+    try:
+        found = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="native")
+    finally:
+        torch.set_num_threads(1)
+    assert found.ids.equal(wanted.ids)
+    assert found.counts.equal(wanted.counts)
+    q, tree = case.q.unflatten(1, (4, 3))[:, 1:3].flatten(1, 2), case.tree.heads(1, 3)
+    some = cluster_search(q, tree, case.lengths, **case.options, implementation="native")
+    assert some.ids.equal(wanted.ids[:, 1:3])
+
+
+@pytest.mark.skipif(not built, reason="no library was built")
+@pytest.mark.parametrize("narrow", [{"clusters": 20}, {"chunks": 5}, {"tokens": 2}, {"tokens": 30}, {"tokens": 88}])
+def test_implementations_lose_the_same_where_bounds_are_too_narrow(narrow: dict[str, int]) -> None:
+    case = grown(2)
+    options = {**case.options, "widths": case.widths._replace(**narrow)}
+    wanted = cluster_search(case.q, case.tree, case.lengths, **options, implementation="reference")
+    found = cluster_search(case.q, case.tree, case.lengths, **options, implementation="native")
+    assert found.ids.equal(wanted.ids)
+    assert found.counts.equal(wanted.counts)
+
+
+@pytest.mark.skipif(not built, reason="no library was built")
+def test_native_refuses_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = grown(1)
+
+    def search(tree: ClusterTree, implementation: Implementation = "native") -> Tensor:
+        return cluster_search(case.q, tree, case.lengths, **case.options, implementation=implementation).ids
+
+    def changed(**tensors: Tensor) -> ClusterTree:
+        return ClusterTree(**{**case.tree.tensors(), **tensors})
+
+    apart = case.tree.numbers.repeat_interleave(2, dim=2)[..., ::2]
+    with pytest.raises(KernelError, match="numbers is not a part of a contiguous tree"):
+        search(changed(numbers=apart))
+    assert search(changed(numbers=apart), "auto").equal(search(case.tree))
+    with pytest.raises(KernelError, match=r"centroids are torch\.float16"):
+        search(changed(centroids=case.tree.centroids.half()))
+    small = example()
+    with pytest.raises(KernelError, match="head dim 4 is not a multiple of 16"):
+        cluster_search(small.q, small.tree, small.lengths, **small.options, implementation="native")
+    for name in ("unit_offsets", "offsets", "members"):
+        broken = case.tree.tensors()[name] + 2**20
+        with pytest.raises(KernelError, match="offsets or members do not fit together"):
+            search(changed(**{name: broken}))
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(KernelError, match="no library was built"):
+        search(case.tree)
+
+
 def example() -> Case:
     unit = Node([1.0, 0.0, 0.0, 0.0], 0.0, [0])
     cluster = Node([1.0, 0.0, 0.0, 0.0], 0.0, [0, 1])
     row = Row(12, [1, 5, 9], [[unit]], [[cluster]])
-    return Case([row], torch.ones(1, 2, DIM), [[[1.0] * DIM]], budget=9, sinks=1, k_g=None)
+    return Case([row], torch.ones(1, 2, DIM), [[[1.0] * DIM]], torch.float32, budget=9, sinks=1, k_g=None)
 
 
 def test_a_chunk_that_does_not_fit_ends_the_search() -> None:
@@ -276,7 +378,7 @@ def test_the_reference_never_synchronises_with_the_host() -> None:
     with FakeTensorMode() as mode:
         tree = ClusterTree(**{name: mode.from_tensor(tensor) for name, tensor in case.tree.tensors().items()})
         q, lengths = mode.from_tensor(case.q), mode.from_tensor(case.lengths)
-        found = cluster_search(q, tree, lengths, **case.options)
+        found = cluster_search(q, tree, lengths, **case.options, implementation="reference")
         assert found.ids.shape == (1, 1, 12)
         assert chosen_clusters(q, tree, lengths, **case.options).shape == (1, 1, 1)
 
@@ -296,5 +398,5 @@ def test_errors() -> None:
         cluster_search(case.q, tree, lengths, **{**options, "budget": 0})
     with pytest.raises(KernelError, match="must be at least 1"):
         cluster_search(case.q, tree, lengths, **{**options, "widths": case.widths._replace(chunks=0)})
-    with pytest.raises(KernelError, match="implementation 'cpu' cannot take this call"):
+    with pytest.raises(KernelError, match="unknown implementation 'cpu'; use auto, reference, native or triton"):
         cluster_search(case.q, tree, lengths, **options, implementation="cpu")

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import implementations
+from kernel_checks import attention_implementations as implementations
+from kernel_checks import fast_attention as fast
 
 import oracles
 from saccade.errors import KernelError
@@ -61,11 +62,34 @@ def test_rank_union_matches_the_oracle(
         assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
 
 
-def test_heads_take_turns() -> None:
+@pytest.mark.parametrize("implementation", ["reference", *fast])
+def test_heads_take_turns(implementation: Implementation) -> None:
     """The worked example: second choices come after every head's first choice, lower head first."""
     ids = torch.tensor([[[5, 1, 7], [5, 3, 1], [2, 9, 0]]], dtype=torch.int32)
-    merged, _ = rank_union(ids, torch.full((1, 3), 3, dtype=torch.int32), 4, universe=10)
+    merged, _ = rank_union(ids, torch.full((1, 3), 3, dtype=torch.int32), 4, universe=10, implementation=implementation)
     assert merged.tolist() == [[[1, 2, 3, 5]]]
+
+
+@pytest.mark.parametrize("implementation", ["reference", *fast])
+@pytest.mark.parametrize("limit", [1, 700, 4000])
+def test_many_heads_of_a_wide_universe(limit: int, implementation: Implementation) -> None:
+    """Positions up to the last of 10,000, in rows that are parts of wider ones."""
+    random_order = torch.rand(2, 9, 10_000, generator=torch.Generator().manual_seed(3)).argsort(dim=-1).int()
+    ids = random_order[:, ::2, :900]
+    counts = torch.tensor([[900, 0, 17, 899, 900], [1, 1, 0, 0, 500]], dtype=torch.int32)
+    merged, found = rank_union(ids, counts, limit, universe=10_000, implementation=implementation)
+    for row in range(2):
+        ranked = [list(choices[:count]) for choices, count in zip(ids[row].tolist(), counts[row].tolist(), strict=True)]
+        wanted = sorted(oracles.rank_union(ranked, limit))
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 2**31 - 1, -(2**31)] if "native" in fast else [])
+def test_ids_outside_the_universe_are_refused(wrong: int) -> None:
+    ids = torch.tensor([[[4, 1], [wrong, 3]]], dtype=torch.int32)
+    with pytest.raises(KernelError, match="universe"):
+        rank_union(ids, torch.full((1, 2), 2, dtype=torch.int32), 4, universe=5, implementation="native")
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

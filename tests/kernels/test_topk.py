@@ -8,13 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import implementations
+from kernel_checks import attention_implementations as implementations
+from kernel_checks import fast_attention as fast
 from torch import Tensor
 
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.topk import Order, topk
+from saccade.kernels._native import library as native
+from saccade.kernels.topk import Order, topk, topk_and_last
 
 STYLES = ("distinct", "clustered", "constant", "masked", "forced", "zeros")
 
@@ -87,7 +89,7 @@ def test_any_floats(values: list[float], k: int, order: Order, implementation: I
     expect_topk(torch.tensor([[values]]), [len(values)], k, order, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@pytest.mark.parametrize("implementation", ["reference", *fast])
 @pytest.mark.parametrize("style", STYLES)
 def test_every_k(style: str, implementation: Implementation) -> None:
     """Among few distinct scores the cut falls between equals for almost every k."""
@@ -97,7 +99,7 @@ def test_every_k(style: str, implementation: Implementation) -> None:
         expect_topk(scores, [61], k, "score", implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@pytest.mark.parametrize("implementation", ["reference", *fast])
 def test_a_tie_outside_the_best_blocks(implementation: Implementation) -> None:
     """Every block of a narrowed row may reach the cut; the lowest positions win wherever they lie."""
     scores = torch.zeros(1, 1, 400)
@@ -108,10 +110,132 @@ def test_a_tie_outside_the_best_blocks(implementation: Implementation) -> None:
         expect_topk(scores.flip(-1).contiguous(), [399], k, "position", implementation)
 
 
+@pytest.mark.parametrize("implementation", fast)
 @pytest.mark.parametrize("style", STYLES)
-def test_long_rows_with_ties_far_apart(style: str) -> None:
+def test_long_rows_with_ties_far_apart(style: str, implementation: Implementation) -> None:
     """Wide enough that the CPU path narrows the row to blocks; equal scores lie in blocks it leaves out."""
-    expect_topk(make_scores(style, 2, 2, 10_007, 3), [10_007, 9_000], 256, "position", "cpu")
+    scores = make_scores(style, 2, 2, 10_007, 3)
+    expect_topk(scores, [10_007, 9_000], 256, "position", implementation)
+    expect_topk(scores, [10_007, 9_000], 1, "score", implementation)
+
+
+ORDERS_OF_ROWS = ("rising", "falling", "sampled low", "sampled high", "infinite", "best at the end")
+
+
+def make_row(kind: str, width: int) -> Tensor:
+    """Rows that no sample tells: all the best where it looks, or none, or more than there is room for."""
+    rising = torch.arange(width).float()
+    if kind == "falling":
+        return rising.flip(0)
+    if kind.startswith("sampled"):
+        # Every 128th run of 8 neighbours is in the sample of such a row.
+        looked_at = torch.arange(width) % 128 < 8
+        return torch.where(looked_at == (kind == "sampled high"), 1e9, 0.0) + rising % 1000
+    if kind == "infinite":
+        return torch.full((width,), math.inf).scatter(0, torch.arange(0, width, 3), -math.inf)
+    return torch.where(rising < width - 300, -1.0, rising) if kind == "best at the end" else rising
+
+
+@pytest.mark.parametrize("order", ["position", "score"])
+@pytest.mark.parametrize("lanes", [4, 8, 16] if native.library() is not None else [])
+@pytest.mark.parametrize("kind", ORDERS_OF_ROWS)
+def test_rows_unlike_their_sample(kind: str, lanes: int, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "widest", lanes)
+    row = make_row(kind, 128 * 256)[None, None]
+    for k in (1, 200, 2047):
+        expect_topk(row, [row.shape[2]], k, order, "native")
+    expect_topk(row[..., :30_001], [29_999], 20_000, order, "native")
+
+
+@pytest.mark.parametrize("implementation", ["reference", *fast])
+def test_rows_by_strides(implementation: Implementation) -> None:
+    """A part of wider rows, rows that share memory, and numbers that are not neighbours."""
+    wide = make_scores("clustered", 2, 3, 700, 5)
+    for view in (
+        wide[:, :, 5:],
+        wide[:, ::2, :600],
+        wide[:, :1].expand(-1, 3, -1),
+        wide.transpose(0, 1),
+        wide[..., ::2],
+    ):
+        expect_topk(view, [view.shape[2] - 1] * view.shape[0], 50, "position", implementation)
+        expect_topk(view, [view.shape[2]] * view.shape[0], 50, "score", implementation)
+
+
+@pytest.mark.parametrize("style", STYLES if native.library() is not None else [])
+def test_two_threads_choose_the_same(style: str) -> None:
+    scores = make_scores(style, 2, 3, 100_000, 2)
+    lengths = torch.tensor([100_000, 70_001], dtype=torch.int32)
+    alone = topk(scores, lengths, 999, order="score", implementation="native")
+    torch.set_num_threads(2)
+    try:
+        together = topk(scores, lengths, 999, order="score", implementation="native")
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(alone[0], together[0])
+    assert torch.equal(alone[1], together[1])
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16] if native.library() is not None else [])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001])
+def test_nan_leads_nowhere(lanes: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which positions are chosen is undefined, but they exist, and each is chosen once."""
+    monkeypatch.setattr(native, "widest", lanes)
+    scores = torch.randn(1, 4, 9001, generator=torch.Generator().manual_seed(1))
+    for group, share in enumerate((1, 2, 7, 900)):
+        scores[0, group, ::share] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    ids, counts = topk(scores, torch.tensor([9000], dtype=torch.int32), 700, implementation="native")
+    assert counts.tolist() == [[700] * 4]
+    for chosen in ids[0].tolist():
+        assert chosen == sorted(set(chosen))
+        assert 0 <= chosen[0] <= chosen[-1] < 9000
+
+
+@pytest.mark.parametrize("length", [-1, 6] if native.library() is not None else [])
+def test_lengths_out_of_bounds_are_refused(length: int) -> None:
+    with pytest.raises(KernelError, match="length"):
+        topk(torch.zeros(1, 1, 5), torch.tensor([length], dtype=torch.int32), 2, implementation="native")
+
+
+@given(
+    st.sampled_from(STYLES),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 60)), min_size=1, max_size=3),
+    st.integers(1, 50),
+    st.integers(0, 60),
+    st.integers(0, 5),
+    st.booleans(),
+    implementations,
+    st.integers(0, 2**31),
+)
+def test_the_last_entries_follow_the_best(
+    style: str,
+    rows: list[tuple[float, int]],
+    width: int,
+    k: int,
+    last: int,
+    bounded: bool,
+    implementation: Implementation,
+    seed: int,
+) -> None:
+    scores = make_scores(style, len(rows), 2, width, seed)
+    lengths, sizes = [round(share * width) for share, _ in rows], [size for _, size in rows]
+    ids, counts = topk_and_last(
+        scores,
+        torch.tensor(lengths, dtype=torch.int32),
+        k,
+        last,
+        sizes=torch.tensor(sizes, dtype=torch.int32) if bounded else None,
+        implementation=implementation,
+    )
+    assert ids.dtype == counts.dtype == torch.int32
+    assert ids.shape == (len(rows), 2, min(k, width) + last)
+    for row, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+        others = max(length - last, 0)
+        room = min(k, max(size - (length - others), 0)) if bounded else k
+        for group in range(2):
+            wanted = sorted(oracles.topk(scores[row, group].tolist(), others, room)) + list(range(others, length))
+            assert counts[row, group] == len(wanted)
+            assert ids[row, group].tolist() == wanted + [-1] * (ids.shape[2] - len(wanted))
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
@@ -126,3 +250,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         topk(scores, lengths, 0)
     with pytest.raises(KernelError, match="order"):
         topk(scores, lengths, 2, order="best")  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="k and last"):
+        topk_and_last(scores, lengths, 2, -1)
+    with pytest.raises(KernelError, match="sizes"):
+        topk_and_last(scores, lengths, 2, 1, sizes=lengths[:1])

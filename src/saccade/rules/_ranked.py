@@ -1,4 +1,4 @@
-"""What rules share that keep a varying number of the best units: ranks, a cut per list, and the softmax."""
+"""What rules share that keep a varying number of the best units: ranks and the softmax."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ..errors import PolicyError
 from ..kernels.topk.api import topk
-
-_LAST = torch.iinfo(torch.int32).max
 
 
 def ranking(scores: Tensor, candidates: Tensor, width: int) -> Tensor:
@@ -19,23 +17,6 @@ def ranking(scores: Tensor, candidates: Tensor, width: int) -> Tensor:
     if width == 0:
         return scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
     return topk(scores, candidates, width, order="score")[0]
-
-
-def best_and_last(ranked: Tensor, take: Tensor, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The sets of the first `take` `[B, G]` of each ranking `[B, G, R]` and of the units that end a row.
-
-    Those are `first .. first + last` (int32 `[B]` each, `last` at most `width`), behind all that is ranked.
-
-    Returns:
-        ids int32 `[B, G, R + width]` ascending, -1 after the count; counts int32 `[B, G]`.
-    """
-    slot = torch.arange(ranked.shape[-1] + width, dtype=torch.int32, device=ranked.device)
-    taken = ranked.masked_fill(slot[: ranked.shape[-1]] >= take[..., None], _LAST).sort(dim=-1).values
-    taken = torch.nn.functional.pad(taken, (0, width))
-    behind = slot - take[..., None]
-    ids = torch.where(behind < 0, taken, first[:, None, None] + behind)
-    counts = take + last[:, None]
-    return torch.where(slot < counts[..., None], ids, -1), counts
 
 
 def softmax_parts(scores: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from functools import cache
 from torch import Tensor
 
 from ..errors import PolicyError
+from ..kernels.topk.api import topk_and_last
 from ..types import Rows, Selection
-from ._ranked import best_and_last, ranking
 
 _MOST_UNITS = 2**31 - 1
 
@@ -57,12 +57,9 @@ class Ratio:
         numerator, denominator = _share(self.kept)
         share = (units.long() * numerator + (denominator - 1)).div(denominator, rounding_mode="floor")
         kept = share.clamp(min=self.minimum).minimum(units).int()
-        last = units.clamp(max=self.local)
         width = self.kept_of(-(-rows.max_len // unit))
         local = min(self.local, width)
-        ranked = ranking(scores, units - last, width - local)
-        take = (kept - last)[:, None].expand(-1, scores.shape[1])
-        return Selection(*best_and_last(ranked, take, units - last, last, local), unit)
+        return Selection(*topk_and_last(scores, units, width - local, local, sizes=kept), unit)
 
 
 @cache

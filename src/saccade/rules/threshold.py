@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..kernels.topk.sets import best_and_last
 from ..types import Rows, Selection
-from ._ranked import best_and_last, need_tokens, ranking, softmax_parts
+from ._ranked import need_tokens, ranking, softmax_parts
 
 
 @dataclass(frozen=True, slots=True)

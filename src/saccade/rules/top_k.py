@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.topk.api import topk
+from ..kernels.topk.api import topk_and_last
 from ..types import Rows, Selection
 
 
@@ -29,23 +29,13 @@ class TopK:
 
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
-        current = (rows.seq_lens - 1).div(unit, rounding_mode="floor")
-        others = self.budget // unit - 1
-        if others == 0:
-            ids = current[:, None, None].expand(-1, scores.shape[1], 1)
-            counts = torch.ones_like(ids[..., 0])
-        else:
-            ids, counts = _append(*topk(scores, current, others, order="position"), current)
+        units = rows.seq_lens
+        if unit > 1:
+            units = (units + (unit - 1)).div(unit, rounding_mode="floor")
+        ids, counts = topk_and_last(scores, units, self.budget // unit - 1, 1)
         if self.budget % unit:
-            ids, counts = _whole_where(rows.seq_lens <= self.budget, current + 1, ids, counts)
+            ids, counts = _whole_where(rows.seq_lens <= self.budget, units, ids, counts)
         return Selection(ids, counts, unit)
-
-
-def _append(ids: Tensor, counts: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Put `current` `[B]` behind the last of each ascending list `[B, G, M]`."""
-    wider = torch.cat((ids, ids.new_full((*ids.shape[:2], 1), -1)), dim=-1)
-    last = current[:, None, None].expand(-1, ids.shape[1], 1)
-    return wider.scatter(-1, counts[..., None].long(), last), counts + 1
 
 
 def _whole_where(fits: Tensor, units: Tensor, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -139,6 +139,15 @@ class IndexedStaticLayer(StaticLayer):
         adopted.session, adopted.layer = session, layer
         return adopted
 
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        slot = self.session.slot
+        if slot is None:
+            held: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return held
+        assert self.keys is not None and self.values is not None, "only filled caches have such slots"
+        # `advance` has found the slot for all layers at once, and counted the token.
+        return self.keys.index_copy_(2, slot, key_states), self.values.index_copy_(2, slot, value_states)
+
     def end_at(self, slots: int) -> None:
         """Show the first `slots` slots: hide what lies behind, or show again what was hidden; addresses stay."""
         if not hasattr(self, "cumulative_length"):
@@ -188,17 +197,24 @@ def room(cache: Any) -> int | None:
     return first.max_cache_len - int(first.get_seq_length()) if isinstance(first, StaticLayer) else None
 
 
-def static_rows(cache: Any, starts: Tensor) -> Rows:
-    """The rows of a static cache behind the next token; nothing is read from the device.
+def advance(cache: Any, starts: Tensor) -> tuple[Tensor, Rows]:
+    """Make a static cache one token longer, which its layers write next; nothing is read from the device.
 
     Args:
         cache: filled, of transformers 5: its layers keep their length on the device.
         starts: int32 `[B]`, first real slot of each row.
+
+    Returns:
+        The token's slot, int64 `[1]`, and the rows with it.
     """
     first = cache.layers[0]
     with lasting():
+        slot = first.cumulative_length.reshape(1).clone()
         table = torch.arange(starts.shape[0], dtype=torch.int32, device=starts.device)[:, None]
-        return Rows(table, starts, (first.cumulative_length + 1 - starts).int(), first.max_cache_len)
+        rows = Rows(table, starts, (slot + 1 - starts).int(), first.max_cache_len)
+    # In one launch where the device allows it: each layer has a length of its own.
+    torch._foreach_add_([layer.cumulative_length for layer in cache.layers], 1)
+    return slot, rows
 
 
 def refuse_moving(cache: Any) -> None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from ...counters import Counters
@@ -23,6 +24,7 @@ from ...stats import RunStats
 from . import attention, cache, support
 from .inputs import placed, refuse_unmovable
 from .ledger import Ledger
+from .linear import NativeLinears
 from .session import Call, Session, lasting
 from .text import delimiter_table
 from .verify import Verifier
@@ -67,8 +69,19 @@ class Run:
         self._slot: list[Session] = []
         self._generating: int | None = None
         self._decoding = False
+        self._starts: Tensor | None = None
         self._undo: list[Callable[[], None]] = []
         self._attach()
+
+    @property
+    def model(self) -> Any:
+        """The model that this run is attached to."""
+        return self._model
+
+    @property
+    def counters(self) -> Counters:
+        """What all sequences of this run count into."""
+        return self._counters
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -101,6 +114,29 @@ class Run:
         finally:
             self._decoding = before
 
+    @contextmanager
+    def lengths_on_device(self, starts: Tensor) -> Iterator[None]:
+        """Inside, calls decode one token per row on a filled `StaticCache`, and the host never reads the device.
+
+        Every call does the same to the cache's whole capacity, so that a CUDA graph can hold it; `graph.GraphedStep`
+        does. Masks are not looked at.
+
+        Args:
+            starts: int32 `[B]` on the cache's device, first real slot of each row.
+
+        Raises:
+            UnsupportedModelError: if the policy needs the host between steps, with the reason.
+        """
+        self._require_attached()
+        self._refuse_host_work()
+        before, self._starts = self._starts, starts
+        try:
+            yield
+        finally:
+            self._starts = before
+            for session in self._slot:
+                session.slot = None
+
     def restore(self) -> None:
         """Give the model its stock behaviour back; does nothing the second time."""
         while self._undo:
@@ -119,6 +155,19 @@ class Run:
         state = "attached" if self._undo else "restored"
         return "\n".join((f"<saccade.Run {self.policy} on {type(self._model).__name__}, {state}>", *self.notes))
 
+    def _refuse_host_work(self) -> None:
+        """Raise for what the host does between steps, which no graph can hold."""
+        selector = self.plan.selector
+        if self.policy.rectify is not None:
+            reason = f"rectify={self.policy.rectify} runs dense passes between steps; use rectify=none"
+        elif selector is not None and selector.indexed and selector.bounds_page is None:
+            reason = "its index cuts new tokens into chunks on the host"
+        elif self._observers:
+            reason = "observers and recall look at every step on the host"
+        else:
+            return
+        raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {reason}")
+
     def _require_attached(self) -> None:
         if not self._undo:
             raise AttachmentError("this run was restored; call saccade.sparsify(model, policy) again")
@@ -136,6 +185,7 @@ class Run:
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
                     self._set_attribute(model, name, _refuse_batching(name))
+            self._undo.append(NativeLinears(model).restore)
             decoder = model.get_decoder()
             self._undo.append(decoder.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove)
             if self.policy.rectify is not None:
@@ -182,16 +232,16 @@ class Run:
         tokens = args[0] if args else kwargs.get("input_ids")
         batch, queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[:2]
         held = kwargs.get("past_key_values")
+        if self._starts is not None:
+            self._begin_fixed(held, self._starts, batch, queries)
+            return args, kwargs
         if held is None and not self._uses_cache(module, kwargs):
             self._slot[:] = [self._new_session()]
             self._slot[0].begin(Call(0, queries, queries), rectified=False)
             return args, kwargs
         if held is None:
             held = kwargs["past_key_values"] = DynamicCache()
-        session = cache.session_of(held)
-        if session is None or not self._owns(session):
-            session = self._new_session(session)
-            cache.install(held, session, module.config.num_hidden_layers)
+        session = self._session_in(held)
         if session.pending is not None:
             # The dense pass before this call was interrupted: its tokens are as unclean as they were.
             slots, session.clean = session.pending
@@ -233,6 +283,25 @@ class Run:
         few = call.prompt == 0
         session.begin(Call(start, again + queries, again + queries, again=few), rectified=True)
         return (), kwargs
+
+    def _begin_fixed(self, held: Any, starts: Tensor, batch: int, queries: int) -> None:
+        """Prepare a call as `lengths_on_device` promises it, without a look at the device."""
+        if queries != 1 or batch != starts.shape[0]:
+            raise UnsupportedModelError(
+                f"this call has {batch} x {queries} tokens; one for each of {starts.shape[0]} rows was promised"
+            )
+        cache.refuse_moving(held)
+        session = self._session_in(held)
+        self._slot[:] = [session]
+        session.begin_fixed(*cache.advance(held, starts))
+
+    def _session_in(self, held: Any) -> Session:
+        """This run's session in a cache; installed there if another run's or none is."""
+        session = cache.session_of(held)
+        if session is None or not self._owns(session):
+            session = self._new_session(session)
+            cache.install(held, session, len(self.plan.roles.layers))
+        return session
 
     def _to_run_again(self, session: Session, call: Call) -> int | None:
         """How many decoded tokens a call must run again; 0: it is their turn, but they were dense; None: not yet."""

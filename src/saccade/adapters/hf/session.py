@@ -71,6 +71,7 @@ class Session:
         pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
             interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
+        slot: where the token of a call goes whose length only the device knows; None in every other call.
     """
 
     def __init__(self, state: DecodeState) -> None:
@@ -79,6 +80,7 @@ class Session:
         self.clean: int | None = None
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
+        self.slot: Tensor | None = None
         self._steps: list[Rows] = []
 
     def dirty(self, past: int) -> int:
@@ -94,6 +96,7 @@ class Session:
             rectified: whether sparse steps will be made good, so that until then they count as unclean.
         """
         self.call = call
+        self.slot = None
         self._steps = []
         self.state.begin(call.past)
         if not rectified:
@@ -103,6 +106,21 @@ class Session:
                 self.clean = call.past + call.prompt
             assert self.clean is not None
             self.state.history.clean = self.clean
+
+    def begin_fixed(self, slot: Tensor, rows: Rows) -> None:
+        """Start a call of one decoded token per row whose lengths only the device knows.
+
+        To the host every such call ends at the bound: all have the same shapes, and an index has one token to take in.
+
+        Args:
+            slot: int64 `[1]`, where every layer of a static cache puts the token.
+            rows: as they are behind the call; `bounds` None.
+        """
+        self.slot = slot
+        self.call = Call(rows.max_len - 1, 1, 0)
+        self._steps = [rows]
+        self.state.begin(rows.max_len - 1)
+        self.clean = None
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 3
+_ABI_VERSION = 4
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -62,6 +62,38 @@ class Update(ctypes.Structure):
     )
 
 
+class TopK(ctypes.Structure):
+    """`struct topk` of topk.c, which documents the fields."""
+
+    _fields_ = _fields(
+        "scores lengths sizes ids counts", "", "row_step group_step batch groups width kept last ranked threads lanes"
+    )
+
+
+class RankUnion(ctypes.Structure):
+    """`struct rank_union` of rank_union.c, which documents the fields."""
+
+    _fields_ = _fields("ids counts merged found", "", "batch heads width limit universe threads")
+
+
+class Search(ctypes.Structure):
+    """`struct search` of cluster_search.c, which documents the fields."""
+
+    _fields_ = _fields(
+        "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
+        "lengths ids counts",
+        "",
+        "batch query_heads heads held_heads dim bf16 units clusters chunks budget sinks most_units most_clusters "
+        "most_chunks width threads lanes",
+    )
+
+
+class KMeans(ctypes.Structure):
+    """`struct kmeans` of kmeans.c, which documents the fields."""
+
+    _fields_ = _fields("vectors labels centroids", "", "heads count dim clusters iterations threads lanes")
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library, or None where the install built none that fits."""
@@ -76,8 +108,14 @@ def library() -> ctypes.CDLL | None:
         function.argtypes, function.restype = [], ctypes.c_int64
     if (versions[0](), versions[1]()) != (_ABI_VERSION, sum(map(ctypes.sizeof, (Call, Bounds, Update)))):
         return None
-    for operation in (found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages):
+    for operation in (
+        *(found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages),
+        *(found.saccade_topk, found.saccade_rank_union),
+        *(found.saccade_cluster_search, found.saccade_spherical_kmeans),
+    ):
         operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
+    found.saccade_linear.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5]
+    found.saccade_linear.restype = ctypes.c_int64
     found.saccade_level.argtypes, found.saccade_level.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     found.saccade_exp.argtypes, found.saccade_exp.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
     return found

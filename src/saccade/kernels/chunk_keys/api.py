@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._dispatch import Implementation, use_cpu
+from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal, host_bounds
 from saccade.kernels._pooling import RunPooling
+from saccade.kernels._triton.availability import refusal as triton_refusal
+from saccade.kernels._triton.dtypes import dtype_refusal
 from saccade.kernels.chunk_keys import cpu, reference
 from saccade.types import KVView
 
 ChunkPooling = Literal["mean", "max"]
 
 _BLOCK = 4096
-"""Tokens whose keys are read at a time."""
+"""Tokens whose keys are copied at a time."""
 
 
 def chunk_keys(
@@ -37,7 +39,8 @@ def chunk_keys(
         row: batch row.
         edges: host integers, strictly ascending logical positions: chunk i is `edges[i]..edges[i + 1]`.
         pooling: "mean" or the elementwise "max".
-        implementation: "cpu" needs a CPU cache of whole rows; "auto" takes it then, else the reference.
+        implementation: "cpu" needs a CPU cache of whole rows; "triton" a CUDA device, for float8_e4m3fn one of compute
+            capability 8.9. "auto" takes the first that can run of these, else the reference.
 
     Returns:
         float32 `[Hkv, len(edges) - 1, d]`; a pooled key of zeros stays zero.
@@ -78,7 +81,19 @@ def _pooled(
     length = host_bounds(kv.rows)[row][1]
     if len(edges) < 2 or edges[0] < 0 or edges[-1] > length or any(stop <= start for start, stop in pairwise(edges)):
         raise KernelError(f"{operation}: edges must ascend from 0 or more to at most {length}, two or more of them")
-    use = cpu if use_cpu(operation, implementation, cpu_refusal(kv)) else reference
+    chosen = choose(
+        operation,
+        implementation,
+        {
+            "cpu": lambda: cpu_refusal(kv),
+            "triton": lambda: triton_refusal(kv.k, kv.rows.seq_lens) or dtype_refusal(kv.k),
+        },
+    )
+    if chosen == "triton":
+        from saccade.kernels.chunk_keys import triton
+
+        return triton.pool(kv, row, edges, poolings)
+    use = cpu if chosen == "cpu" else reference
     blocks = [use.pool(kv, row, block, poolings) for block in _blocks(edges)]
     return [torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)]
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._cluster_tree import ClusterTree
-from saccade.kernels._dispatch import Implementation, use_cpu
-from saccade.kernels.cluster_search import reference
+from saccade.kernels._dispatch import Implementation, choose
+from saccade.kernels._triton import availability
+from saccade.kernels.cluster_search import native, reference
 from saccade.types import Selection
 
 
@@ -54,19 +55,33 @@ def cluster_search(
         sinks: first tokens, in every set; the first chunk starts behind them.
         units: how many coarse units are kept; None: by tokens.
         widths: host bounds that give the result its shape.
-        implementation: "reference" or "auto", which is the same.
+        implementation: "native" needs the library that the install builds where there is a C compiler, a tree on CPU
+            that is contiguous or some heads of a contiguous one, centroids in float32 or bfloat16 and a head dim that
+            is a multiple of 16 up to 256; "triton" CUDA tensors. "auto" takes the first that can run of these, else the
+            reference.
 
     Returns:
         Tokens int32 `[B, H, widths.tokens]`, ascending, and their counts.
 
     Raises:
-        KernelError: shapes, dtypes or numbers do not fit, or the requested implementation does not exist.
+        KernelError: shapes, dtypes or numbers do not fit, or the requested implementation cannot run.
     """
     _check(q, tree, seq_lens, budget, units, widths)
-    use_cpu("cluster_search", implementation, "only the reference exists")
-    return reference.cluster_search(
-        q, tree, seq_lens, budget, sinks, units, widths.clusters, widths.chunks, widths.tokens
+    chosen = choose(
+        "cluster_search",
+        implementation,
+        {
+            "native": lambda: native.refusal(q, tree, seq_lens),
+            "triton": lambda: availability.refusal(q, seq_lens, *tree.tensors().values()),
+        },
     )
+    if chosen == "native":
+        return native.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
+    if chosen == "triton":
+        from saccade.kernels.cluster_search import triton
+
+        return triton.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
+    return reference.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
 
 
 def chosen_clusters(

@@ -9,6 +9,7 @@ from saccade.kernels._checks import check_pooling, check_query
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._native.attention import native_refusal
+from saccade.kernels._triton.refusals import attention_refusal
 from saccade.kernels.dense_decode_scores import cpu, native, reference
 from saccade.types import KVView, Pooling
 
@@ -31,7 +32,8 @@ def dense_decode_scores(
         kv: the layer's cache.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
-        implementation: "native" and "cpu" need what `decode_scores` says; "auto" takes the first that can run.
+        implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
+            run.
 
     Returns:
         The output `[B, Hq, d]` in q's dtype, and the scores as `decode_scores` gives them or None.
@@ -46,6 +48,10 @@ def dense_decode_scores(
         return native.dense_decode_scores(q, kv, scale, pooling)
     if chosen == "cpu":
         return cpu.dense_decode_scores(q, kv, scale, pooling)
+    if chosen == "triton":
+        from saccade.kernels.dense_decode_scores import triton
+
+        return triton.dense_decode_scores(q, kv, scale, pooling)
     return reference.dense_decode_scores(q, kv, scale, pooling)
 
 
@@ -64,8 +70,10 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
             float32 or bfloat16 cache on CPU whose last stride is 1 (of keys also the second, where a page has at least
             4 tokens: neighbouring tokens next to each other), a head dim that is a multiple of 16 up to 256 and at most
             32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose
-            strides are multiples of the head dim with the last one 1. "auto" takes the first that can run of these,
-            else the reference.
+            strides are multiples of the head dim with the last one 1. "triton" needs Triton and a CUDA device, float32,
+            bfloat16 or float16 queries, a cache of these or of float8_e4m3fn (compute capability 8.9) or float8_e5m2, a
+            head dim up to 256, at most 64 KV heads and at most 32 query heads on each; any strides. "auto" takes the
+            first that can run of these, else the reference.
 
     Returns:
         float32 `[B, G, max_len]` in logical order, G = Hkv or (for "each") Hq; -inf at and after `seq_lens[b]`.
@@ -82,8 +90,20 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
         return native.decode_scores(q, kv, pooling)
     if chosen == "cpu":
         return cpu.decode_scores(q, kv, pooling)
+    if chosen == "triton":
+        from saccade.kernels.dense_decode_scores import triton
+
+        return triton.decode_scores(q, kv, pooling)
     return reference.decode_scores(q, kv, pooling)
 
 
 def _choose(operation: str, implementation: Implementation, q: Tensor, kv: KVView) -> Implementation:
-    return choose(operation, implementation, {"native": lambda: native_refusal(q, kv), "cpu": lambda: cpu_refusal(kv)})
+    return choose(
+        operation,
+        implementation,
+        {
+            "native": lambda: native_refusal(q, kv),
+            "cpu": lambda: cpu_refusal(kv),
+            "triton": lambda: attention_refusal(q, kv),
+        },
+    )

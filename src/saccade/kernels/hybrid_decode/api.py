@@ -9,6 +9,7 @@ from saccade.kernels._checks import check_integers, check_pooling, check_query
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._native.attention import native_refusal
+from saccade.kernels._triton.refusals import attention_refusal
 from saccade.kernels.hybrid_decode import native, parts
 from saccade.types import KVView, Pooling, Selection
 
@@ -27,8 +28,9 @@ def hybrid_decode(
     """Dense and sparse heads of one layer as one operation (LycheeDecode, appendix C).
 
     A KV head flagged in `dense` gives what `dense_decode_scores` gives, another what `sparse_decode` gives for its
-    set. A dense head costs as much as its row is long, a sparse one as its set: "native" cuts the work of all rows
-    and heads together into spans of about equal size, so that no thread ends up with the dense heads.
+    set. A dense head costs as much as its row is long, a sparse one as its set: "native" and "triton" cut the work of
+    all rows and heads together into spans of about equal size, so that no thread or multiprocessor ends up with the
+    dense heads.
 
     Args:
         q: queries `[B, Hq, d]`, floating point.
@@ -40,8 +42,8 @@ def hybrid_decode(
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
         scored: for each KV head whether its scores are wanted, which only dense ones have; None with a pooling is all
             dense ones.
-        implementation: "native" needs what `decode_scores` says. "cpu" and "reference" call the two operations of
-            that name for each run of neighbouring heads. "auto" takes the first that can run.
+        implementation: "native" and "triton" need what `decode_scores` says. "cpu" and "reference" call the two
+            operations of that name for each run of neighbouring heads. "auto" takes the first that can run.
 
     Returns:
         The output `[B, Hq, d]` in q's dtype; and None, or the raw scores of the Hs heads flagged in `scored` in their
@@ -60,10 +62,18 @@ def hybrid_decode(
     chosen = choose(
         "hybrid_decode",
         implementation,
-        {"native": lambda: native_refusal(q, kv, selection), "cpu": lambda: cpu_refusal(kv)},
+        {
+            "native": lambda: native_refusal(q, kv, selection),
+            "cpu": lambda: cpu_refusal(kv),
+            "triton": lambda: attention_refusal(q, kv, selection),
+        },
     )
     if chosen == "native":
         return native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
+    if chosen == "triton":
+        from saccade.kernels.hybrid_decode import triton
+
+        return triton.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
     return parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
 
 

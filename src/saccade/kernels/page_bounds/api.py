@@ -8,8 +8,13 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
+from saccade.kernels._triton.availability import refusal as triton_refusal
+from saccade.kernels._triton.dtypes import dtype_refusal
 from saccade.kernels.page_bounds import cpu, native, reference
 from saccade.types import KVView, Pooling
+
+_MOST_DIM = 512
+"""Largest head dim that a Triton program holds a page's bounds of."""
 
 
 def update_page_bounds(
@@ -28,7 +33,7 @@ def update_page_bounds(
     A page's bounds are the elementwise minimum and maximum of its keys (ReSA, section 2.1). They are taken from the
     cache, never updated from the old ones: keys that rectification has rewritten leave no trace. Pages are aligned
     to each row's logical position 0 and cover only tokens below its length; positions beyond it touch nothing.
-    Bounds of untouched pages keep their values.
+    Bounds of untouched pages keep their values. Those of a quantised cache are of its stored numbers, without k_scale.
 
     Args:
         lower, upper: `[blocks, Hkv, P, d]` by strides, in the cache's dtype; written. A row has room for `max_len`.
@@ -41,7 +46,8 @@ def update_page_bounds(
             b is all of row b.
         implementation: "native" needs the cache that `decode_scores` says and bounds whose last stride is 1; "cpu" an
             unquantised float32, bfloat16 or float16 cache on CPU whose strides are multiples of the head dim with the
-            last one 1. "auto" takes the first that can run of these, else the reference.
+            last one 1; "triton" a CUDA device and a head dim up to 512, for float8_e4m3fn one of compute capability
+            8.9. "auto" takes the first that can run of these, else the reference.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
@@ -66,12 +72,20 @@ def update_page_bounds(
     chosen = choose(
         "update_page_bounds",
         implementation,
-        {"native": lambda: native.update_refusal(lower, upper, kv, start, table), "cpu": lambda: cpu_refusal(kv)},
+        {
+            "native": lambda: native.update_refusal(lower, upper, kv, start, table),
+            "cpu": lambda: cpu_refusal(kv),
+            "triton": lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
+        },
     )
     if chosen == "native":
         native.update_page_bounds(lower, upper, kv, page, start, count, table)
     elif chosen == "cpu":
         cpu.update_page_bounds(lower, upper, kv, page, start, count, table)
+    elif chosen == "triton":
+        from saccade.kernels.page_bounds import triton
+
+        triton.update_page_bounds(lower, upper, kv, page, start, count, table)
     else:
         reference.update_page_bounds(lower, upper, kv, page, start, count, table)
 
@@ -86,6 +100,7 @@ def page_scores(
     pooling: Pooling,
     table: Tensor | None = None,
     pages: int | None = None,
+    k_scale: Tensor | None = None,
     implementation: Implementation = "auto",
 ) -> Tensor:
     """An upper bound of q·k over each page: `Σ_j max(q_j·upper_j, q_j·lower_j)`, unscaled, in float32.
@@ -103,10 +118,11 @@ def page_scores(
         pooling: "max", "mean" or "each".
         table: int32 `[B, n]`, where the pages of each row lie, as in `update_page_bounds`; None: block b is row b's.
         pages: pages of each row to score; None: all that there is room for, n · P or (without a table) P.
+        k_scale: positive factors `[Hkv]`, or one for all heads, of a quantised cache: scores are those of k · k_scale.
         implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
             bfloat16 bounds on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and at most 32
-            query heads per KV head. "cpu" needs CPU tensors. "auto" takes the first that can run of these, else the
-            reference.
+            query heads per KV head. "cpu" needs CPU tensors. Neither takes a k_scale. "triton" needs what it needs for
+            the update. "auto" takes the first that can run of these, else the reference.
 
     Returns:
         float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; -inf at and after page ⌈seq_len / page⌉.
@@ -129,19 +145,39 @@ def page_scores(
         raise KernelError(f"page_scores: {pages} pages are wanted, there is room for {room}")
     if seq_lens.shape != q.shape[:1] or page < 1 or pooling is None:
         raise KernelError("page_scores: seq_lens must be [B], page at least 1 and pooling max, mean or each")
+    if k_scale is not None and k_scale.shape not in ((), (1,), (lower.shape[1],)):
+        raise KernelError(f"page_scores: k_scale must be [{lower.shape[1]}], got {list(k_scale.shape)}")
     chosen = choose(
         "page_scores",
         implementation,
         {
-            "native": lambda: native.refusal(q, lower, upper, seq_lens, table),
-            "cpu": lambda: None if lower.is_cpu else f"the bounds are on {lower.device}",
+            "native": lambda: _scale_refusal(k_scale) or native.refusal(q, lower, upper, seq_lens, table),
+            "cpu": lambda: _scale_refusal(k_scale) or (None if lower.is_cpu else f"the bounds are on {lower.device}"),
+            "triton": lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
         },
     )
     if chosen == "native":
         return native.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
     if chosen == "cpu":
         return cpu.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
-    return reference.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+    if chosen == "triton":
+        from saccade.kernels.page_bounds import triton
+
+        return triton.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages, k_scale)
+    return reference.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages, k_scale)
+
+
+def _scale_refusal(k_scale: Tensor | None) -> str | None:
+    return None if k_scale is None else "the bounds are of a quantised cache"
+
+
+def _triton_refusal(numbers: tuple[Tensor, ...], lower: Tensor, upper: Tensor, *others: Tensor | None) -> str | None:
+    """Why Triton cannot compute with these, or None; `others` are lists of integers, scales, or absent."""
+    numbers = (*numbers, lower, upper)
+    refusal = triton_refusal(*numbers, *(tensor for tensor in others if tensor is not None))
+    if refusal is None and lower.shape[3] > _MOST_DIM:
+        refusal = f"head dim {lower.shape[3]} is above {_MOST_DIM}"
+    return refusal or dtype_refusal(*numbers)
 
 
 def _room(operation: str, lower: Tensor, batch: int, table: Tensor | None) -> int:

@@ -41,12 +41,15 @@ def page_scores(
     pooling: Pooling,
     table: Tensor | None,
     pages: int,
+    k_scale: Tensor | None,
 ) -> Tensor:
     batch, query_heads, head_dim = q.shape
     kv_heads = lower.shape[1]
     queries = q.float().reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
     if pooling == "mean":
         queries = queries.mean(dim=2, keepdim=True)
+    if k_scale is not None:
+        queries = queries * k_scale.float().expand(kv_heads)[:, None, None]
     used = (seq_lens[:, None] + page - 1) // page
     numbers = torch.arange(pages, device=q.device)
     absent = (numbers >= used)[:, None]

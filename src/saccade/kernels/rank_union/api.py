@@ -6,8 +6,9 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
-from saccade.kernels._dispatch import Implementation, use_cpu
-from saccade.kernels.rank_union import cpu, reference
+from saccade.kernels._dispatch import Implementation, choose
+from saccade.kernels._triton import availability
+from saccade.kernels.rank_union import cpu, native, reference
 
 
 def rank_union(
@@ -23,7 +24,8 @@ def rank_union(
         counts: int32 `[B, Hq]`.
         limit: the most positions to keep, at least 1.
         universe: every id is below it (the scores' width).
-        implementation: "cpu" needs CPU tensors; "auto" takes it then, else the reference.
+        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
+            "cpu" CPU tensors, "triton" CUDA tensors. "auto" takes the first that can run of these, else the reference.
 
     Returns:
         ids int32 `[B, 1, limit]` ascending, -1 after the count; counts int32 `[B, 1]`.
@@ -38,7 +40,21 @@ def rank_union(
         )
     if limit < 1 or universe < 1:
         raise KernelError(f"rank_union: limit and universe must be at least 1, got {limit} and {universe}")
-    refusal = None if ids.device.type == "cpu" else f"the ids are on {ids.device}"
-    if use_cpu("rank_union", implementation, refusal):
+    chosen = choose(
+        "rank_union",
+        implementation,
+        {
+            "native": lambda: native.refusal(ids, counts),
+            "cpu": lambda: None if ids.is_cpu else f"the ids are on {ids.device}",
+            "triton": lambda: availability.refusal(ids, counts),
+        },
+    )
+    if chosen == "native":
+        return native.rank_union(ids, counts, limit, universe)
+    if chosen == "cpu":
         return cpu.rank_union(ids, counts, limit, universe)
+    if chosen == "triton":
+        from saccade.kernels.rank_union import triton
+
+        return triton.rank_union(ids, counts, limit, universe)
     return reference.rank_union(ids, counts, limit, universe)

@@ -9,6 +9,7 @@ from saccade.kernels._checks import check_integers, check_query
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._native.attention import native_refusal
+from saccade.kernels._triton.refusals import attention_refusal
 from saccade.kernels.sparse_decode import cpu, native, reference
 from saccade.types import KVView, Selection
 
@@ -32,8 +33,10 @@ def sparse_decode(
             float32 or bfloat16 cache on CPU whose last stride is 1 (of keys also the second, where a page has at least
             4 tokens: neighbouring tokens next to each other), a head dim that is a multiple of 16 up to 256 and at most
             32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose
-            strides are multiples of the head dim with the last one 1. "auto" takes the first that can run of these,
-            else the reference.
+            strides are multiples of the head dim with the last one 1. "triton" needs Triton and a CUDA device, float32,
+            bfloat16 or float16 queries, a cache of these or of float8_e4m3fn (compute capability 8.9) or float8_e5m2, a
+            head dim up to 256, at most 64 KV heads and at most 32 query heads on each; any strides. "auto" takes the
+            first that can run of these, else the reference.
 
     Returns:
         `[B, Hq, d]` in q's dtype.
@@ -57,10 +60,18 @@ def sparse_decode(
     chosen = choose(
         "sparse_decode",
         implementation,
-        {"native": lambda: native_refusal(q, kv, selection), "cpu": lambda: cpu_refusal(kv)},
+        {
+            "native": lambda: native_refusal(q, kv, selection),
+            "cpu": lambda: cpu_refusal(kv),
+            "triton": lambda: attention_refusal(q, kv, selection),
+        },
     )
     if chosen == "native":
         return native.sparse_decode(q, kv, selection, scale)
     if chosen == "cpu":
         return cpu.sparse_decode(q, kv, selection, scale)
+    if chosen == "triton":
+        from saccade.kernels.sparse_decode import triton
+
+        return triton.sparse_decode(q, kv, selection, scale)
     return reference.sparse_decode(q, kv, selection, scale)

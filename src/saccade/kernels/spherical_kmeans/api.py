@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._dispatch import Implementation, use_cpu
-from saccade.kernels.spherical_kmeans import cpu, reference
+from saccade.kernels._dispatch import Implementation, choose
+from saccade.kernels._triton import availability
+from saccade.kernels.spherical_kmeans import cpu, native, reference
 
 
 def spherical_kmeans(
@@ -24,7 +25,9 @@ def spherical_kmeans(
         vectors: float32 `[H, N, d]`, of unit length or zero.
         clusters: L, 1 to N.
         iterations: at least 1.
-        implementation: "cpu" needs CPU tensors and skips what cannot have changed; "auto" takes it then.
+        implementation: "native" and "cpu" need CPU tensors and skip what cannot have changed, "native" also the library
+            that the install builds where there is a C compiler; "triton" needs CUDA tensors. "auto" takes the first
+            that can run of these, else the reference.
 
     Returns:
         labels int64 `[H, N]`; centroids float32 `[H, L, d]`. No cluster is empty.
@@ -40,7 +43,21 @@ def spherical_kmeans(
         raise KernelError(f"spherical_kmeans: clusters must be 1 to {vectors.shape[1]}, got {clusters}")
     if iterations < 1:
         raise KernelError(f"spherical_kmeans: iterations must be at least 1, got {iterations}")
-    refusal = None if vectors.device.type == "cpu" else f"the vectors are on {vectors.device}"
-    if use_cpu("spherical_kmeans", implementation, refusal):
+    chosen = choose(
+        "spherical_kmeans",
+        implementation,
+        {
+            "native": lambda: native.refusal(vectors),
+            "cpu": lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
+            "triton": lambda: availability.refusal(vectors),
+        },
+    )
+    if chosen == "native":
+        return native.spherical_kmeans(vectors, clusters, iterations)
+    if chosen == "cpu":
         return cpu.spherical_kmeans(vectors, clusters, iterations)
+    if chosen == "triton":
+        from saccade.kernels.spherical_kmeans import triton
+
+        return triton.spherical_kmeans(vectors, clusters, iterations)
     return reference.spherical_kmeans(vectors, clusters, iterations)

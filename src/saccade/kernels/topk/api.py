@@ -9,8 +9,10 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
-from saccade.kernels._dispatch import Implementation, use_cpu
-from saccade.kernels.topk import cpu, reference
+from saccade.kernels._dispatch import Implementation, choose
+from saccade.kernels._triton import availability
+from saccade.kernels.topk import cpu, native, reference
+from saccade.kernels.topk.sets import best_and_last, with_last
 
 Order = Literal["position", "score"]
 
@@ -33,7 +35,8 @@ def topk(
         lengths: int32 `[B]`, 0 to N: how many leading entries of a row may be chosen.
         k: how many, at least 1.
         order: "position" sorts the chosen ascending, "score" from the best down (ties: lower position first).
-        implementation: "cpu" needs CPU tensors; "auto" takes it then, else the reference.
+        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
+            "cpu" CPU tensors, "triton" CUDA tensors. "auto" takes the first that can run of these, else the reference.
 
     Returns:
         ids int32 `[B, G, min(k, N)]`, -1 after the count; counts int32 `[B, G]` = min(k, length).
@@ -41,14 +44,101 @@ def topk(
     Raises:
         KernelError: shapes or dtypes do not fit, k < 1, or the requested implementation cannot run.
     """
-    check_integers("topk", lengths=lengths)
-    if scores.dim() != 3 or scores.dtype != torch.float32 or scores.shape[2] < 1:
-        raise KernelError(f"topk: scores must be float32 [B, G, N >= 1], got {scores.dtype} {list(scores.shape)}")
-    if lengths.shape != scores.shape[:1] or lengths.device != scores.device:
-        raise KernelError(f"topk: lengths must be [{scores.shape[0]}] on {scores.device}, got {list(lengths.shape)}")
+    _check("topk", scores, lengths)
     if k < 1 or order not in ("position", "score"):
         raise KernelError(f"topk: k must be at least 1 and order position or score, got {k} and {order!r}")
-    refusal = None if scores.device.type == "cpu" else f"the scores are on {scores.device}"
-    if use_cpu("topk", implementation, refusal):
+    chosen = _chosen("topk", scores, lengths, implementation)
+    if chosen == "native":
+        return native.topk(scores, lengths, k, order)
+    return _ranked(chosen, scores, lengths, k, order)
+
+
+def topk_and_last(
+    scores: Tensor,
+    lengths: Tensor,
+    k: int,
+    last: int,
+    *,
+    sizes: Tensor | None = None,
+    implementation: Implementation = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The last entries of every row, whatever their scores, and the best of those before them, as `topk` ranks them.
+
+    Decoding keeps the current token, or the last pages of a row, in every set (TidalDecode, section 3.1; ReSA, 2.1).
+
+    Args:
+        scores: float32 `[B, G, N]`.
+        lengths: int32 `[B]`, 0 to N: where each row ends.
+        k: how many others, at least 0.
+        last: how many end a row, or all if it has fewer; at least 0.
+        sizes: int32 `[B]`, how many entries a row's sets have at most, the last ones counted but never left out. None:
+            no other bound than `k + last`.
+        implementation: as in `topk`.
+
+    Returns:
+        ids int32 `[B, G, min(k, N) + last]` ascending, -1 after the count; counts int32 `[B, G]`.
+
+    Raises:
+        KernelError: shapes or dtypes do not fit, k or last < 0, or the requested implementation cannot run.
+    """
+    _check("topk_and_last", scores, lengths)
+    if sizes is not None:
+        check_integers("topk_and_last", sizes=sizes)
+        if sizes.shape != lengths.shape or sizes.device != lengths.device:
+            raise KernelError(f"topk_and_last: sizes must be {list(lengths.shape)} on {lengths.device}")
+    if k < 0 or last < 0:
+        raise KernelError(f"topk_and_last: k and last must be at least 0, got {k} and {last}")
+    chosen = _chosen("topk_and_last", scores, lengths, implementation)
+    if chosen == "native":
+        return native.topk_and_last(scores, lengths, k, last, sizes)
+    if chosen == "triton":
+        from saccade.kernels.topk import triton
+
+        return triton.topk_and_last(scores, lengths, k, last, sizes)
+    ends = lengths.clamp(max=last)
+    others = lengths - ends
+    if k == 0:
+        none = scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
+        return with_last(none, lengths.new_zeros(scores.shape[:2]), others, ends, last)
+    if sizes is None:
+        return with_last(*_ranked(chosen, scores, others, k, "position"), others, ends, last)
+    ids, counts = _ranked(chosen, scores, others, k, "score")
+    take = counts.minimum((sizes - ends).clamp(min=0)[:, None])
+    return best_and_last(ids, take, others, ends, last)
+
+
+def _check(operation: str, scores: Tensor, lengths: Tensor) -> None:
+    check_integers(operation, lengths=lengths)
+    if scores.dim() != 3 or scores.dtype != torch.float32 or scores.shape[2] < 1:
+        raise KernelError(
+            f"{operation}: scores must be float32 [B, G, N >= 1], got {scores.dtype} {list(scores.shape)}"
+        )
+    if lengths.shape != scores.shape[:1] or lengths.device != scores.device:
+        raise KernelError(
+            f"{operation}: lengths must be [{scores.shape[0]}] on {scores.device}, got {list(lengths.shape)}"
+        )
+
+
+def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Implementation) -> Implementation:
+    return choose(
+        operation,
+        implementation,
+        {
+            "native": lambda: native.refusal(scores, lengths),
+            "cpu": lambda: None if scores.is_cpu else f"the scores are on {scores.device}",
+            "triton": lambda: availability.refusal(scores, lengths),
+        },
+    )
+
+
+def _ranked(
+    implementation: Implementation, scores: Tensor, lengths: Tensor, k: int, order: Order
+) -> tuple[Tensor, Tensor]:
+    """`topk` by an implementation in Python."""
+    if implementation == "cpu":
         return cpu.topk(scores, lengths, k, order)
+    if implementation == "triton":
+        from saccade.kernels.topk import triton
+
+        return triton.topk(scores, lengths, k, order)
     return reference.topk(scores, lengths, k, order)

@@ -1,0 +1,144 @@
+"""`GraphedStep`: a whole decoding step as one CUDA graph, under a `StaticCache`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import AttachmentError, UnsupportedModelError
+from . import cache as caches
+from .run import Run
+from .session import lasting
+
+WARM_UPS = 2
+"""Steps before the capture: kernels are compiled, and indexes reach the size that they keep."""
+
+
+class GraphedStep:
+    """Decodes one token of every row by replaying what one step of the model launched; nothing waits for the device.
+
+    Indexes are built on construction, which leaves the cache as it was. Between steps the cache may be read, and other
+    calls may decode from it if `room` is left for them. A step costs the same at every length: shapes follow from the
+    cache's capacity, so give it no more than the text needs.
+
+    Args:
+        run: attached to the model; what `saccade.sparsify` returns.
+        cache: a `StaticCache` that holds the prompt, on a CUDA device.
+        attention_mask: `[B, T]` of the prompt, 0 where a row is padded on the left; None if none is.
+
+    Raises:
+        UnsupportedModelError: for another cache, a mask with holes, or a policy that needs the host between steps.
+        AttachmentError: if the run was restored.
+    """
+
+    def __init__(self, run: Run, cache: Any, attention_mask: Tensor | None = None) -> None:
+        caches.refuse_moving(cache)
+        keys = cache.layers[0].keys
+        if not keys.is_cuda:
+            raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {keys.device}")
+        self._run, self._cache = run, cache
+        self._starts = row_starts(attention_mask, keys.shape[0]).to(keys.device)
+        self._left: int = cache.layers[0].max_cache_len - int(cache.layers[0].cumulative_length)
+        if self._left < 1:
+            raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
+        self._capture(keys)
+
+    @property
+    def room(self) -> int:
+        """Steps that the cache has room for."""
+        return self._left
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append a token to every row.
+
+        Args:
+            tokens: int64 `[B, 1]`.
+
+        Returns:
+            Logits `[B, V]` of the next token, in memory that the next step overwrites.
+
+        Raises:
+            UnsupportedModelError: if the cache is full.
+            AttachmentError: if the cache was emptied or given to another run since.
+        """
+        if self._left < 1:
+            raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
+        session = caches.session_of(self._cache)
+        if session is None or session.state is not self._state:
+            raise AttachmentError("the cache was emptied or given to another run since; make a new GraphedStep")
+        self._tokens.copy_(tokens)
+        self._graph.replay()
+        self._run.counters.replayed(self._counted)
+        self._left -= 1
+        return self._logits
+
+    @torch.inference_mode()
+    def _capture(self, keys: Tensor) -> None:
+        self._tokens = torch.zeros((keys.shape[0], 1), dtype=torch.int64, device=keys.device)
+        lengths = [layer.cumulative_length for layer in self._cache.layers]
+        before = [length.clone() for length in lengths]
+        stream = torch.cuda.Stream(keys.device)
+        stream.wait_stream(torch.cuda.current_stream(keys.device))
+        with self._run.lengths_on_device(self._starts):
+            with torch.cuda.stream(stream), self._run.counters.undone():
+                for _ in range(WARM_UPS):
+                    self._forward()
+                    # What a warm-up wrote behind the last token is overwritten by the first step.
+                    for length, old in zip(lengths, before, strict=True):
+                        length.copy_(old)
+            torch.cuda.current_stream(keys.device).wait_stream(stream)
+            session = caches.session_of(self._cache)
+            assert session is not None, "the warm-up has installed one"
+            self._state = session.state
+            steps = list(self._run.counters.steps)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._logits = self._forward()
+        counted = self._run.counters.steps
+        self._counted = [after - earlier for after, earlier in zip(counted, steps, strict=True)]
+        counted[:] = steps
+
+    def _forward(self) -> Tensor:
+        with lasting(), self._run.counters.together(), torch.inference_mode():
+            return forward(self._run.model, self._cache, self._tokens, self._starts)
+
+
+def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
+    """Logits `[B, V]` behind `tokens` `[B, 1]`; positions count from each row's first real token, as in `generate`.
+
+    Args:
+        model: a causal language model.
+        cache: a filled `StaticCache`.
+        tokens: int64.
+        starts: int32 `[B]`, first real slot of each row.
+    """
+    positions = (cache.layers[0].cumulative_length - starts.long())[:, None]
+    # Anything of four dimensions keeps transformers from making a mask as long as the cache, which nobody looks at.
+    mask = torch.ones((tokens.shape[0], 1, 1, 1), dtype=torch.bool, device=tokens.device)
+    output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    logits: Tensor = output.logits[:, -1]
+    return logits
+
+
+def row_starts(mask: Tensor | None, batch: int) -> Tensor:
+    """First real slot of each row, int32 `[B]`, from a mask `[B, T]`; reads it on the host.
+
+    Raises:
+        UnsupportedModelError: for a mask of another form than zeros before ones.
+    """
+    if mask is None:
+        return torch.zeros(batch, dtype=torch.int32)
+    seen = mask.cpu().bool()
+    starts = (~seen).sum(-1)
+    if (
+        seen.dim() != 2
+        or seen.shape[0] != batch
+        or not torch.equal(seen, torch.arange(seen.shape[1]) >= starts[:, None])
+    ):
+        raise UnsupportedModelError(f"attention_mask must be [{batch}, T], zeros on the left of each row's tokens")
+    if int(starts.max()) >= seen.shape[1]:
+        raise UnsupportedModelError("attention_mask hides a whole row")
+    return starts.int()

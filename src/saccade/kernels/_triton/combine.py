@@ -1,0 +1,65 @@
+"""Joining the parts of a head's attention, in a fixed order."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from saccade.kernels._triton.heads import is_flagged, unpacked
+
+PART = 4096
+"""Numbers of the partial results that a program joins."""
+
+
+def combine(parts: Tensor, sums: Tensor, out: Tensor, group: int, dense: int, splits: tuple[int, int]) -> None:
+    """Fill `out` `[B, Hq, d]` from partial results.
+
+    Args:
+        parts: float32 `[B, Hq, S, d]`, attention over each part alone; undefined where it had no token.
+        sums: float32 `[B, Hq, S]`, base 2 logarithms of the sums of its weights, -inf where it had no token.
+        group: query heads per KV head.
+        dense: bits of the KV heads that attend to all tokens.
+        splits: parts of a dense and of another head, of which S is the larger number.
+    """
+    batch, heads, most, head_dim = parts.shape
+    width = triton.next_power_of_2(most)
+    columns = min(triton.next_power_of_2(head_dim), max(16, PART // width))
+    _combine[(batch * heads, triton.cdiv(head_dim, columns))](
+        parts, sums, out, *out.stride(), heads, group, dense, *splits, most,
+        DIM=head_dim, COLUMNS=columns, WIDTH=width, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["heads", "group", "dense", "dense_splits", "sparse_splits", "most"])
+def _combine(
+    parts: tl.tensor,
+    sums: tl.tensor,
+    out: tl.tensor,
+    out_row: tl.tensor,
+    out_head: tl.tensor,
+    out_dim: tl.tensor,
+    heads: tl.tensor,
+    group: tl.tensor,
+    dense: tl.tensor,
+    dense_splits: tl.tensor,
+    sparse_splits: tl.tensor,
+    most: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    pair = tl.program_id(0)
+    row, head = pair // heads, pair % heads
+    splits = tl.where(is_flagged(unpacked(dense), head // group), dense_splits, sparse_splits)
+    part = tl.arange(0, WIDTH)
+    dims = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = pair.to(tl.int64) * most
+    logs = tl.load(sums + first + part, mask=part < splits, other=float("-inf"))
+    inside = (part < splits)[:, None] & (dims < DIM)[None, :]
+    values = tl.load(parts + (first + part)[:, None] * DIM + dims[None, :], mask=inside, other=0.0)
+    weights = tl.exp2(logs - tl.max(logs, axis=0))
+    # A part without tokens has weight 0, but what lies there may be NaN.
+    joined = tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), axis=0) / tl.sum(weights, axis=0)
+    place = out + row.to(tl.int64) * out_row + head * out_head + dims * out_dim
+    tl.store(place, joined.to(out.dtype.element_ty), mask=dims < DIM)

@@ -1,0 +1,32 @@
+"""What kernels take besides pointers and strides: types and sizes of their products."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from saccade.kernels._triton.refusals import FLOATS
+
+LEAST_DIM = 16
+"""Sizes that a matrix product takes at least: numbers of a head, and queries."""
+LEAST_TILE = 16
+
+
+def widened(q: Tensor, *storage: Tensor) -> bool:
+    """Whether products need float32 operands: the query's dtype does not hold every number of the cache.
+
+    float8 numbers are exact in all of the query's dtypes.
+    """
+    return any(part.dtype in FLOATS and part.dtype != q.dtype for part in storage)
+
+
+def head_factors(scale: Tensor | None, kv_heads: int) -> Tensor | None:
+    """A factor per KV head, by its stride."""
+    return None if scale is None else scale.expand(kv_heads)
+
+
+def set_steps(tensor: Tensor | None, places: int) -> tuple[int, ...]:
+    """Strides of ids or counts; one set for all heads is the same for each of them."""
+    if tensor is None:
+        return (0,) * places
+    row, one, *rest = tensor.stride()
+    return row, 0 if tensor.shape[1] == 1 else one, *rest

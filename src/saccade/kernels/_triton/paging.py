@@ -1,0 +1,58 @@
+"""Where the tokens of a row lie, for kernels: the same arithmetic as `Rows` describes."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def listed_tokens(
+    ids: tl.tensor, step: tl.tensor, places: tl.tensor, limit: tl.tensor, LISTED: tl.constexpr, UNIT: tl.constexpr
+) -> tl.tensor:
+    """Logical positions of the tokens at `places` in a stream; -1 where a set has no more.
+
+    Args:
+        ids: the set's units, read only if `LISTED`; a stream of all tokens has each at its position.
+        limit: tokens of the stream.
+    """
+    if LISTED:
+        units = tl.load(ids + places // UNIT * step, mask=places < limit, other=-1)
+        return tl.where(units >= 0, units * UNIT + places % UNIT, -1)
+    else:
+        return places
+
+
+@triton.jit
+def clamped_slots(tokens: tl.tensor, start: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """Slots of positions clamped into the row, so that what is read for an invalid one is finite."""
+    return start + tl.minimum(tl.maximum(tokens, 0), length - 1)
+
+
+@triton.jit
+def only_page(table: tl.tensor, step: tl.tensor, PAGE: tl.constexpr) -> tl.tensor:
+    """Offset of the page of a row that has one (`PAGE` 0: its capacity may grow), else 0."""
+    if PAGE == 0:
+        return tl.load(table).to(tl.int64) * step
+    else:  # Triton compiles one branch of an if that has an else, and both of one that has not
+        return 0
+
+
+@triton.jit
+def storage_pages(table: tl.tensor, step: tl.tensor, slots: tl.tensor, PAGE: tl.constexpr) -> tl.tensor:
+    """Storage pages of slots; of no meaning for rows of one page."""
+    if PAGE == 0:
+        return slots
+    else:
+        return tl.load(table + slots // PAGE * step)
+
+
+@triton.jit
+def storage_rows(
+    pages: tl.tensor, slots: tl.tensor, page_step: tl.tensor, slot_step: tl.tensor, PAGE: tl.constexpr
+) -> tl.tensor:
+    """Offsets of tokens in the storage, or in a row's only page, int64."""
+    if PAGE == 0:
+        return slots.to(tl.int64) * slot_step
+    else:
+        return pages.to(tl.int64) * page_step + (slots % PAGE).to(tl.int64) * slot_step

@@ -1,0 +1,95 @@
+"""How attention is cut into programs: the sizes of a program, and how many share a head's tokens.
+
+All of it follows from shapes that the host knows, so that a CUDA graph keeps its grids while lengths change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+
+MOST_SPLITS = 128
+"""Parts of a head that one program of the combining kernel can hold."""
+PROLOGUE = 1
+"""Blocks that a program could read while it starts: loads that wait for each other, and its share of the combining."""
+REGISTERS = 65536
+"""Of a multiprocessor; a thread has at most 255."""
+MOST_REGISTERS = 255
+TOLERANCE = 1.03
+"""Time given up for more and shorter parts, which even out rows of different lengths."""
+INTERPRETED_PROCESSORS = 2
+"""Multiprocessors that Triton's interpreter pretends to have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Sizes of a program that streams keys and values.
+
+    Attributes:
+        block: tokens of an iteration.
+        warps: of 32 threads.
+        stages: blocks on their way at a time, the one in use included.
+        resident: programs that a multiprocessor is meant to run at once.
+    """
+
+    block: int
+    warps: int
+    stages: int
+    resident: int
+
+    @property
+    def registers(self) -> int:
+        """Per thread, as many as let the resident programs fit: they come in eights."""
+        return min(MOST_REGISTERS, REGISTERS // (32 * self.warps * self.resident) // 8 * 8)
+
+
+def tuning(head_dim: int, item_size: int) -> Tuning:
+    """What keeps memory busy: enough bytes on their way per multiprocessor, in programs that wait in turn.
+
+    The one place to try other constants.
+
+    Args:
+        head_dim: padded to a power of two.
+        item_size: bytes of a number in the cache.
+    """
+    # In float32, whose products are not the tensor cores', a longer block does not fit the registers.
+    block = max(16, min(64, (8192 if item_size == 4 else 16384) // (head_dim * item_size)))
+    if item_size == 1:  # whose conversion takes registers
+        return Tuning(block=block, warps=4, stages=4, resident=2)
+    return Tuning(block=block, warps=4, stages=3, resident=3)
+
+
+@lru_cache(maxsize=4096)
+def split_counts(streams: tuple[tuple[int, int], ...], places: int) -> tuple[int, ...]:
+    """Parts of each kind of stream that finish soonest if `places` programs run at a time; of those the most.
+
+    Programs run in waves, each as long as a part and its prologue; a wave that is not full costs as much as a full one.
+
+    Args:
+        streams: per kind how many streams there are, and how many blocks each of them has.
+
+    Returns:
+        Parts of a stream, per kind; all parts are about as long.
+    """
+    longest = max((blocks for count, blocks in streams if count), default=1)
+    spans = {-(-longest // parts) for parts in range(1, min(MOST_SPLITS, longest) + 1)}
+
+    def counts(span: int) -> tuple[int, ...]:
+        return tuple(min(MOST_SPLITS, max(1, -(-blocks // span))) if count else 1 for count, blocks in streams)
+
+    def time(span: int) -> int:
+        programs = sum(count * parts for (count, _), parts in zip(streams, counts(span), strict=True))
+        return -(-programs // places) * (span + PROLOGUE)
+
+    soonest = min(map(time, spans))
+    return counts(min(span for span in spans if time(span) <= soonest * TOLERANCE))
+
+
+@cache
+def processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return INTERPRETED_PROCESSORS
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

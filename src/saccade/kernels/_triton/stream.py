@@ -1,0 +1,135 @@
+"""One query tile over a stream of tokens: the loop that reads keys and values, for kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from saccade.kernels._triton.paging import clamped_slots, listed_tokens, only_page, storage_pages, storage_rows
+from saccade.kernels._triton.scores import store_absent, store_scores
+
+
+@triton.jit
+def load_query(
+    q: tl.tensor,
+    head_step: tl.tensor,
+    dim_step: tl.tensor,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    INNER: tl.constexpr,
+) -> tl.tensor:
+    """`GROUP` queries and rows of zeros below them, `[TILE, INNER]`."""
+    heads = tl.arange(0, TILE)
+    dims = tl.arange(0, INNER)
+    return tl.load(
+        q + heads[:, None] * head_step + dims[None, :] * dim_step,
+        mask=(heads < GROUP)[:, None] & (dims < DIM)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
+def load_tokens(
+    storage: tl.tensor, rows: tl.tensor, dim_step: tl.tensor, DIM: tl.constexpr, INNER: tl.constexpr
+) -> tl.tensor:
+    """`[BLOCK, INNER]`; 0 past the head dim."""
+    dims = tl.arange(0, INNER)
+    places = storage + rows[:, None] + dims[None, :] * dim_step
+    if DIM == INNER:
+        return tl.load(places)
+    else:
+        return tl.load(places, mask=(dims < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def stream(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    k_page: tl.tensor,
+    k_slot: tl.tensor,
+    k_dim: tl.tensor,
+    v_page: tl.tensor,
+    v_slot: tl.tensor,
+    v_dim: tl.tensor,
+    k_factor: tl.tensor,
+    log2_scale: tl.tensor,
+    table: tl.tensor,
+    table_step: tl.tensor,
+    start: tl.tensor,
+    length: tl.tensor,
+    ids: tl.tensor,
+    ids_step: tl.tensor,
+    limit: tl.tensor,
+    split: tl.tensor,
+    splits: tl.tensor,
+    scores: tl.tensor,
+    max_len: tl.tensor,
+    stored: tl.tensor,
+    LISTED: tl.constexpr,
+    UNIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    PAGE: tl.constexpr,
+    POOLING: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> tl.tensor:
+    """Softmax attention of a tile of queries over every `splits`-th block of a stream, from block `split` on.
+
+    Args:
+        q: `[TILE, INNER]` in the dtype of the products.
+        k, v: the KV head's first numbers.
+        limit: tokens of the stream: the row's length, or the size of its set.
+        scores: where a stream of all tokens leaves its raw scores, if `POOLING` is not "", up to position `stored`.
+
+    Returns:
+        Per query the weighted sum of the values over the sum of the weights, and the base 2 logarithm of that sum
+        (-inf where no token was read).
+    """
+    largest = tl.full((TILE,), -1e38, dtype=tl.float32)
+    total = tl.zeros((TILE,), dtype=tl.float32)
+    weighted = tl.zeros((TILE, INNER), dtype=tl.float32)
+    # Slots and pages are known one iteration ahead and ids two, so that no key waits for an index read in the same
+    # iteration. The compiler pipelines no loop that hands on a value unchanged: tokens are not carried, slots are.
+    places = split * BLOCK + tl.arange(0, BLOCK)
+    stride = splits * BLOCK
+    tokens = listed_tokens(ids, ids_step, places, limit, LISTED, UNIT)
+    places += stride
+    if LISTED:
+        following = listed_tokens(ids, ids_step, places, limit, LISTED, UNIT)
+        places += stride
+    k += only_page(table, k_page, PAGE)
+    v += only_page(table, v_page, PAGE)
+    slots = clamped_slots(tokens, start, length)
+    present = (tokens >= 0) & (tokens < length)
+    pages = storage_pages(table, table_step, slots, PAGE)
+    for block in tl.range(split, tl.cdiv(limit, BLOCK), splits, num_stages=STAGES):
+        keys = load_tokens(k, storage_rows(pages, slots, k_page, k_slot, PAGE), k_dim, DIM, INNER)
+        values = load_tokens(v, storage_rows(pages, slots, v_page, v_slot, PAGE), v_dim, DIM, INNER)
+        raw = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * k_factor
+        if POOLING != "":
+            store_scores(scores, raw, block, length, max_len, stored, GROUP, TILE, POOLING, BLOCK)
+        logits = tl.where(present[None, :], raw * log2_scale, float("-inf"))
+        before = largest
+        largest = tl.maximum(before, tl.max(logits, axis=1))
+        shrink = tl.exp2(before - largest)
+        weights = tl.exp2(logits - largest[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        weighted = tl.dot(weights.to(q.dtype), values.to(q.dtype), weighted * shrink[:, None], input_precision="ieee")
+        if LISTED:
+            ahead = following
+            following = listed_tokens(ids, ids_step, places, limit, LISTED, UNIT)
+        else:
+            ahead = places
+        places += stride
+        slots = clamped_slots(ahead, start, length)
+        present = (ahead >= 0) & (ahead < length)
+        pages = storage_pages(table, table_step, slots, PAGE)
+    if POOLING != "":
+        store_absent(scores, split, splits, length, max_len, stored, GROUP, TILE, POOLING, BLOCK)
+    summed = tl.where(total > 0, largest + tl.log2(tl.maximum(total, 1e-38)), float("-inf"))
+    return weighted / tl.maximum(total, 1e-38)[:, None], summed

@@ -1,0 +1,122 @@
+"""Chunk keys on a GPU: one launch pools all chunks of a row where its keys lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from saccade.kernels._pooling import RunPooling
+from saccade.types import KVView
+
+
+@triton.jit(do_not_specialize=["row", "chunks"])
+def _pool(
+    k: tl.tensor, page_table: tl.tensor, row_start: tl.tensor, edges: tl.tensor, k_scale: tl.tensor, pooled: tl.tensor,
+    k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor, k_dim_step: tl.tensor,
+    page_table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, kv_page: tl.tensor, row: tl.tensor,
+    chunks: tl.tensor,
+    SCALED: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:  # fmt: skip
+    chunk = (tl.program_id(0) // kv_heads).to(tl.int64)
+    head = (tl.program_id(0) % kv_heads).to(tl.int64)
+    begin = tl.load(edges + chunk)
+    end = tl.load(edges + chunk + 1)
+    first_slot = tl.load(row_start + row)
+    pages = page_table + tl.cast(row, tl.int64) * page_table_step
+    dims = tl.arange(0, DIMS)
+    k += head * k_head_step
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(k_scale + head * k_scale_step).to(tl.float32)
+    first = _nothing(FIRST, TOKENS, DIMS)
+    second = _nothing(SECOND, TOKENS, DIMS)
+    for position in tl.range(begin, end, TOKENS, num_stages=3):
+        positions = position + tl.arange(0, TOKENS)
+        # What lies beyond the chunk is read as its last token.
+        slots = first_slot + tl.minimum(positions, end - 1)
+        stored = tl.load(pages + slots // kv_page).to(tl.int64)
+        tokens = k + stored * k_page_step + (slots % kv_page).to(tl.int64) * k_slot_step
+        keys = tl.load(
+            tokens[:, None] + dims[None, :].to(tl.int64) * k_dim_step, mask=dims[None, :] < HEAD_DIM, other=0.0
+        )
+        keys = keys.to(tl.float32) * scale
+        new = (positions < end)[:, None]
+        first = _joined(first, keys, new, FIRST)
+        if SECOND != "none":
+            second = _joined(second, keys, new, SECOND)
+    target = pooled + (head * chunks + chunk) * HEAD_DIM + dims
+    tl.store(target, _reduced(first, end - begin, FIRST), mask=dims < HEAD_DIM)
+    if SECOND != "none":
+        target += tl.cast(kv_heads, tl.int64) * chunks * HEAD_DIM
+        tl.store(target, _reduced(second, end - begin, SECOND), mask=dims < HEAD_DIM)
+
+
+@triton.jit
+def _nothing(POOLING: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr) -> tl.tensor:
+    """What joins with keys to those keys."""
+    if POOLING == "min":
+        return tl.full((TOKENS, DIMS), float("inf"), tl.float32)
+    if POOLING == "max":
+        return tl.full((TOKENS, DIMS), float("-inf"), tl.float32)
+    return tl.zeros((TOKENS, DIMS), tl.float32)
+
+
+@triton.jit
+def _joined(held: tl.tensor, keys: tl.tensor, new: tl.tensor, POOLING: tl.constexpr) -> tl.tensor:
+    """`[TOKENS, DIMS]`: place by place, with keys of which a mean takes only the new ones."""
+    if POOLING == "min":
+        return tl.minimum(held, keys, propagate_nan=tl.PropagateNan.ALL)
+    if POOLING == "max":
+        return tl.maximum(held, keys, propagate_nan=tl.PropagateNan.ALL)
+    return held + tl.where(new, keys, 0.0)
+
+
+@triton.jit
+def _reduced(held: tl.tensor, count: tl.tensor, POOLING: tl.constexpr) -> tl.tensor:
+    """`[DIMS]`."""
+    if POOLING == "mean":
+        return tl.div_rn(tl.sum(held, axis=0), tl.zeros_like(tl.sum(held, axis=0)) + count.to(tl.float32))
+    broken = tl.max((held != held).to(tl.int32), axis=0) > 0  # a reduction drops NaN
+    if POOLING == "min":
+        return tl.where(broken, float("nan"), tl.min(held, axis=0))
+    return tl.where(broken, float("nan"), tl.max(held, axis=0))
+
+
+def pool(kv: KVView, row: int, edges: Sequence[int], poolings: Sequence[RunPooling]) -> list[Tensor]:
+    """Pooled keys float32 `[Hkv, C, d]`, one for each of one or two poolings."""
+    k, rows = kv.k, kv.rows
+    heads, head_dim, chunks = kv.kv_heads, kv.head_dim, len(edges) - 1
+    dims = max(triton.next_power_of_2(head_dim), 16)
+    pooled = torch.empty((len(poolings), heads, chunks, head_dim), dtype=torch.float32, device=k.device)
+    page_table = rows.page_table if rows.page_table.stride(1) == 1 else rows.page_table.contiguous()
+    places = torch.tensor(edges, dtype=torch.int32, device=k.device)
+    scale = places if kv.k_scale is None else kv.k_scale.expand(heads)
+    with torch.cuda.device_of(k):
+        _pool[(heads * chunks,)](
+            k,
+            page_table,
+            rows.row_start.contiguous(),
+            places,
+            scale,
+            pooled,
+            *k.stride(),
+            page_table.stride(0),
+            scale.stride(0),
+            heads,
+            kv.page,
+            row,
+            chunks,
+            SCALED=kv.k_scale is not None,
+            FIRST=poolings[0],
+            SECOND=poolings[1] if len(poolings) > 1 else "none",
+            HEAD_DIM=head_dim,
+            DIMS=dims,
+            TOKENS=max(2048 // dims, 1),
+            num_warps=4,
+        )
+    return list(pooled)

@@ -1,0 +1,443 @@
+"""Search of the cluster index on CUDA in four launches, without a sort: what is before a thing is counted.
+
+Whether a unit is kept, a cluster's chunks are taken, and where a chunk's tokens go all hang on sums over what comes
+before it in some order. At a few hundred candidates, comparing all pairs is cheaper than sorting them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._cluster_tree import ClusterTree
+from saccade.types import Selection
+
+UNITS = 16
+"""Coarse units that a program bounds, or ranks at a time."""
+CANDIDATES = 32
+"""Clusters of a program."""
+RIVALS = 64
+"""Clusters or chunks that those of a program are compared with at a time."""
+MEMBERS = 8
+"""Chunks of each cluster that are read at a time."""
+CHUNKS = 32
+"""Chunks whose tokens a program writes."""
+TOKENS = 256
+"""Places of a set that a program fills with what is in no chunk."""
+STEP = 16
+"""Tokens of each chunk that are written at a time."""
+
+
+def cluster_search(
+    q: Tensor,
+    tree: ClusterTree,
+    seq_lens: Tensor,
+    budget: int,
+    sinks: int,
+    units: int | None,
+    clusters: int,
+    chunks: int,
+    tokens: int,
+) -> Selection:
+    batch, heads, count, head_dim = tree.centroids.shape
+    parents, pairs, device = tree.unit_tokens.shape[2], batch * heads, q.device
+    span = _stored_heads(tree)
+    group = q.shape[1] // heads
+    inner = triton.next_power_of_2(head_dim)
+    unit_keys = torch.empty((pairs, parents), dtype=torch.int64, device=device)
+    keys = torch.empty((pairs, clusters), dtype=torch.int64, device=device)
+    weights = torch.empty_like(keys)
+    places = torch.empty((pairs, clusters), dtype=torch.int32, device=device)
+    starts = torch.empty((pairs, chunks), dtype=torch.int32, device=device)
+    lengths = torch.empty_like(starts)
+    ids = torch.empty((batch, heads, tokens), dtype=torch.int32, device=device)
+    counts = torch.empty((batch, heads), dtype=torch.int32, device=device)
+
+    query = (q, *q.stride())
+    row = (tree.ends, seq_lens.contiguous(), budget, heads, span)
+    chunked = (tree.offsets, count, tree.members, tree.edges, tree.members.shape[2])
+    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
+    blocks = triton.cdiv(clusters, CANDIDATES)
+    with torch.cuda.device_of(q):
+        _bound_units[(pairs, triton.cdiv(parents, UNITS))](
+            *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, parents),
+            *(*row, unit_keys, lengths, chunks),
+            **sizes,
+            BLOCK=UNITS,
+            CHUNKS=RIVALS,
+        )
+        _bound_clusters[(pairs, blocks)](
+            *(*query, unit_keys, tree.unit_offsets, tree.unit_tokens, parents, 4 * budget if units is None else units),
+            *(tree.centroids, tree.radii, tree.numbers, *chunked, *row, keys, weights, places, clusters),
+            **sizes,
+            BY_TOKENS=units is None,
+            PARENTS=triton.next_power_of_2(parents),
+            UNITS=UNITS,
+            BLOCK=CANDIDATES,
+            MEMBERS=MEMBERS,
+        )
+        _take_chunks[(pairs, blocks)](
+            *(keys, weights, places, clusters, *chunked, *row, sinks, starts, lengths, chunks),
+            BLOCK=CANDIDATES,
+            RIVALS=RIVALS,
+            MEMBERS=MEMBERS,
+        )
+        _write_tokens[(pairs, max(triton.cdiv(chunks, CHUNKS), triton.cdiv(tokens, TOKENS)))](
+            *(starts, lengths, chunks, *row, sinks, ids, counts, tokens),
+            BLOCK=CHUNKS,
+            RIVALS=RIVALS,
+            TOKENS=TOKENS,
+            STEP=STEP,
+        )
+    return Selection(ids, counts)
+
+
+def _stored_heads(tree: ClusterTree) -> int:
+    """How many heads a row of the tree's storage has: a tree of some heads is a view of one of all."""
+    batch, heads, count = tree.radii.shape
+    span = tree.radii.stride(0) // count if batch > 1 else heads
+    for name, tensor in tree.tensors().items():
+        step = 1
+        for dim in reversed(range(tensor.dim())):
+            if tensor.shape[dim] > 1 and tensor.stride(dim) != step:
+                raise KernelError(
+                    f"cluster_search: {name} {list(tensor.shape)} has strides {tensor.stride()}; "
+                    "implementation 'triton' reads a contiguous tree or some heads of one"
+                )
+            step *= span if dim == 1 and tensor.dim() > 2 else tensor.shape[dim]
+    return span
+
+
+@triton.jit
+def _query(
+    q: tl.tensor,
+    stride_row: tl.tensor,
+    stride_head: tl.tensor,
+    stride_dim: tl.tensor,
+    row: tl.tensor,
+    head: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Mean of a group's queries, float32 `[INNER]`, and its length."""
+    dims = tl.arange(0, INNER)
+    place = q + row.to(tl.int64) * stride_row + dims * stride_dim
+    total = tl.zeros((INNER,), dtype=tl.float32)
+    for member in tl.static_range(GROUP):
+        total += tl.load(place + (head * GROUP + member) * stride_head, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+    mean = tl.div_rn(total, tl.full((INNER,), GROUP, dtype=tl.float32))
+    return mean, tl.sqrt_rn(tl.sum(mean * mean, axis=0))
+
+
+@triton.jit
+def _bounds(
+    query: tl.tensor,
+    norm: tl.tensor,
+    centroids: tl.tensor,
+    radii: tl.tensor,
+    places: tl.tensor,
+    present: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+) -> tl.tensor:
+    """q·centroid + |q|·radius of the nodes at `places` of a head, float32."""
+    dims = tl.arange(0, INNER)
+    inside = present[:, None] & (dims < HEAD_DIM)[None, :]
+    near = tl.load(centroids + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.sum(near * query[None, :], axis=1) + norm * tl.load(radii + places, mask=present, other=0.0)
+
+
+@triton.jit
+def _keys(
+    bounds: tl.tensor,
+    numbers: tl.tensor,
+) -> tl.tensor:
+    """Unique int64, larger is better: the bound in the high half, the inverted number in the low half."""
+    bits = tl.where(bounds == 0.0, 0.0, bounds).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
+    # Larger bits of a negative number mean a smaller one: all but the sign are inverted.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) + (0x7FFFFFFF - numbers).to(tl.int64)
+
+
+@triton.jit(
+    do_not_specialize=["stride_row", "stride_head", "stride_dim", "parents", "budget", "heads", "span", "chunks"]
+)
+def _bound_units(
+    q: tl.tensor,
+    stride_row: tl.tensor,
+    stride_head: tl.tensor,
+    stride_dim: tl.tensor,
+    unit_centroids: tl.tensor,
+    unit_radii: tl.tensor,
+    unit_tokens: tl.tensor,
+    parents: tl.tensor,
+    ends: tl.tensor,
+    seq_lens: tl.tensor,
+    budget: tl.tensor,
+    heads: tl.tensor,
+    span: tl.tensor,
+    unit_keys: tl.tensor,
+    lengths: tl.tensor,
+    chunks: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> None:
+    """Ranks of all units of a head, and a list of taken chunks that is empty."""
+    pair = tl.program_id(0).to(tl.int64)
+    row, head = pair // heads, pair % heads
+    if (tl.load(ends + row) == 0) | (tl.load(seq_lens + row) <= budget):
+        return
+    if tl.program_id(1) == 0:
+        for start in range(0, chunks, CHUNKS):
+            numbers = start + tl.arange(0, CHUNKS)
+            tl.store(lengths + pair * chunks + numbers, tl.zeros((CHUNKS,), dtype=tl.int32), mask=numbers < chunks)
+    stored = (row * span + head) * parents
+    units = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    present = units < parents
+    filled = tl.load(unit_tokens + stored + units, mask=present, other=0) > 0
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
+    bounds = _bounds(
+        query, norm, unit_centroids + stored * HEAD_DIM, unit_radii + stored, units, filled, HEAD_DIM, INNER
+    )
+    keys = _keys(tl.where(filled, bounds, float("-inf")), units)
+    tl.store(unit_keys + pair * parents + units, keys, mask=present)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "stride_row",
+        "stride_head",
+        "stride_dim",
+        "parents",
+        "limit",
+        "count",
+        "capacity",
+        "budget",
+        "heads",
+        "span",
+        "clusters",
+    ]
+)
+def _bound_clusters(
+    q: tl.tensor,
+    stride_row: tl.tensor,
+    stride_head: tl.tensor,
+    stride_dim: tl.tensor,
+    unit_keys: tl.tensor,
+    unit_offsets: tl.tensor,
+    unit_tokens: tl.tensor,
+    parents: tl.tensor,
+    limit: tl.tensor,
+    centroids: tl.tensor,
+    radii: tl.tensor,
+    numbers: tl.tensor,
+    offsets: tl.tensor,
+    count: tl.tensor,
+    members: tl.tensor,
+    edges: tl.tensor,
+    capacity: tl.tensor,
+    ends: tl.tensor,
+    seq_lens: tl.tensor,
+    budget: tl.tensor,
+    heads: tl.tensor,
+    span: tl.tensor,
+    keys: tl.tensor,
+    weights: tl.tensor,
+    places: tl.tensor,
+    clusters: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    BY_TOKENS: tl.constexpr,
+    PARENTS: tl.constexpr,
+    UNITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MEMBERS: tl.constexpr,
+) -> None:
+    """Ranks of the kept units' clusters, where they lie, and in one number how many tokens and chunks they have."""
+    pair = tl.program_id(0).to(tl.int64)
+    row, head = pair // heads, pair % heads
+    if (tl.load(ends + row) == 0) | (tl.load(seq_lens + row) <= budget):
+        return
+    node = row * span + head
+    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+
+    # A unit is kept while those before it hold less than the limit; its clusters follow theirs.
+    rivals = tl.arange(0, PARENTS)
+    there = rivals < parents
+    rival_keys = tl.load(unit_keys + pair * parents + rivals, mask=there, other=0)
+    firsts = unit_offsets + node * (parents + 1)
+    rival_sizes = tl.load(firsts + rivals + 1, mask=there, other=0) - tl.load(firsts + rivals, mask=there, other=0)
+    if BY_TOKENS:
+        rival_tokens = tl.load(unit_tokens + node * parents + rivals, mask=there, other=0)
+    else:
+        rival_tokens = there.to(tl.int32)
+    shift = tl.zeros((BLOCK,), dtype=tl.int32)
+    present = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, parents, UNITS):
+        units = start + tl.arange(0, UNITS)
+        own = units < parents
+        own_keys = tl.load(unit_keys + pair * parents + units, mask=own, other=0)
+        before = rival_keys[None, :] > own_keys[:, None]
+        kept = own & (tl.sum(tl.where(before, rival_tokens[None, :], 0), axis=1) < limit)
+        offset = tl.sum(tl.where(before, rival_sizes[None, :], 0), axis=1)
+        first = tl.load(firsts + units, mask=own, other=0)
+        stop = offset + tl.load(firsts + units + 1, mask=own, other=0) - first
+        inside = kept[None, :] & (slots[:, None] >= offset[None, :]) & (slots[:, None] < stop[None, :])
+        shift += tl.sum(tl.where(inside, (first - offset)[None, :], 0), axis=1)
+        present += tl.sum(inside.to(tl.int32), axis=1)
+
+    found = (present > 0) & (slots < clusters)
+    at = slots + shift
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
+    bounds = _bounds(query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, found, HEAD_DIM, INNER)
+    ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=found, other=0))
+    begin = tl.load(offsets + node * (count + 1) + at, mask=found, other=0)
+    size = tl.load(offsets + node * (count + 1) + at + 1, mask=found, other=0) - begin
+    total = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, tl.max(size, axis=0), MEMBERS):
+        total += tl.sum(
+            _lengths(members + node * capacity, edges + row * (capacity + 1), begin, size, start, MEMBERS)[1], axis=1
+        )
+    out = pair * clusters + slots
+    tl.store(keys + out, ranks, mask=slots < clusters)
+    tl.store(weights + out, (total.to(tl.int64) << 32) + size, mask=slots < clusters)
+    tl.store(places + out, at, mask=slots < clusters)
+
+
+@triton.jit
+def _lengths(
+    members: tl.tensor,
+    edges: tl.tensor,
+    begin: tl.tensor,
+    size: tl.tensor,
+    start: tl.tensor,
+    MEMBERS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Starts and lengths of members `start..start + MEMBERS` of clusters; length 0: none."""
+    member = start + tl.arange(0, MEMBERS)
+    inside = member[None, :] < size[:, None]
+    chunk = tl.load(members + begin[:, None] + member[None, :], mask=inside, other=0)
+    position = tl.load(edges + chunk, mask=inside, other=0)
+    return position, tl.load(edges + chunk + 1, mask=inside, other=0) - position
+
+
+@triton.jit(do_not_specialize=["clusters", "count", "capacity", "budget", "heads", "span", "sinks", "chunks"])
+def _take_chunks(
+    keys: tl.tensor,
+    weights: tl.tensor,
+    places: tl.tensor,
+    clusters: tl.tensor,
+    offsets: tl.tensor,
+    count: tl.tensor,
+    members: tl.tensor,
+    edges: tl.tensor,
+    capacity: tl.tensor,
+    ends: tl.tensor,
+    seq_lens: tl.tensor,
+    budget: tl.tensor,
+    heads: tl.tensor,
+    span: tl.tensor,
+    sinks: tl.tensor,
+    starts: tl.tensor,
+    lengths: tl.tensor,
+    chunks: tl.tensor,
+    BLOCK: tl.constexpr,
+    RIVALS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+) -> None:
+    """Chunks of clusters in order of rank until the next one does not fit: each to its place in that order."""
+    pair = tl.program_id(0).to(tl.int64)
+    row, head = pair // heads, pair % heads
+    end, length = tl.load(ends + row), tl.load(seq_lens + row)
+    if (end == 0) | (length <= budget):
+        return
+    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    own = slots < clusters
+    ranks = tl.load(keys + pair * clusters + slots, mask=own, other=0)
+    before = tl.zeros((BLOCK,), dtype=tl.int64)
+    for start in range(0, clusters, RIVALS):
+        rivals = start + tl.arange(0, RIVALS)
+        rival_ranks = tl.load(keys + pair * clusters + rivals, mask=rivals < clusters, other=0)
+        # Nothing weighs what is absent, so that its rank does not matter.
+        rival_weights = tl.load(weights + pair * clusters + rivals, mask=rivals < clusters, other=0)
+        before += tl.sum(tl.where(rival_ranks[None, :] > ranks[:, None], rival_weights[None, :], 0), axis=1)
+    tokens, turn = (before >> 32).to(tl.int32), before.to(tl.int32)
+    room = budget - sinks - (length - end)
+    size = tl.load(weights + pair * clusters + slots, mask=own & (tokens < room) & (turn < chunks), other=0).to(
+        tl.int32
+    )
+    node = row * span + head
+    at = tl.load(places + pair * clusters + slots, mask=size > 0, other=0)
+    begin = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
+    for start in range(0, tl.max(size, axis=0), MEMBERS):
+        position, extent = _lengths(
+            members + node * capacity, edges + row * (capacity + 1), begin, size, start, MEMBERS
+        )
+        stop = tokens[:, None] + tl.cumsum(extent, axis=1)
+        place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
+        taken = (extent > 0) & (stop <= room) & (place < chunks)
+        tl.store(starts + pair * chunks + place, position, mask=taken)
+        tl.store(lengths + pair * chunks + place, extent, mask=taken)
+        tokens += tl.sum(extent, axis=1)
+
+
+@triton.jit(do_not_specialize=["chunks", "budget", "heads", "span", "sinks", "width"])
+def _write_tokens(
+    starts: tl.tensor,
+    lengths: tl.tensor,
+    chunks: tl.tensor,
+    ends: tl.tensor,
+    seq_lens: tl.tensor,
+    budget: tl.tensor,
+    heads: tl.tensor,
+    span: tl.tensor,
+    sinks: tl.tensor,
+    ids: tl.tensor,
+    counts: tl.tensor,
+    width: tl.tensor,
+    BLOCK: tl.constexpr,
+    RIVALS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    STEP: tl.constexpr,
+) -> None:
+    """Sinks, the taken chunks by position, what is in no chunk, then -1."""
+    pair = tl.program_id(0).to(tl.int64)
+    row = pair // heads
+    end, length = tl.load(ends + row), tl.load(seq_lens + row)
+    indexed = (end > 0) & (length > budget)
+    head, tail = tl.where(indexed, sinks, 0), tl.where(indexed, end, 0)
+    listed = tl.where(indexed, chunks, 0)
+    numbers = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    extent = tl.load(lengths + pair * chunks + numbers, mask=numbers < listed, other=0)
+    position = tl.load(starts + pair * chunks + numbers, mask=extent > 0, other=0)
+    place = tl.zeros((BLOCK,), dtype=tl.int32) + head
+    total = 0
+    for start in range(0, listed, RIVALS):
+        rivals = start + tl.arange(0, RIVALS)
+        rival_extent = tl.load(lengths + pair * chunks + rivals, mask=rivals < listed, other=0)
+        rival_position = tl.load(starts + pair * chunks + rivals, mask=rival_extent > 0, other=0)
+        before = rival_position[None, :] < position[:, None]
+        place += tl.sum(tl.where(before, rival_extent[None, :], 0), axis=1)
+        total += tl.sum(rival_extent, axis=0)
+    for start in range(0, tl.max(extent, axis=0), STEP):
+        inner = start + tl.arange(0, STEP)
+        target = place[:, None] + inner[None, :]
+        inside = (inner[None, :] < extent[:, None]) & (target < width)
+        tl.store(ids + pair * width + target, position[:, None] + inner[None, :], mask=inside)
+
+    # The rest of the set, by place: what stands before the chunks and behind them.
+    places = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    behind = head + total
+    size = behind + length - tail
+    token = tl.where(places < head, places, tl.where(places < size, places - behind + tail, -1))
+    tl.store(ids + pair * width + places, token, mask=((places < head) | (places >= behind)) & (places < width))
+    if tl.program_id(1) == 0:
+        tl.store(counts + pair, size)

@@ -1,0 +1,20 @@
+"""Hybrid attention in Triton: parts of dense and of sparse heads are one pool of programs of about equal length."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from saccade.kernels._triton.attention import attend
+from saccade.types import KVView, Pooling, Selection
+
+
+def hybrid_decode(
+    q: Tensor,
+    kv: KVView,
+    selection: Selection,
+    dense: tuple[bool, ...],
+    scale: float,
+    pooling: Pooling | None,
+    scored: tuple[bool, ...],
+) -> tuple[Tensor, Tensor | None]:
+    return attend(q, kv, scale=scale, selection=selection, dense=dense, pooling=pooling, scored=scored)

@@ -1,0 +1,294 @@
+"""Page bounds on a GPU: one launch recomputes the touched pages; one scores pages, reading each bound once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from saccade.types import KVView, Pooling
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _update(
+    k: tl.tensor, lower: tl.tensor, upper: tl.tensor, page_table: tl.tensor, row_start: tl.tensor, seq_lens: tl.tensor,
+    start: tl.tensor, table: tl.tensor, k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor,
+    k_dim_step: tl.tensor, lower_block_step: tl.tensor, lower_head_step: tl.tensor, lower_page_step: tl.tensor,
+    lower_dim_step: tl.tensor, upper_block_step: tl.tensor, upper_head_step: tl.tensor, upper_page_step: tl.tensor,
+    upper_dim_step: tl.tensor, page_table_step: tl.tensor, table_step: tl.tensor, kv_heads: tl.tensor,
+    kv_page: tl.tensor, block_pages: tl.tensor, count: tl.tensor,
+    TABLED: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, TOKENS: tl.constexpr,
+) -> None:  # fmt: skip
+    head = (tl.program_id(0) % kv_heads).to(tl.int64)
+    row = tl.program_id(1)
+    length = tl.load(seq_lens + row)
+    changed = tl.load(start + row)
+    begin = tl.maximum(changed, 0)
+    end = tl.minimum(changed + count, length)
+    number = begin // PAGE + tl.program_id(0) // kv_heads
+    if (begin >= end) | (number * PAGE >= end):
+        return
+    dims = tl.arange(0, DIMS)
+    first_slot = tl.load(row_start + row)
+    pages = page_table + row.to(tl.int64) * page_table_step
+    last = tl.minimum(number * PAGE + PAGE, length) - 1
+    low = tl.full((TOKENS, DIMS), float("inf"), tl.float32)
+    high = tl.full((TOKENS, DIMS), float("-inf"), tl.float32)
+    for offset in tl.range(0, PAGE, TOKENS, num_stages=3):
+        # What lies beyond the page or the row is read as its last token: no mask is needed.
+        slots = first_slot + tl.minimum(number * PAGE + offset + tl.arange(0, TOKENS), last)
+        stored = tl.load(pages + slots // kv_page).to(tl.int64)
+        tokens = k + stored * k_page_step + (slots % kv_page).to(tl.int64) * k_slot_step + head * k_head_step
+        keys = tl.load(
+            tokens[:, None] + dims[None, :].to(tl.int64) * k_dim_step, mask=dims[None, :] < HEAD_DIM, other=0.0
+        ).to(tl.float32)
+        low = tl.minimum(low, keys, propagate_nan=tl.PropagateNan.ALL)
+        high = tl.maximum(high, keys, propagate_nan=tl.PropagateNan.ALL)
+    broken = tl.max((low != low).to(tl.int32), axis=0) > 0  # a reduction drops NaN
+    smallest = tl.where(broken, float("nan"), tl.min(low, axis=0))
+    largest = tl.where(broken, float("nan"), tl.max(high, axis=0))
+    if TABLED:
+        block = tl.load(table + row.to(tl.int64) * table_step + number // block_pages).to(tl.int64)
+        inside = (number % block_pages).to(tl.int64)
+    else:
+        block = row.to(tl.int64)
+        inside = number.to(tl.int64)
+    lower += block * lower_block_step + head * lower_head_step + inside * lower_page_step
+    upper += block * upper_block_step + head * upper_head_step + inside * upper_page_step
+    real = dims < HEAD_DIM
+    tl.store(lower + dims.to(tl.int64) * lower_dim_step, smallest.to(lower.dtype.element_ty), mask=real)
+    tl.store(upper + dims.to(tl.int64) * upper_dim_step, largest.to(upper.dtype.element_ty), mask=real)
+
+
+def tokens_at_once(page: int, dims: int) -> int:
+    """Keys of a page that a program holds: as many as a warp has registers for, or two warps that read on meanwhile."""
+    padded: int = triton.next_power_of_2(page)
+    return min(padded, max(2048 // dims, 1))
+
+
+def update_page_bounds(
+    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
+) -> None:
+    k, rows = kv.k, kv.rows
+    dims = max(triton.next_power_of_2(kv.head_dim), 16)
+    tokens = tokens_at_once(page, dims)
+    # Pages that `count` tokens can touch at worst; a row that touches fewer has programs that return at once.
+    most = (count + page - 2) // page + 1
+    page_table = rows.page_table if rows.page_table.stride(1) == 1 else rows.page_table.contiguous()
+    places = rows.seq_lens if table is None else table if table.stride(1) == 1 else table.contiguous()
+    with torch.cuda.device_of(k):
+        _update[most * kv.kv_heads, rows.batch](
+            k,
+            lower,
+            upper,
+            page_table,
+            rows.row_start.contiguous(),
+            rows.seq_lens.contiguous(),
+            start.contiguous(),
+            places,
+            *k.stride(),
+            *lower.stride(),
+            *upper.stride(),
+            page_table.stride(0),
+            places.stride(0),
+            kv.kv_heads,
+            kv.page,
+            lower.shape[2],
+            count,
+            TABLED=table is not None,
+            PAGE=page,
+            HEAD_DIM=kv.head_dim,
+            DIMS=dims,
+            TOKENS=tokens,
+            num_warps=1 if tokens >= page else 2,
+        )
+
+
+@triton.jit(do_not_specialize=["pages"])
+def _score(
+    q: tl.tensor, lower: tl.tensor, upper: tl.tensor, seq_lens: tl.tensor, table: tl.tensor, k_scale: tl.tensor,
+    scores: tl.tensor, q_row_step: tl.tensor, q_head_step: tl.tensor, q_dim_step: tl.tensor,
+    lower_block_step: tl.tensor, lower_head_step: tl.tensor, lower_page_step: tl.tensor, lower_dim_step: tl.tensor,
+    upper_block_step: tl.tensor, upper_head_step: tl.tensor, upper_page_step: tl.tensor, upper_dim_step: tl.tensor,
+    table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, block_pages: tl.tensor, page: tl.tensor,
+    pages: tl.tensor,
+    TABLED: tl.constexpr, SCALED: tl.constexpr, POOLING: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, MEMBERS: tl.constexpr, DIMS: tl.constexpr, PAGES: tl.constexpr, TILES: tl.constexpr,
+) -> None:  # fmt: skip
+    head = (tl.program_id(0) % kv_heads).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) // kv_heads * (PAGES * TILES)
+    used = tl.minimum((tl.load(seq_lens + row) + page - 1) // page, pages)
+    stop = tl.minimum(first + PAGES * TILES, used)
+    dims = tl.arange(0, DIMS)
+    real = dims < HEAD_DIM
+    q += row * q_row_step + head * GROUP * q_head_step + dims.to(tl.int64) * q_dim_step
+    lower += head * lower_head_step
+    upper += head * upper_head_step
+    per_head: tl.constexpr = GROUP if POOLING == "each" else 1
+    scores += (row * kv_heads + head) * per_head * pages
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(k_scale + head * k_scale_step).to(tl.float32)
+    # A component that is NaN stays one in both parts.
+    if DOT:
+        members = tl.arange(0, MEMBERS)
+        query = tl.load(
+            q[:, None] + members[None, :].to(tl.int64) * q_head_step,
+            mask=real[:, None] & (members[None, :] < GROUP),
+            other=0.0,
+        )
+        positive = tl.where(query < 0, 0.0, query).to(q.dtype.element_ty)
+        negative = tl.where(query > 0, 0.0, query).to(q.dtype.element_ty)
+    elif POOLING == "mean":
+        total = tl.zeros((DIMS,), tl.float32)
+        for member in range(GROUP):
+            total += tl.load(q + member * q_head_step, mask=real, other=0.0).to(tl.float32)
+        query = total / GROUP
+        positive = tl.where(query < 0, 0.0, query)
+        negative = tl.where(query > 0, 0.0, query)
+
+    for tile in tl.range(first, stop, PAGES):
+        numbers = tile + tl.arange(0, PAGES)
+        present = numbers < used
+        wanted = numbers < pages
+        if TABLED:
+            block = tl.load(table + row * table_step + numbers // block_pages, mask=present, other=0).to(tl.int64)
+            inside = (numbers % block_pages).to(tl.int64)
+        else:
+            block = row
+            inside = numbers.to(tl.int64)
+        low_places = block * lower_block_step + inside * lower_page_step
+        high_places = block * upper_block_step + inside * upper_page_step
+        some = present[:, None] & real[None, :]
+        high = tl.load(upper + high_places[:, None] + dims[None, :].to(tl.int64) * upper_dim_step, mask=some, other=0.0)
+        low = tl.load(lower + low_places[:, None] + dims[None, :].to(tl.int64) * lower_dim_step, mask=some, other=0.0)
+        if DOT:
+            each = tl.dot(high.to(q.dtype.element_ty), positive)
+            each = tl.dot(low.to(q.dtype.element_ty), negative, each) * scale
+            if POOLING == "max":
+                each = tl.where(members[None, :] < GROUP, each, float("-inf"))
+                broken = tl.max((each != each).to(tl.int32), axis=1) > 0  # a reduction drops NaN
+                best = tl.where(broken, float("nan"), tl.max(each, axis=1))
+                tl.store(scores + numbers, tl.where(present, best, float("-inf")), mask=wanted)
+            else:
+                places = members[None, :].to(tl.int64) * pages + numbers[:, None]
+                each = tl.where(present[:, None], each, float("-inf"))
+                tl.store(scores + places, each, mask=wanted[:, None] & (members[None, :] < GROUP))
+        else:
+            high = high.to(tl.float32)
+            low = low.to(tl.float32)
+            if POOLING == "mean":
+                best = tl.sum(high * positive[None, :] + low * negative[None, :], axis=1)
+                tl.store(scores + numbers, tl.where(present, best * scale, float("-inf")), mask=wanted)
+            else:
+                best = tl.full((PAGES,), float("-inf"), tl.float32)
+                for member in range(GROUP):
+                    query = tl.load(q + member * q_head_step, mask=real, other=0.0).to(tl.float32)
+                    above = tl.where(query < 0, 0.0, query)
+                    below = tl.where(query > 0, 0.0, query)
+                    score = tl.sum(high * above[None, :] + low * below[None, :], axis=1) * scale
+                    if POOLING == "each":
+                        score = tl.where(present, score, float("-inf"))
+                        tl.store(scores + member * pages.to(tl.int64) + numbers, score, mask=wanted)
+                    else:
+                        best = tl.where((score > best) | (score != score), score, best)
+                if POOLING == "max":
+                    tl.store(scores + numbers, tl.where(present, best, float("-inf")), mask=wanted)
+
+    behind = tl.maximum(first, tl.cdiv(used, PAGES) * PAGES)
+    for tile in tl.range(behind, first + PAGES * TILES, PAGES):
+        numbers = tile + tl.arange(0, PAGES)
+        for member in range(per_head):
+            places = member * pages.to(tl.int64) + numbers
+            tl.store(scores + places, tl.full((PAGES,), float("-inf"), tl.float32), mask=numbers < pages)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the work is cut.
+
+    Attributes:
+        dot: whether a group's queries meet the bounds on tensor cores; else one after the other in float32.
+        pages: bounds that a program holds at a time.
+        tiles: how many times it does.
+        warps, stages: Triton's.
+    """
+
+    dot: bool
+    pages: int
+    tiles: int
+    warps: int
+    stages: int
+
+
+def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
+    """Constants from what the host knows.
+
+    Tensor cores take the parts of a 16-bit query as they are and add up in float32; a mean query has more digits, and
+    few heads are as quickly bounded without.
+    """
+    group, dims = q.shape[1] // lower.shape[1], max(triton.next_power_of_2(q.shape[2]), 16)
+    exact = all(bounds.dtype == q.dtype or bounds.element_size() == 1 for bounds in (lower, upper))
+    if q.dtype in _HALVES and exact and pooling != "mean" and 2 < group <= 32:
+        return Plan(dot=True, pages=max(8192 // dims, 16), tiles=1, warps=4, stages=1)
+    return Plan(dot=False, pages=max(4096 // dims, 1), tiles=1, warps=4, stages=1)
+
+
+def page_scores(
+    q: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    seq_lens: Tensor,
+    page: int,
+    pooling: Pooling,
+    table: Tensor | None,
+    pages: int,
+    k_scale: Tensor | None,
+) -> Tensor:
+    batch, query_heads, head_dim = q.shape
+    kv_heads = lower.shape[1]
+    group = query_heads // kv_heads
+    scores = torch.empty(
+        (batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32, device=q.device
+    )
+    cut = plan(q, lower, upper, pooling)
+    places = seq_lens if table is None else table if table.stride(1) == 1 else table.contiguous()
+    scale = seq_lens if k_scale is None else k_scale.expand(kv_heads)
+    with torch.cuda.device_of(q):
+        _score[triton.cdiv(pages, cut.pages * cut.tiles) * kv_heads, batch](
+            q,
+            lower,
+            upper,
+            seq_lens.contiguous(),
+            places,
+            scale,
+            scores,
+            *q.stride(),
+            *lower.stride(),
+            *upper.stride(),
+            places.stride(0),
+            scale.stride(0),
+            kv_heads,
+            lower.shape[2],
+            page,
+            pages,
+            TABLED=table is not None,
+            SCALED=k_scale is not None,
+            POOLING=pooling,
+            DOT=cut.dot,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            MEMBERS=max(triton.next_power_of_2(group), 8),
+            DIMS=max(triton.next_power_of_2(head_dim), 16),
+            PAGES=cut.pages,
+            TILES=cut.tiles,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+        )
+    return scores

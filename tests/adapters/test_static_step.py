@@ -1,0 +1,261 @@
+"""Decoding steps whose lengths only the device knows, as a CUDA graph holds them: no GPU is needed to check them.
+
+Results are compared on CPU tensors with steps whose lengths the host knows. That nothing is read on the host is seen on
+tensors without content (torch's "meta" device), where operations choose as they do on CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+
+from host_reads import watching
+from saccade.adapters.hf.cache import session_of
+from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
+from saccade.adapters.hf.run import Run, attach
+from saccade.counters import Counters
+from saccade.errors import UnsupportedModelError
+from saccade.scorers.page_bounds import PageBounds
+from saccade.stats import RunStats
+
+from . import tiny
+
+CAPACITY, NEW = 64, 7
+
+POLICIES = {
+    **{name: tiny.spec(name, 9) for name in tiny.POLICIES},
+    "lychee_decode": "lychee_decode:roles=every:2,budget=9",
+    "lychee_decode, pages": "lychee_decode:roles=every:2,page=4,budget=12",
+    "resa": "resa:page=4,min_pages=2,ratio=0.1,rectify=none",
+    "ratio": "tidal:reselect=3,dense_layers=1,rule=ratio,ratio=0.3",
+    "top_p": "tidal:reselect=3,dense_layers=1,rule=top_p,top_p=0.8,budget=12",
+    "covering": "less_is_more:reselect=3,dense_layers=1,budget=50",
+}
+"""Small sets, and one that covers all rows but not the capacity."""
+
+BATCHES: dict[str, dict[str, Tensor]] = {
+    "one": {"input_ids": tiny.prompt(23)},
+    "several": {"input_ids": tiny.prompt(30, rows=3)},
+    "padded": tiny.padded([30, 7, 19]),
+}
+
+
+class Decoding:
+    """A prompt in a `StaticCache`, and greedy steps behind it: with lengths on the host, or on the device alone."""
+
+    def __init__(self, model: PreTrainedModel, spec: str, batch: str) -> None:
+        self.model, self.given = model, BATCHES[batch]
+        # The dense shortcut is for hosts that know the length.
+        self.run = attach(model, spec, shortcut=False)
+        self.cache = StaticCache(config=model.config, max_cache_len=CAPACITY)
+        self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
+        self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+        self.logits = [self._call(self.given["input_ids"], positions)]
+
+    def on_host(self, steps: int) -> None:
+        for _ in range(steps):
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            self.logits.append(self._call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
+
+    def on_device(self, steps: int) -> None:
+        for _ in range(steps):
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            with self.run.lengths_on_device(self.starts):
+                self.logits.append(forward(self.model, self.cache, self.next(), self.starts))
+
+    def next(self) -> Tensor:
+        return self.logits[-1].argmax(-1, keepdim=True)
+
+    def end(self) -> tuple[Tensor, RunStats]:
+        self.run.restore()
+        return torch.stack(self.logits), self.run.stats()
+
+    def _call(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        mask = self.mask if "attention_mask" in self.given else None
+        cache = self.cache
+        output = self.model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+        return output.logits[:, -1]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def assert_same(got: tuple[Tensor, RunStats], expected: tuple[Tensor, RunStats]) -> None:
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-4)
+    assert torch.equal(got[0].argmax(-1), expected[0].argmax(-1))
+    assert [layer.steps for layer in got[1].layers] == [layer.steps for layer in expected[1].layers]
+    for one, other in zip(got[1].layers, expected[1].layers, strict=True):
+        assert one.tokens == pytest.approx(other.tokens) and one.share == pytest.approx(other.share)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", POLICIES)
+def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
+    """Neither logits nor what is counted; also when steps of either kind follow each other."""
+    model, results = tiny.llama(), []
+    for kinds in ("hhhhhhh", "ddddddd", "hddhhdd"):
+        decoding = Decoding(model, POLICIES[name], batch)
+        for kind in kinds:
+            (decoding.on_host if kind == "h" else decoding.on_device)(1)
+        results.append(decoding.end())
+    assert_same(results[1], results[0])
+    assert_same(results[2], results[0])
+
+
+def test_the_cache_is_a_plain_one_again_afterwards() -> None:
+    """Another run, or stock attention, goes on where the steps ended."""
+    model, results = tiny.fresh("llama"), []
+    for on_device in (False, True):
+        decoding = Decoding(model, "dense", "several")
+        (decoding.on_device if on_device else decoding.on_host)(2)
+        decoding.run.restore()
+        decoding.on_host(3)
+        assert all(int(layer.cumulative_length) == 30 + 5 for layer in decoding.cache.layers)
+        results.append(decoding.end())
+    assert_same(results[1], results[0])
+
+
+def to_meta(decoding: Decoding) -> None:
+    """Everything that a device would hold, without its content."""
+    decoding.model.to("meta")
+    for layer in decoding.cache.layers:
+        for name in ("keys", "values", "cumulative_length"):
+            setattr(layer, name, getattr(layer, name).to("meta"))
+        layer.device = torch.device("meta")
+    decoding.starts = decoding.starts.to("meta")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_step_reads_nothing_on_the_host(name: str) -> None:
+    decoding = Decoding(tiny.fresh("llama"), POLICIES[name], "padded")
+    to_meta(decoding)
+    token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
+    shapes = []
+    with decoding.run.lengths_on_device(decoding.starts):
+        with decoding.run.counters.together():
+            forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
+        addresses = _index_memory(decoding)
+        for _ in range(2):
+            with watching() as watched, decoding.run.counters.together():
+                forward(decoding.model, decoding.cache, token, decoding.starts)
+            shapes.append(watched.shapes)
+    assert len(shapes[0]) > 100 and shapes[0] == shapes[1]
+    assert _index_memory(decoding) == addresses
+    assert bool(addresses) == (name in ("quest", "quest-query", "resa"))
+    decoding.run.restore()
+
+
+def _index_memory(decoding: Decoding) -> list[int]:
+    """The tensors of all indexes, which hold them as long as the test compares."""
+    session = session_of(decoding.cache)
+    assert session is not None
+    held = [session.state.indexes._indexes.get(layer) for layer in range(4)]  # type: ignore[attr-defined]
+    return [id(part) for index in held if isinstance(index, PageBounds) for part in (index.lower, index.upper)]
+
+
+def test_a_host_length_step_is_seen_to_read() -> None:
+    """The watch would see it: a step that asks the cache for its length fails."""
+    decoding = Decoding(tiny.fresh("llama"), "dense", "one")
+    to_meta(decoding)
+    with watching(), pytest.raises((AssertionError, RuntimeError)):
+        decoding.model(torch.zeros((1, 1), dtype=torch.int64, device="meta"), past_key_values=decoding.cache)
+    decoding.run.restore()
+
+
+def test_what_happens_undone_is_not_counted() -> None:
+    """As around warm-ups; a replay counts the steps that its capture would have counted."""
+    decoding = Decoding(tiny.llama(), "dense", "one")
+    counters = decoding.run.counters
+    with counters.undone():
+        decoding.on_device(2)
+    assert decoding.run.stats().steps == 0
+    decoding.on_device(1)
+    sums = counters._sums[torch.device("cpu")]
+    with counters.undone():
+        decoding.on_device(1)
+    assert counters._sums[torch.device("cpu")] is sums
+    assert decoding.run.stats().layers[0].tokens == 23 + 3
+    counters.replayed([1.0] * 4)
+    assert decoding.end()[1].steps == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20", "chunks on the host"),
+        ("quest:page=4,budget=12,chunking=text", "chunks on the host"),
+        ("resa:page=4,min_pages=2,rectify=3", "dense passes between steps"),
+    ],
+)
+def test_policies_that_need_the_host_are_refused(spec: str, reason: str) -> None:
+    run = attach(tiny.llama(), spec)
+    with pytest.raises(UnsupportedModelError, match=reason), run.lengths_on_device(torch.zeros(1, dtype=torch.int32)):
+        pass
+    run.restore()
+
+
+def test_recall_is_refused() -> None:
+    run = attach(tiny.llama(), "dense", recall=True)
+    with pytest.raises(UnsupportedModelError, match="recall"), run.lengths_on_device(torch.zeros(1, dtype=torch.int32)):
+        pass
+    run.restore()
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros((1, 2), dtype=torch.int64), torch.zeros((2, 1), dtype=torch.int64)])
+def test_other_calls_than_promised_are_refused(tokens: Tensor) -> None:
+    decoding = Decoding(tiny.llama(), "dense", "one")
+    with decoding.run.lengths_on_device(decoding.starts), pytest.raises(UnsupportedModelError, match="promised"):
+        decoding.model(tokens, past_key_values=decoding.cache)
+    decoding.run.restore()
+
+
+def _cache(kind: str, model: PreTrainedModel, run: Run) -> Any:
+    if kind == "empty":
+        return StaticCache(config=model.config, max_cache_len=CAPACITY)
+    made = DynamicCache() if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=CAPACITY)
+    model(tiny.prompt(), past_key_values=made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("empty", "StaticCache"), ("dynamic", "StaticCache"), ("cpu", "CUDA device")]
+)
+def test_a_graph_needs_a_filled_static_cache_on_cuda(kind: str, reason: str) -> None:
+    model = tiny.llama()
+    with attach(model, "dense") as run, pytest.raises(UnsupportedModelError, match=reason):
+        GraphedStep(run, _cache(kind, model, run))
+
+
+def test_row_starts() -> None:
+    assert row_starts(None, 2).tolist() == [0, 0]
+    assert row_starts(torch.tensor([[0, 0, 1], [1, 1, 1]]), 2).tolist() == [2, 0]
+    for wrong in ([[1, 0, 1]], [[1, 1, 0]], [[0, 0, 0]], [[1, 1], [1, 1]]):
+        with pytest.raises(UnsupportedModelError, match="attention_mask"):
+            row_starts(torch.tensor(wrong), 1)
+
+
+def test_layers_are_summed_together_or_one_by_one() -> None:
+    """Steps of two layers, the second of two kinds of heads."""
+    counters = Counters(2, by_row=True)
+    dense, sparse = torch.tensor([10.0, 1.0, 0.0]), torch.tensor([4.0, 0.5, 1.0])
+
+    def step(rows: int) -> None:
+        counters.add(0, dense, 1.0, rows)
+        counters.add(1, dense, 0.25, rows)
+        counters.add(1, sparse, 0.75, rows)
+
+    step(1)
+    assert counters.totals() == [(10.0, 1.0, 0.0), (5.5, 0.625, 0.75)]
+    for _ in range(2):
+        with counters.together():
+            step(3)
+    assert counters.totals() == [(70.0, 7.0, 0.0), (38.5, 4.375, 5.25)]
+    assert counters.steps == [7.0, 7.0]

@@ -1,0 +1,300 @@
+"""Triton's decoding attention on a CUDA device: bfloat16 and float8 against float64, long rows, graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from kernel_budgets import UNIT
+from kernel_caches import LAYOUTS, Case, make_case
+from kernel_checks import everything, expect_attention, expect_scores
+from test_hybrid_decode import draw, part
+from test_sparse_decode import choose
+from torch import Tensor
+
+from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
+from saccade.kernels.hybrid_decode import hybrid_decode
+from saccade.kernels.sparse_decode import sparse_decode
+from saccade.types import KVView, Pooling, Rows, Selection
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KV_HEADS, GROUP, DIM = 4, 4, 128
+SCALE = DIM**-0.5
+
+
+def moved_rows(rows: Rows) -> Rows:
+    return replace(
+        rows, page_table=rows.page_table.cuda(), row_start=rows.row_start.cuda(), seq_lens=rows.seq_lens.cuda()
+    )
+
+
+def moved_storage(storage: Tensor) -> Tensor:
+    """To the device with the strides it has, which `cuda()` need not keep."""
+    size = 1 + sum((extent - 1) * step for extent, step in zip(storage.shape, storage.stride(), strict=True))
+    flat = storage.as_strided((size,), (1,)).cuda()
+    return flat.as_strided(storage.shape, storage.stride())
+
+
+def moved(case: Case) -> Case:
+    kv = replace(case.kv, k=moved_storage(case.kv.k), v=moved_storage(case.kv.v), rows=moved_rows(case.kv.rows))
+    return replace(case, kv=kv, q=case.q.cuda())
+
+
+def moved_selection(selection: Selection) -> Selection:
+    return replace(selection, ids=selection.ids.cuda(), counts=selection.counts.cuda())
+
+
+def check_everything(case: Case, pooling: Pooling, unit: int, sets: str) -> None:
+    """All three operations on a case, against float64 loops."""
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
+    assert scores is not None
+    expect_attention(out, case, everything(case), 0.3)
+    expect_scores(scores, case, pooling)
+    expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation="triton"), case, pooling)
+    selection, tokens = choose(case, sets, unit, 3, 0)
+    out = sparse_decode(case.q, case.kv, moved_selection(selection), scale=0.3, implementation="triton")
+    expect_attention(out, case, tokens, 0.3)
+    dense = tuple(head % 2 == 0 for head in range(case.kv.kv_heads))
+    selection, wanted = draw(case, sets, unit, dense, 1)
+    out, scores = hybrid_decode(
+        case.q, case.kv, moved_selection(selection), dense, scale=0.3, pooling=pooling, implementation="triton"
+    )
+    assert scores is not None
+    expect_attention(out, case, wanted, 0.3)
+    expect_scores(scores, part(case, dense), pooling)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_layout_against_loops(layout: str, dtype: torch.dtype) -> None:
+    case = moved(
+        make_case(
+            layout=layout, lengths=[131, 1, 64], kv_heads=2, group=3, head_dim=64, dtype=dtype, padding=7, loose=5
+        )
+    )
+    for pooling, unit, sets in zip(get_args(Pooling), (1, 16, 24), ("kv", "query", "all"), strict=True):
+        check_everything(case, pooling, unit, sets)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 128), (7, 80), (8, 96), (17, 64), (32, 16), (4, 256)])
+def test_shapes_of_heads_against_loops(group: int, head_dim: int) -> None:
+    case = moved(
+        make_case(
+            layout="paged",
+            lengths=[150, 77],
+            kv_heads=2,
+            group=group,
+            head_dim=head_dim,
+            dtype=torch.bfloat16,
+            padding=7,
+        )
+    )
+    check_everything(case, "max", 1, "kv")
+
+
+@pytest.mark.parametrize("style", ["clustered", "constant", "peaked"])
+def test_logits_that_are_alike_or_far_apart(style: str) -> None:
+    case = moved(
+        make_case(layout="buffer", lengths=[300], kv_heads=2, group=4, head_dim=64, dtype=torch.bfloat16, style=style)
+    )
+    check_everything(case, "max", 1, "query")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("query", DTYPES)
+def test_a_quantised_cache_is_scaled(dtype: torch.dtype, query: torch.dtype) -> None:
+    """Powers of two scale exactly: the loops read the scaled numbers."""
+    plain = make_case(layout="buffer", lengths=[150, 9], kv_heads=2, group=4, head_dim=64, padding=7)
+    k, v = plain.kv.k.to(dtype), plain.kv.v.to(dtype)
+    k_scale, v_scale = torch.tensor([0.5, 2.0]), torch.tensor([4.0, 0.25])
+    scaled = KVView(k.cuda(), v.cuda(), moved_rows(plain.kv.rows), k_scale=k_scale.cuda(), v_scale=v_scale.cuda())
+    case = replace(
+        plain,
+        kv=scaled,
+        q=plain.q.to(query).cuda(),
+        keys=logical(k.float() * k_scale[:, None], plain.kv.rows),
+        values=logical(v.float() * v_scale[:, None], plain.kv.rows),
+    )
+    check_everything(case, "max", 1, "kv")
+    check_everything(case, "each", 16, "all")
+
+
+def logical(storage: Tensor, rows: Rows) -> list[list[list[list[float]]]]:
+    """Numbers of a buffer `[B, capacity, Hkv, d]` per row, head and position."""
+    assert rows.bounds is not None
+    table = rows.page_table[:, 0].tolist()
+    return [
+        storage[page, start : start + length].transpose(0, 1).double().tolist()
+        for page, (start, length) in zip(table, rows.bounds, strict=True)
+    ]
+
+
+def long_cache(lengths: list[int], page: int | None, max_len: int, seed: int) -> tuple[KVView, Tensor, Tensor]:
+    """A cache of random numbers with NaN wherever no row's token lies; keys and values `[B, Hkv, max_len, d]`."""
+    chance = torch.Generator("cuda").manual_seed(seed)
+    batch = len(lengths)
+    k, v = (torch.randn((batch, KV_HEADS, max_len, DIM), generator=chance, device="cuda").bfloat16() for _ in range(2))
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    absent = torch.arange(max_len, device="cuda") >= seq_lens[:, None]
+    k_nan, v_nan = (part.masked_fill(absent[:, None, :, None], torch.nan) for part in (k, v))
+    zeros = torch.zeros_like(seq_lens)
+    if page is None:
+        table = torch.arange(batch, dtype=torch.int32, device="cuda")[:, None]
+        kv = KVView(k_nan.transpose(1, 2), v_nan.transpose(1, 2), Rows(table, zeros, seq_lens, max_len))
+        return kv, k, v
+    count = max_len // page
+    order = torch.randperm(batch * count, generator=chance, device="cuda")
+    table = order.int().view(batch, count)
+
+    def paged(tokens: Tensor) -> Tensor:
+        pages = torch.empty((batch * count, page, KV_HEADS, DIM), dtype=tokens.dtype, device="cuda")
+        pages[order] = tokens.transpose(1, 2).reshape(batch * count, page, KV_HEADS, DIM)
+        return pages
+
+    return KVView(paged(k_nan), paged(v_nan), Rows(table, zeros, seq_lens, max_len)), k, v
+
+
+def expect_close(out: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> None:
+    """Attention to the positions marked in `chosen` `[B, Hkv, N]`, against float64.
+
+    A weight, a sum and the result are each rounded to the dtype once; float32 adds less than 1e-3.
+    """
+    for row in range(q.shape[0]):
+        for head in range(KV_HEADS):
+            at = chosen[row, head].nonzero()[:, 0]
+            keys, values = k[row, head, at].double(), v[row, head, at].double()
+            own = slice(head * GROUP, (head + 1) * GROUP)
+            masses = torch.softmax(q[row, own].double() @ keys.T * SCALE, dim=-1)
+            bound = (3.2 * UNIT[q.dtype] + 1e-3) * (masses @ values.abs())
+            assert bool(((out[row, own].double() - masses @ values).abs() <= bound).all())
+
+
+def expect_long_scores(scores: Tensor, q: Tensor, k: Tensor, lengths: list[int]) -> None:
+    for row, length in enumerate(lengths):
+        grouped = q[row].view(KV_HEADS, GROUP, DIM).double()
+        keys = k[row, :, :length].double()
+        wanted = (grouped @ keys.transpose(1, 2)).amax(dim=1)
+        size = (grouped.abs() @ keys.abs().transpose(1, 2)).amax(dim=1)
+        assert bool(((scores[row, :, :length].double() - wanted).abs() <= size * (DIM + 5) * 2.0**-23).all())
+        assert bool((scores[row, :, length:] == -torch.inf).all())
+
+
+def marked(lengths: list[int], max_len: int) -> Tensor:
+    seq_lens = torch.tensor(lengths, device="cuda")
+    return (torch.arange(max_len, device="cuda") < seq_lens[:, None])[:, None].expand(-1, KV_HEADS, -1)
+
+
+def random_sets(lengths: list[int], budget: int, unit: int, seed: int, max_len: int) -> tuple[Selection, Tensor]:
+    """Sets per KV head in buffers wider than they are, and the positions they stand for."""
+    chance = torch.Generator("cuda").manual_seed(seed)
+    ids = torch.full((len(lengths), KV_HEADS, budget // unit + 5), -1, dtype=torch.int32, device="cuda")
+    chosen = torch.zeros((len(lengths), KV_HEADS, max_len + unit), dtype=torch.bool, device="cuda")
+    counts = torch.empty((len(lengths), KV_HEADS), dtype=torch.int32, device="cuda")
+    for row, length in enumerate(lengths):
+        units = -(-length // unit)
+        for head in range(KV_HEADS):
+            count = min(units, budget // unit)
+            picked = torch.randperm(units, generator=chance, device="cuda")[:count].sort().values
+            ids[row, head, :count] = picked.int()
+            counts[row, head] = count
+            tokens = (picked[:, None] * unit + torch.arange(unit, device="cuda")).flatten()
+            chosen[row, head, tokens[tokens < length]] = True
+    return Selection(ids, counts, unit), chosen[..., :max_len]
+
+
+@pytest.mark.parametrize("page", [None, 16, 128])
+def test_long_rows(page: int | None) -> None:
+    lengths, max_len = [40_000, 17, 33_333], 40_960
+    kv, k, v = long_cache(lengths, page, max_len, 0)
+    q = torch.randn((3, KV_HEADS * GROUP, DIM), device="cuda").bfloat16()
+    out, scores = dense_decode_scores(q, kv, scale=SCALE, pooling="max", implementation="triton")
+    assert scores is not None
+    expect_close(out, q, k, v, marked(lengths, max_len))
+    expect_long_scores(scores, q, k, lengths)
+    for unit in (1, 16):
+        selection, chosen = random_sets(lengths, 4096, unit, 1, max_len)
+        expect_close(sparse_decode(q, kv, selection, scale=SCALE, implementation="triton"), q, k, v, chosen)
+        dense = (True, False, False, True)
+        out, scores = hybrid_decode(q, kv, selection, dense, scale=SCALE, pooling="max", implementation="triton")
+        assert scores is not None
+        flags = torch.tensor(dense, device="cuda")[None, :, None]
+        expect_close(out, q, k, v, torch.where(flags, marked(lengths, max_len), chosen))
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """A storage of more than 2^31 numbers, of which the last ones count."""
+    max_len = 2**31 // (KV_HEADS * DIM) + 4096
+    k = torch.zeros((1, max_len, KV_HEADS, DIM), dtype=torch.bfloat16, device="cuda")
+    k[:, -1, :, 0] = 8.0
+    v = torch.zeros_like(k)
+    v[:, -1] = 1.0
+    table, zeros = (
+        torch.zeros((1, 1), dtype=torch.int32, device="cuda"),
+        torch.zeros(1, dtype=torch.int32, device="cuda"),
+    )
+    kv = KVView(k, v, Rows(table, zeros, zeros + max_len, max_len))
+    q = torch.zeros((1, KV_HEADS * GROUP, DIM), dtype=torch.bfloat16, device="cuda")
+    q[..., 0] = 8.0
+    ids = torch.tensor([0, max_len - 2, max_len - 1], dtype=torch.int32, device="cuda")[None, None]
+    selection = Selection(ids, torch.full((1, 1), 3, dtype=torch.int32, device="cuda"))
+    for out in (
+        dense_decode_scores(q, kv, scale=1.0, implementation="triton")[0],
+        sparse_decode(q, kv, selection, scale=1.0, implementation="triton"),
+    ):
+        assert bool((out == 1.0).all())
+
+
+def test_a_graph_replays_with_other_lengths_and_sets() -> None:
+    max_len = 8192
+    kv, k, v = long_cache([max_len, max_len], None, max_len, 2)
+    q = torch.randn((2, KV_HEADS * GROUP, DIM), device="cuda").bfloat16()
+    selection, _ = random_sets([max_len, max_len], 1024, 1, 3, max_len)
+    dense = (True, False, True, False)
+
+    def step() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        all_tokens, scores = dense_decode_scores(q, kv, scale=SCALE, pooling="max", implementation="triton")
+        assert scores is not None
+        chosen = sparse_decode(q, kv, selection, scale=SCALE, implementation="triton")
+        mixed, _ = hybrid_decode(q, kv, selection, dense, scale=SCALE, implementation="triton")
+        return all_tokens, scores, chosen, mixed
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    for seed, lengths in enumerate(([max_len, 1], [63, 64], [4097, 8000], [max_len, max_len])):
+        kv.rows.seq_lens.copy_(torch.tensor(lengths))
+        other, chosen = random_sets(lengths, 1024, 1, seed, max_len)
+        selection.ids.copy_(other.ids)
+        selection.counts.copy_(other.counts)
+        q.normal_()
+        graph.replay()
+        all_tokens, scores, sparse, mixed = results
+        everywhere = marked(lengths, max_len)
+        expect_close(all_tokens, q, k, v, everywhere)
+        expect_long_scores(scores, q, k, lengths)
+        expect_close(sparse, q, k, v, chosen)
+        flags = torch.tensor(dense, device="cuda")[None, :, None]
+        expect_close(mixed, q, k, v, torch.where(flags, everywhere, chosen))
+
+
+def test_auto_is_triton_and_repeats_itself_bit_for_bit() -> None:
+    kv, _, _ = long_cache([5000, 70], 16, 5008, 4)
+    q = torch.randn((2, KV_HEADS * GROUP, DIM), device="cuda").bfloat16()
+    selection, _ = random_sets([5000, 70], 1024, 1, 5, 5008)
+    asked = sparse_decode(q, kv, selection, scale=SCALE, implementation="triton")
+    for _ in range(5):
+        assert torch.equal(sparse_decode(q, kv, selection, scale=SCALE), asked)
+    asked, _ = dense_decode_scores(q, kv, scale=SCALE, implementation="triton")
+    for _ in range(5):
+        assert torch.equal(dense_decode_scores(q, kv, scale=SCALE)[0], asked)
+    alone = decode_scores(q, kv, pooling="max")
+    fused = dense_decode_scores(q, kv, scale=SCALE, pooling="max")[1]
+    assert fused is not None
+    assert torch.equal(alone, fused)  # a set must not depend on which of the two operations scored it

@@ -1,0 +1,208 @@
+"""The search of the cluster index and its k-means on a CUDA device: bfloat16, graphs, real sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from kernel_budgets import gamma
+from test_cluster_search import Case, cases
+from test_cluster_search import naive as naive_search
+from test_spherical_kmeans import MARGIN, CloseDecisionError, unit
+from test_spherical_kmeans import naive as naive_kmeans
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._dispatch import Implementation
+from saccade.kernels.cluster_search import ClusterTree, SearchWidths, cluster_search
+from saccade.kernels.spherical_kmeans import spherical_kmeans
+from saccade.types import Selection
+
+BATCH, HEADS, GROUP, DIM, SINKS = 3, 4, 4, 128, 16
+WIDTHS = SearchWidths(clusters=700, chunks=125, tokens=1024)
+implementations = st.sampled_from(("auto", "triton", "reference"))
+
+
+def moved(tree: ClusterTree, device: str) -> ClusterTree:
+    return ClusterTree(**{name: tensor.to(device) for name, tensor in tree.tensors().items()})
+
+
+@settings(max_examples=60)
+@given(cases(), implementations)
+def test_against_naive_loops(case: Case, implementation: Implementation) -> None:
+    found = cluster_search(
+        case.q.cuda(), moved(case.tree, "cuda"), case.lengths.cuda(), **case.options, implementation=implementation
+    )
+    for b, row in enumerate(case.rows):
+        for head, query in enumerate(case.queries[b]):
+            tokens, _ = naive_search(row, head, query, case.budget, case.sinks, case.k_g)
+            assert int(found.counts[b, head]) == len(tokens)
+            assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
+
+
+def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
+    """Queries, trees of 9,800 chunks, lengths: 128K tokens. All bounds are exact in float32, and many are equal."""
+    chance = torch.Generator().manual_seed(seed)
+    chunks, clusters, units = 9800, 4900, 64
+
+    def parents(children: int, most: int) -> tuple[Tensor, Tensor]:
+        """Offsets of `most` nodes with one child or more; the order in which children come."""
+        owners = torch.cat(
+            (
+                torch.arange(most).expand(BATCH, HEADS, -1),
+                torch.randint(most, (BATCH, HEADS, children - most), generator=chance),
+            ),
+            dim=-1,
+        )
+        ranked, order = owners.sort(dim=-1, stable=True)
+        edges = torch.arange(most + 1).expand(BATCH, HEADS, -1).contiguous()
+        return torch.searchsorted(ranked, edges), order
+
+    offsets, members = parents(chunks, clusters)
+    unit_offsets, numbers = parents(clusters, units)
+    sizes = torch.randint(8, 17, (BATCH, chunks), generator=chance)
+    edges = torch.nn.functional.pad(sizes.cumsum(1), (1, 0)) + SINKS
+    lengths = sizes[:, None].expand(-1, HEADS, -1).gather(2, members)
+    before = torch.nn.functional.pad(lengths.cumsum(2), (1, 0))
+    unit_tokens = before.gather(2, offsets).gather(2, unit_offsets).diff(dim=2)
+
+    def quarters(*shape: int) -> Tensor:
+        return (torch.randint(-2, 3, (BATCH, HEADS, *shape, DIM), generator=chance) / 4).bfloat16()
+
+    def radii(*shape: int) -> Tensor:
+        return torch.randint(0, 9, (BATCH, HEADS, *shape), generator=chance) / 8
+
+    tree = ClusterTree(
+        unit_centroids=quarters(units),
+        unit_radii=radii(units),
+        unit_offsets=unit_offsets.int(),
+        unit_tokens=unit_tokens.int(),
+        unit_weights=unit_offsets.diff(dim=2).int(),
+        centroids=quarters(clusters),
+        radii=radii(clusters),
+        numbers=numbers.int(),
+        offsets=offsets.int(),
+        members=members.int(),
+        edges=edges.int(),
+        ends=edges[:, -1].int().contiguous(),
+    )
+    # 64 of 128 components are 1 or -1: the length is 8.
+    signs = torch.randint(0, 2, (BATCH, HEADS, DIM), generator=chance) * 2 - 1
+    places = torch.rand(BATCH, HEADS, DIM, generator=chance).argsort(dim=-1) < 64
+    q = (signs * places).bfloat16().repeat_interleave(GROUP, dim=1)
+    return q, tree, tree.ends + torch.tensor([1, 60, 127], dtype=torch.int32)
+
+
+def on_device(q: Tensor, tree: ClusterTree, lengths: Tensor, units: int | None) -> Selection:
+    return cluster_search(
+        q, tree, lengths, budget=1024, sinks=SINKS, units=units, widths=WIDTHS, implementation="triton"
+    )
+
+
+def agree(found: Selection, q: Tensor, tree: ClusterTree, lengths: Tensor, units: int | None) -> None:
+    wanted = cluster_search(
+        *(q.cpu(), moved(tree, "cpu"), lengths.cpu()),
+        **{"budget": 1024, "sinks": SINKS, "units": units, "widths": WIDTHS},
+        implementation="reference",
+    )
+    assert found.counts.cpu().equal(wanted.counts)
+    assert found.ids.cpu().equal(wanted.ids)
+
+
+@pytest.mark.parametrize("units", [None, 5])
+def test_long_rows(units: int | None) -> None:
+    q, tree, lengths = forest(0)
+    found = on_device(q.cuda(), moved(tree, "cuda"), lengths.cuda(), units)
+    agree(found, q, tree, lengths, units)
+    heads = on_device(q[:, GROUP : 3 * GROUP].cuda(), moved(tree, "cuda").heads(1, 3), lengths.cuda(), units)
+    assert heads.ids.equal(found.ids[:, 1:3])
+
+
+def test_a_graph_replays_with_other_lengths_and_trees() -> None:
+    held = [forest(seed) for seed in (1, 2)]
+    q, tree, lengths = held[0][0].cuda(), moved(held[0][1], "cuda"), held[0][2].cuda()
+    on_device(q, tree, lengths, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = on_device(q, tree, lengths, None)
+    for other_q, other, other_lengths in reversed(held):
+        q.copy_(other_q)
+        for name, tensor in tree.tensors().items():
+            tensor.copy_(other.tensors()[name])
+        for length in (other_lengths, other_lengths + 9):
+            lengths.copy_(length)
+            graph.replay()
+            agree(found, q, tree, lengths, None)
+    # A row that is not indexed, and one that the budget holds.
+    tree.ends[0] = 0
+    lengths[:2] = torch.tensor([1500, 700], device="cuda")
+    graph.replay()
+    assert found.counts[:2].tolist() == [[1500] * HEADS, [700] * HEADS]
+    assert found.ids[0].equal(torch.arange(1024, dtype=torch.int32, device="cuda").expand(HEADS, -1))
+    assert found.ids[1, 0].tolist() == [*range(700), *[-1] * 324]
+    agree(Selection(found.ids[2:], found.counts[2:]), *last_row(q, tree, lengths), None)
+
+
+def last_row(q: Tensor, tree: ClusterTree, lengths: Tensor) -> tuple[Tensor, ClusterTree, Tensor]:
+    return q[2:], ClusterTree(**{name: tensor[2:] for name, tensor in tree.tensors().items()}), lengths[2:]
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**31), implementations)
+def test_kmeans_against_float64(
+    count: int, size: int, iterations: int, seed: int, implementation: Implementation
+) -> None:
+    vectors = unit(torch.randn(2, count, 8, generator=torch.Generator().manual_seed(seed)))
+    labels, centroids = spherical_kmeans(
+        vectors.cuda(), -(-count // size), iterations=iterations, implementation=implementation
+    )
+    for head, content in enumerate(vectors.double().tolist()):
+        try:
+            wanted, wanted_centroids = naive_kmeans(content, -(-count // size), iterations)
+        except CloseDecisionError:
+            assume(False)
+        assert labels[head].tolist() == wanted
+        error = (centroids[head].cpu().double() - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max()
+        assert error <= MARGIN / 10
+
+
+def test_kmeans_ties_and_empty_clusters() -> None:
+    axes = torch.randint(0, 9, (3, 500), generator=torch.Generator().manual_seed(0))
+    vectors = torch.cat((torch.eye(8), torch.zeros(1, 8)))[axes]
+    found = spherical_kmeans(vectors.cuda(), 200, iterations=3, implementation="triton")
+    wanted = spherical_kmeans(vectors, 200, iterations=3, implementation="reference")
+    assert found[0].cpu().equal(wanted[0])
+    assert torch.allclose(found[1].cpu(), wanted[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("head_dim", [128, 80])
+def test_kmeans_of_a_long_prompt(head_dim: int) -> None:
+    """Every cluster has its first centroid, a vector, as a member: none is refilled, so that labels are the nearest."""
+    vectors = unit(torch.randn(2, 5003, head_dim, generator=torch.Generator().manual_seed(0))).cuda()
+    labels, centroids = spherical_kmeans(vectors, 2501, iterations=1, implementation="triton")
+    assert labels.amin() >= 0
+    assert labels.amax() < 2501
+    exact = vectors.double()
+    first = exact[:, torch.arange(2501, device="cuda") * 5003 // 2501]
+    products = exact @ first.transpose(1, 2)
+    # Vectors of unit length; a tensor core may cut off where others round, and a factor is in two parts of 11 bits.
+    error = 2 * gamma(head_dim) + 3 * 2.0**-20
+    assert (products.gather(2, labels[..., None])[..., 0] >= products.amax(dim=2) - 2 * error).all()
+    sums = torch.zeros_like(first).scatter_add_(1, labels[..., None].expand_as(exact), exact)
+    wanted = sums / sums.norm(dim=-1, keepdim=True)
+    assert (centroids - wanted).abs().amax() <= 1e-5
+    again = spherical_kmeans(vectors, 2501, iterations=1, implementation="triton")
+    assert again[0].equal(labels)
+    assert again[1].equal(centroids)
+
+
+def test_a_tree_on_the_cpu_is_refused() -> None:
+    q, tree, lengths = forest(0)
+    with pytest.raises(KernelError, match="a tensor is on cpu, not on a CUDA device"):
+        on_device(q, tree, lengths, None)
+    with pytest.raises(KernelError, match="must be on one device"):
+        on_device(q.cuda(), replace(tree, radii=tree.radii.cuda()), lengths.cuda(), None)

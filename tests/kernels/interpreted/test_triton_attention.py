@@ -1,0 +1,223 @@
+"""Triton's decoding attention in the interpreter against float64 loops: all tokens, sets, both, and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_caches import Case, cases, make_case
+from kernel_checks import everything, expect_attention, expect_scores, poolings
+from test_hybrid_decode import Flags, check, flags
+from test_sparse_decode import choose
+from torch import Tensor
+
+from saccade.errors import KernelError
+from saccade.kernels._triton import plan
+from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
+from saccade.kernels.hybrid_decode import hybrid_decode
+from saccade.kernels.sparse_decode import sparse_decode
+from saccade.types import KVView, Pooling, Rows, Selection
+
+BLOCK = 16
+few = settings(max_examples=12)
+rows_of_several_parts = cases(longest=70, dtypes=(torch.float32, torch.float16), head_dims=(8, 16, 24))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _several_parts() -> Iterator[None]:
+    """Programs so small, and a machine so large, that short rows are cut into many parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "tuning", lambda *_: plan.Tuning(block=BLOCK, warps=4, stages=3, resident=8))
+        yield
+
+
+@few
+@given(rows_of_several_parts, st.one_of(st.none(), poolings))
+def test_dense_decode_scores_matches_the_oracle(case: Case, pooling: Pooling | None) -> None:
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
+    expect_attention(out, case, everything(case), 0.3)
+    assert (scores is None) == (pooling is None)
+    if scores is not None and pooling is not None:
+        expect_scores(scores, case, pooling)
+
+
+@few
+@given(rows_of_several_parts, poolings)
+def test_decode_scores_matches_the_oracle(case: Case, pooling: Pooling) -> None:
+    expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation="triton"), case, pooling)
+
+
+@few
+@given(
+    rows_of_several_parts,
+    st.sampled_from(("all", "kv", "query")),
+    st.sampled_from((1, 4, 16, 24)),
+    st.sampled_from((0, 3, 300)),
+    st.integers(0, 2**31),
+)
+def test_sparse_decode_matches_the_oracle(case: Case, sets: str, unit: int, slack: int, seed: int) -> None:
+    selection, tokens = choose(case, sets, unit, slack, seed)
+    expect_attention(sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="triton"), case, tokens, 0.3)
+
+
+@few
+@given(
+    rows_of_several_parts,
+    st.sampled_from(("all", "kv", "query")),
+    st.sampled_from((1, 16)),
+    st.one_of(st.none(), poolings),
+    st.data(),
+)
+def test_hybrid_decode_matches_the_oracle(
+    case: Case, sets: str, unit: int, pooling: Pooling | None, data: st.DataObject
+) -> None:
+    dense = data.draw(flags(case), label="dense")
+    scored = None
+    if pooling is not None and data.draw(st.booleans(), label="some"):
+        scored = tuple(a and b for a, b in zip(dense, data.draw(flags(case)), strict=True))
+    check(case, "triton", sets, unit, dense, pooling, scored, data.draw(st.integers(0, 2**31)))
+
+
+@pytest.mark.parametrize("layout", ["buffer", "paged"])
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+def test_rows_shorter_than_the_bound_and_than_the_parts(pooling: Pooling, layout: str) -> None:
+    """Parts without a token weigh nothing, and scores past the row are -inf up to the bound."""
+    case = make_case(layout=layout, lengths=[200, 1, 33], kv_heads=1, group=2, head_dim=16, padding=7, loose=60)
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
+    assert scores is not None
+    expect_scores(scores, case, pooling)
+    expect_attention(out, case, everything(case), 0.3)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 17])
+def test_any_number_of_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "split_counts", lambda streams, _: (parts,) * len(streams))
+    case = make_case(layout="buffer", lengths=[100, 7], kv_heads=2, group=2, head_dim=16, padding=7)
+    out, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="triton")
+    expect_attention(out, case, everything(case), 0.3)
+    selection, tokens = choose(case, "kv", 1, 3, 0)
+    expect_attention(sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="triton"), case, tokens, 0.3)
+    check(case, "triton", "kv", 4, (True, False), "max", None, 0)
+
+
+@pytest.mark.parametrize("group", [1, 7, 16, 17, 32])
+def test_groups_around_the_size_of_a_tile(group: int) -> None:
+    case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=group, head_dim=16)
+    for pooling in get_args(Pooling):
+        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
+        assert scores is not None
+        expect_scores(scores, case, pooling)
+        expect_attention(out, case, everything(case), 0.3)
+
+
+def test_one_call_twice_is_bitwise_the_same() -> None:
+    case = make_case(layout="paged", lengths=[150, 7], kv_heads=2, group=2, head_dim=16, padding=7)
+    once, again = (dense_decode_scores(case.q, case.kv, scale=0.3, implementation="triton")[0] for _ in range(2))
+    assert torch.equal(once, again)
+
+
+def test_sixty_four_heads_are_told_apart() -> None:
+    """The last one's bit is the sign of the number that holds the flags."""
+    case = make_case(layout="buffer", lengths=[20], kv_heads=64, group=1, head_dim=8)
+    dense: Flags = tuple(head in (0, 31, 32, 63) for head in range(64))
+    check(case, "triton", "kv", 1, dense, "max", tuple(head in (31, 63) for head in range(64)), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("per_head", [True, False])
+def test_a_quantised_cache_is_scaled(dtype: torch.dtype, per_head: bool) -> None:
+    plain = make_case(layout="buffer", lengths=[50, 9], kv_heads=2, group=2, head_dim=16, padding=7)
+    rounded = replace(plain.kv, k=plain.kv.k.to(dtype), v=plain.kv.v.to(dtype))
+    k_scale = torch.tensor([0.5, 2.0]) if per_head else torch.tensor(2.0)
+    v_scale = torch.tensor([4.0, 0.25])
+    scaled = replace(rounded, k_scale=k_scale, v_scale=v_scale)
+    # Powers of two scale exactly: the oracle reads the scaled numbers.
+    k = rounded.k.float() * k_scale.expand(2)[:, None]
+    v = rounded.v.float() * v_scale[:, None]
+    case = replace(plain, kv=scaled, keys=_logical(k, scaled.rows), values=_logical(v, scaled.rows))
+    out, scores = dense_decode_scores(case.q, scaled, scale=0.3, pooling="each", implementation="triton")
+    assert scores is not None
+    expect_scores(scores, case, "each")
+    expect_scores(decode_scores(case.q, scaled, pooling="mean", implementation="triton"), case, "mean")
+    expect_attention(out, case, everything(case), 0.3)
+    check(case, "triton", "kv", 1, (False, True), None, None, 0)
+
+
+def test_a_query_wider_or_narrower_than_the_cache() -> None:
+    narrow = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16, dtype=torch.float16)
+    case = replace(narrow, q=narrow.q.float() * (1 + 2.0**-14))
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="triton")
+    assert scores is not None
+    expect_scores(scores, case, "max")
+    expect_attention(out, case, everything(case), 0.3)
+    wide = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16)
+    case = replace(wide, q=wide.q.half())
+    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="triton")
+    assert scores is not None
+    expect_scores(scores, case, "max")
+    expect_attention(out, case, everything(case), 0.3)
+
+
+def test_a_call_that_the_kernels_cannot_take_is_refused() -> None:
+    case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=8)
+    selection, _ = choose(case, "kv", 1, 0, 0)
+
+    def refused(q: Tensor, kv: KVView, words: str) -> None:
+        with pytest.raises(KernelError, match=words):
+            dense_decode_scores(q, kv, scale=0.3, implementation="triton")
+        with pytest.raises(KernelError, match=words):
+            decode_scores(q, kv, pooling="max", implementation="triton")
+        with pytest.raises(KernelError, match=words):
+            sparse_decode(q, kv, selection, scale=0.3, implementation="triton")
+        with pytest.raises(KernelError, match=words):
+            hybrid_decode(q, kv, selection, (True, False), scale=0.3, implementation="triton")
+
+    refused(case.q.double(), case.kv, "q is torch.float64")
+    refused(case.q, replace(case.kv, k=case.kv.k.double()), "cache is torch.float64")
+    refused(case.q.repeat_interleave(17, dim=1), case.kv, "at most 32 on each of 64")
+    wide = make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=257)
+    refused(wide.q, wide.kv, "head dim 257 is more than 256")
+
+
+def test_nobody_gets_the_interpreter_unasked() -> None:
+    """A layout that only the reference reads on a CPU."""
+    case = make_case(layout="strided", lengths=[9], kv_heads=2, group=2, head_dim=8)
+    asked = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="reference")[0]
+    assert torch.equal(dense_decode_scores(case.q, case.kv, scale=0.3)[0], asked)
+
+
+@pytest.mark.parametrize("streams", [((32, 64), (0, 0)), ((56, 2048), (0, 0)), ((4, 2048), (28, 64)), ((1, 1), (1, 9))])
+def test_parts_fill_the_machine_and_are_alike(streams: tuple[tuple[int, int], ...]) -> None:
+    places = 264
+    counts = plan.split_counts(streams, places)
+    assert all(1 <= count <= plan.MOST_SPLITS for count in counts)
+    spans = [-(-blocks // count) for (number, blocks), count in zip(streams, counts, strict=True) if number]
+    assert all(span <= max(spans) for span in spans)
+    assert all(count <= max(blocks, 1) for (_, blocks), count in zip(streams, counts, strict=True))
+    programs = sum(number * count for (number, _), count in zip(streams, counts, strict=True))
+    most = sum(number * min(blocks, plan.MOST_SPLITS) for number, blocks in streams)
+    assert programs >= min(most, places) * 0.75
+
+
+def test_a_set_of_one_token_far_from_the_others_is_found() -> None:
+    """The last id of a long set, in the last part, whose key alone matters."""
+    case = make_case(layout="paged", lengths=[90], kv_heads=1, group=1, head_dim=16, style="peaked", padding=7)
+    ids = torch.tensor([[[*range(0, 80, 2), 89, *[-1] * 30]]], dtype=torch.int32)
+    selection = Selection(ids, torch.tensor([[41]], dtype=torch.int32))
+    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="triton")
+    expect_attention(out, case, [[[*range(0, 80, 2), 89]]], 0.3)
+
+
+def _logical(storage: Tensor, rows: Rows) -> list[list[list[list[float]]]]:
+    """Numbers of a buffer `[B, capacity, Hkv, d]` per row, head and position."""
+    assert rows.bounds is not None
+    table = rows.page_table[:, 0].tolist()
+    return [
+        storage[page, start : start + length].transpose(0, 1).double().tolist()
+        for page, (start, length) in zip(table, rows.bounds, strict=True)
+    ]

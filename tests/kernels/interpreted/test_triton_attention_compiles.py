@@ -1,0 +1,167 @@
+"""Triton's attention kernels as the compiler makes them: nothing spilled, the cache copied in the background."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from compiling import Compiled, compile_kernel
+
+from saccade.kernels._triton.plan import tuning
+
+ATTENTION = "saccade.kernels._triton.attention"
+SCORING = "saccade.kernels._triton.scoring"
+COMBINE = "saccade.kernels._triton.combine"
+NUMBERS = (
+    "most stored_heads max_len batch kv_heads dense_splits sparse_splits width counts_row counts_set splits".split()
+)
+STEPS = "q_row q_head k_page k_slot k_head v_page v_slot v_head ids_row ids_set table_row".split()
+ONES = dict.fromkeys("q_dim k_dim v_dim table_step starts_step lengths_step ids_step".split(), 1)
+SETS = "ids ids_row ids_set ids_step counts counts_row counts_set".split()
+
+
+def describe(
+    dtype: str, cache: str, dim: int, group: int, page: int, pooling: str, parameters: set[str]
+) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
+    """Types, constants and the parameters known to be multiples of 16, of those that a kernel has."""
+    quantised = cache.startswith("fp8")
+    signature = {
+        **dict.fromkeys((*NUMBERS, *STEPS), "i32"),
+        **{"q": f"*{dtype}", "k": f"*{cache}", "v": f"*{cache}", "table": "*i32", "starts": "*i32", "lengths": "*i32"},
+        **{"ids": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32", "scores": "*fp32", "log2_scale": "fp32"},
+        **{"dense_heads": "i64", "kept_heads": "i64", "k_scale": "*fp32", "v_scale": "*fp32"},
+    }
+    constants: dict[str, Any] = {
+        **ONES,
+        **{"k_scale_step": 1, "v_scale_step": 1},
+        **{"GROUP": group, "LISTED_GROUP": group, "TILE": max(16, 1 << (group - 1).bit_length()), "DIM": dim},
+        **{"INNER": 1 << (dim - 1).bit_length(), "PAGE": page, "POOLING": pooling, "WIDE": False, "DIRECT": False},
+    }
+    if not quantised:
+        constants |= {"k_scale": None, "v_scale": None, "k_scale_step": 0, "v_scale_step": 0}
+    if not pooling:
+        constants["scores"] = None
+    signature = {name: kind for name, kind in signature.items() if name in parameters and name not in constants}
+    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in STEPS[:-1])
+    return signature, {name: value for name, value in constants.items() if name in parameters}, divisible
+
+
+def attention(
+    kind: str,
+    *,
+    capability: int = 90,
+    dtype: str = "bf16",
+    cache: str | None = None,
+    dim: int = 128,
+    group: int = 4,
+    page: int = 0,
+    unit: int = 1,
+    pooling: str = "",
+) -> Compiled:
+    from saccade.kernels._triton.attention import _attend
+
+    names = set(_attend.arg_names)
+    signature, constants, divisible = describe(dtype, cache or dtype, dim, group, page, pooling, names)
+    if kind == "dense":
+        signature = {name: value for name, value in signature.items() if name not in SETS}
+        constants |= dict.fromkeys(SETS, 0) | {"ids": None, "counts": None}
+        divisible = tuple(name for name in divisible if name in signature)
+    size = {"fp32": 4, "bf16": 2, "fp16": 2}.get(cache or dtype, 1)
+    sizes = tuning(constants["INNER"], size)
+    constants |= {"ALL": kind != "sparse", "LISTED": kind != "dense", "UNIT": unit}
+    constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
+    return compile_kernel(
+        ATTENTION,
+        "_attend",
+        signature,
+        constants,
+        divisible,
+        capability=capability,
+        warps=sizes.warps,
+        stages=sizes.stages,
+    )
+
+
+def expect_streaming(compiled: Compiled, registers: int) -> None:
+    assert compiled.spilled == 0
+    assert compiled.registers <= registers
+    # Copies of 16 bytes a thread, for keys and for values, before the loop and in it.
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global.*0x10", compiled.ptx)) >= 12
+    assert any("cp.async.cg.shared" in loop and "mma.sync" in loop for loop in loops(compiled.ptx))
+
+
+def loops(ptx: str) -> list[str]:
+    """What lies between a label and a branch back to it."""
+    heads = {label.group(1): label.end() for label in re.finditer(r"^(\$L__BB\d+_\d+):", ptx, re.MULTILINE)}
+    branches = re.finditer(r"bra(?:\.uni)?\s+(\$L__BB\d+_\d+);", ptx)
+    return [
+        ptx[heads[branch.group(1)] : branch.start()] for branch in branches if heads[branch.group(1)] < branch.start()
+    ]
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "hybrid"])
+def test_llama_heads(kind: str, capability: int) -> None:
+    expect_streaming(attention(kind, capability=capability), 168)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sparse", {"page": 16}),
+        ("dense", {"page": 16, "pooling": "max"}),
+        ("sparse", {"page": 16, "unit": 16}),
+        ("dense", {"pooling": "each"}),
+        ("hybrid", {"pooling": "mean", "group": 7}),
+        ("sparse", {"dim": 64, "group": 1}),
+        ("dense", {"dim": 64, "group": 8}),
+        ("sparse", {"dim": 80, "page": 32}),
+        ("sparse", {"cache": "fp8e4nv"}),
+        ("dense", {"cache": "fp8e5", "dtype": "fp16"}),
+    ],
+)
+def test_other_shapes(kind: str, options: dict[str, Any]) -> None:
+    cache = options.get("cache", "bf16")
+    expect_streaming(attention(kind, **options), tuning(128, 1 if cache.startswith("fp8") else 2).registers)
+
+
+def test_single_precision_does_not_spill() -> None:
+    """Its products are no tensor cores'."""
+    assert attention("sparse", dtype="fp32").spilled == 0
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+def test_scores_alone(capability: int) -> None:
+    from saccade.kernels._triton.scoring import _score
+
+    signature, constants, divisible = describe("bf16", "bf16", 128, 4, 16, "max", set(_score.arg_names))
+    sizes = tuning(128, 2)
+    constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
+    compiled = compile_kernel(
+        SCORING,
+        "_score",
+        signature,
+        constants,
+        divisible,
+        capability=capability,
+        warps=sizes.warps,
+        stages=sizes.stages,
+    )
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global.*0x10", compiled.ptx)) >= 12
+
+
+@pytest.mark.parametrize("width", [2, 32, 128])
+def test_joining(width: int) -> None:
+    from saccade.kernels._triton.combine import PART
+
+    signature = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "dense": "i64"}
+    signature |= dict.fromkeys("out_row out_head heads group dense_splits sparse_splits most".split(), "i32")
+    constants = {"out_dim": 1, "DIM": 128, "COLUMNS": min(128, PART // width), "WIDTH": width}
+    compiled = compile_kernel(
+        COMBINE, "_combine", signature, constants, ("parts", "sums", "out", "out_row", "out_head"), capability=90
+    )
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128

@@ -1,0 +1,101 @@
+"""Chunk keys and bounds in Triton: of a row's own slots alone, in every layout, and compiled without spills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from compiling import compile_kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_caches import Case, cases, make_case
+from test_chunk_keys import expect, expect_bounds
+
+from saccade.errors import KernelError
+from saccade.kernels.chunk_keys import ChunkPooling, chunk_bounds, chunk_keys
+
+
+@settings(max_examples=25)
+@given(
+    cases(longest=60, dtypes=(torch.float32, torch.float16), head_dims=(1, 8, 24, 80)),
+    st.data(),
+    st.sampled_from(("mean", "max")),
+)
+def test_against_float64(case: Case, data: st.DataObject, pooling: ChunkPooling) -> None:
+    for row, length in enumerate(case.lengths):
+        edges = sorted(data.draw(st.sets(st.integers(0, length), min_size=2, max_size=8)))
+        expect(case, row, edges, pooling, "triton")
+        expect_bounds(case, row, edges, "triton")
+
+
+def test_chunks_longer_than_a_program_reads_at_a_time() -> None:
+    """128 tokens of 16 numbers: chunks of several such parts, the last of them partial, full and of one token."""
+    case = make_case(layout="paged", lengths=[900], kv_heads=2, group=1, head_dim=16, padding=3)
+    edges = [3, 4, 300, 556, 685, 900]
+    expect(case, 0, edges, "mean", "triton")
+    expect_bounds(case, 0, edges, "triton")
+
+
+def test_a_key_that_is_no_number_marks_its_chunk() -> None:
+    case = make_case(layout="buffer", lengths=[400], kv_heads=2, group=1, head_dim=16)
+    case.kv.k[0, 150, 1, 3] = torch.nan
+    for bounds in chunk_bounds(case.kv, 0, [0, 150, 390, 400], implementation="triton"):
+        assert bounds[1, 1, 3].isnan() and bounds.isnan().sum() == 1
+    assert chunk_keys(case.kv, 0, [0, 150, 390], implementation="triton").isnan().any(dim=-1).tolist() == [
+        [False, False],
+        [False, True],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_quantised(dtype: torch.dtype) -> None:
+    """Keys count as what they stand for."""
+    case = make_case(layout="paged", lengths=[37], kv_heads=2, group=1, head_dim=16, padding=1)
+    k = case.kv.k.to(dtype)
+    for scale in (torch.tensor([0.25, 3.0]), torch.tensor([0.5])):
+        kv = replace(case.kv, k=k, v=k, k_scale=scale, v_scale=scale)
+        wanted = chunk_bounds(kv, 0, [1, 9, 30], implementation="reference")
+        for got, want in zip(chunk_bounds(kv, 0, [1, 9, 30], implementation="triton"), wanted, strict=True):
+            assert torch.equal(got, want)
+        means = [chunk_keys(kv, 0, [1, 9, 30], implementation=name) for name in ("triton", "reference")]
+        torch.testing.assert_close(*means, rtol=1e-5, atol=1e-6)
+
+
+def test_what_it_cannot_take_is_named() -> None:
+    case = make_case(layout="buffer", lengths=[8], kv_heads=1, group=1, head_dim=4)
+    wide = replace(case.kv, k=case.kv.k.double(), v=case.kv.v.double())
+    with pytest.raises(KernelError, match=r"'triton' cannot take this call: a tensor is torch\.float64"):
+        chunk_keys(wide, 0, [0, 4], implementation="triton")
+    with pytest.raises(KernelError, match="unknown implementation 'native'; use auto, reference, cpu or triton"):
+        chunk_keys(case.kv, 0, [0, 4], implementation="native")
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("head_dim", "poolings"), [(64, ("mean", "none")), (128, ("mean", "none")), (128, ("min", "max"))]
+)
+def test_compiles_without_spills(head_dim: int, poolings: tuple[str, str], capability: int) -> None:
+    pointers = {"k": "*bf16", "pooled": "*fp32", "k_scale": "*fp32"}
+    indexes = ("page_table", "row_start", "edges")
+    steps = ("k_page_step", "k_slot_step", "k_head_step")
+    others = ("page_table_step", "k_scale_step", "kv_heads", "kv_page", "row", "chunks")
+    compiled = compile_kernel(
+        "saccade.kernels.chunk_keys.triton",
+        "_pool",
+        {**pointers, **dict.fromkeys(indexes, "*i32"), **dict.fromkeys((*steps, *others), "i32")},
+        {
+            "k_dim_step": 1,
+            "SCALED": False,
+            "FIRST": poolings[0],
+            "SECOND": poolings[1],
+            "HEAD_DIM": head_dim,
+            "DIMS": head_dim,
+            "TOKENS": 2048 // head_dim,
+        },
+        (*pointers, *indexes, *steps),
+        capability=capability,
+    )
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128
+    assert "cp.async" in compiled.ptx

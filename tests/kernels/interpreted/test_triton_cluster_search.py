@@ -1,0 +1,160 @@
+"""The Triton search of the cluster index, interpreted, on the cases and naive loops of the other implementations."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from compiling import compile_kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_cluster_search import Case, Node, Row, cases, naive
+
+from saccade.errors import KernelError
+from saccade.kernels.cluster_search import SearchWidths, cluster_search
+from saccade.types import Selection
+
+MODULE = "saccade.kernels.cluster_search.triton"
+SMALL = {"UNITS": 2, "CANDIDATES": 2, "RIVALS": 4, "MEMBERS": 2, "CHUNKS": 2, "TOKENS": 16, "STEP": 2}
+SHIPPED: dict[str, int] = {}
+
+
+def search(case: Case, blocks: dict[str, int], **changed: object) -> Selection:
+    from saccade.kernels.cluster_search import triton
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in blocks.items():
+            patch.setattr(triton, name, size)
+        options = {**case.options, **changed}
+        return cluster_search(case.q, options.pop("tree", case.tree), case.lengths, **options, implementation="triton")
+
+
+def expect(case: Case, found: Selection) -> None:
+    """What naive loops find."""
+    assert found.ids.dtype == found.counts.dtype == torch.int32
+    for b, row in enumerate(case.rows):
+        for head, query in enumerate(case.queries[b]):
+            tokens, _ = naive(row, head, query, case.budget, case.sinks, case.k_g)
+            assert int(found.counts[b, head]) == len(tokens)
+            assert found.ids[b, head].tolist() == tokens + [-1] * (found.ids.shape[2] - len(tokens))
+
+
+@settings(max_examples=20)
+@given(cases(), st.sampled_from((SMALL, SHIPPED)))
+def test_against_naive_loops(case: Case, blocks: dict[str, int]) -> None:
+    expect(case, search(case, blocks))
+
+
+@settings(max_examples=8)
+@given(cases(), st.integers(-8, 20))
+def test_host_bounds_change_what_they_change_in_the_reference(case: Case, more: int) -> None:
+    widths = SearchWidths(*(max(width + more, 1) for width in case.widths))
+    found = search(case, SMALL, widths=widths)
+    wanted = cluster_search(
+        case.q, case.tree, case.lengths, **{**case.options, "widths": widths}, implementation="reference"
+    )
+    assert found.counts.equal(wanted.counts)
+    assert found.ids.equal(wanted.ids)
+
+
+@settings(max_examples=5)
+@given(cases())
+def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
+    whole = search(case, SHIPPED)
+    heads = len(case.rows[0].units)
+    group = case.q.shape[1] // heads
+    for head in range(heads):
+        one = replace(case, q=case.q[:, head * group : (head + 1) * group])
+        assert search(one, SHIPPED, tree=case.tree.heads(head, head + 1)).ids[:, 0].equal(whole.ids[:, head])
+
+
+def large(dim: int, k_g: int | None, budget: int) -> Case:
+    """Hundreds of clusters of one to many chunks, most of them with a rival of the same bound; exact in float16."""
+    chance = random.Random(0)
+    counts = (300, 70)
+
+    def vector() -> list[float]:
+        return [chance.randint(-2, 2) / 4 for _ in range(dim)]
+
+    rows = []
+    for count in counts:
+        edges = [3]
+        for _ in range(3 * count):
+            edges.append(edges[-1] + chance.randint(1, 16))
+        all_units, all_clusters = [], []
+        for _ in range(2):
+            clusters = [Node(vector(), chance.randint(0, 8) / 8, [number]) for number in range(count)]
+            for chunk in range(count, 3 * count):
+                clusters[min(chance.randrange(count), chance.randrange(count))].children.append(chunk)
+            units = [Node(vector(), chance.randint(0, 8) / 8, [number]) for number in range(count // 6)]
+            for number in range(count // 6, count):
+                chance.choice(units).children.append(number)
+            all_clusters.append(clusters)
+            all_units.append(units)
+        rows.append(Row(edges[-1] + 29, edges, all_units, all_clusters))
+    queries = [[[0.0] * dim for _ in range(2)] for _ in rows]
+    for query in (query for heads in queries for query in heads):
+        query[chance.randrange(dim // 2)] = 3.0
+        query[dim // 2 + chance.randrange(dim // 2)] = -4.0
+    return Case(rows, torch.tensor(queries).half(), queries, torch.float16, budget, sinks=3, k_g=k_g)
+
+
+@pytest.mark.parametrize(("dim", "k_g", "budget"), [(64, None, 400), (80, 20, 900)])
+def test_many_clusters(dim: int, k_g: int | None, budget: int) -> None:
+    case = large(dim, k_g, budget)
+    expect(case, search(case, SHIPPED))
+
+
+def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
+    case = large(8, None, 400)
+    tree = replace(case.tree, radii=case.tree.radii.transpose(1, 2).contiguous().transpose(1, 2))
+    with pytest.raises(KernelError, match=r"radii \[2, 2, 300\] has strides \(600, 1, 2\)"):
+        search(case, SHIPPED, tree=tree)
+
+
+QUERY = {"q": "*bf16", "stride_row": "i32", "stride_head": "i32", "stride_dim": "i32"}
+ROW = {"ends": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
+CHUNKED = {"offsets": "*i32", "count": "i32", "members": "*i32", "edges": "*i32", "capacity": "i32"}
+RANKED = {"keys": "*i64", "weights": "*i64", "places": "*i32", "clusters": "i32"}
+UNIT = {"unit_keys": "*i64", "unit_tokens": "*i32", "parents": "i32"}
+TAKEN = {"starts": "*i32", "lengths": "*i32", "chunks": "i32", "sinks": "i32"}
+SIGNATURES = {
+    "_bound_units": {
+        **QUERY, **ROW, **UNIT, "unit_centroids": "*bf16", "unit_radii": "*fp32", "lengths": "*i32", "chunks": "i32",
+    },
+    "_bound_clusters": {
+        **QUERY, **ROW, **UNIT, **CHUNKED, **RANKED, "unit_offsets": "*i32", "limit": "i32", "centroids": "*bf16",
+        "radii": "*fp32", "numbers": "*i32",
+    },
+    "_take_chunks": {**ROW, **CHUNKED, **RANKED, **TAKEN},
+    "_write_tokens": {**ROW, **TAKEN, "ids": "*i32", "counts": "*i32", "width": "i32"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 16, "CHUNKS": 64}),
+        (
+            "_bound_clusters",
+            {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "PARENTS": 64, "UNITS": 16, "BLOCK": 32}
+            | {"MEMBERS": 8},
+        ),
+        (
+            "_bound_clusters",
+            {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BY_TOKENS": False, "PARENTS": 256, "UNITS": 16, "BLOCK": 32}
+            | {"MEMBERS": 8},
+        ),
+        ("_take_chunks", {"BLOCK": 32, "RIVALS": 64, "MEMBERS": 8}),
+        ("_write_tokens", {"BLOCK": 32, "RIVALS": 64, "TOKENS": 256, "STEP": 16}),
+    ],
+)
+def test_compiles_without_spills(kernel: str, constants: dict[str, int], capability: int) -> None:
+    signature = SIGNATURES[kernel]
+    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+    compiled = compile_kernel(MODULE, kernel, signature, constants, pointers, capability=capability)
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128

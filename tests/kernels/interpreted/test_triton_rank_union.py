@@ -1,0 +1,101 @@
+"""The union's kernels in Triton's interpreter, and what the compiler makes of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from compiling import compile_kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracles
+from saccade.kernels.rank_union import rank_union
+from saccade.kernels.rank_union import triton as kernels
+
+MODULE = "saccade.kernels.rank_union.triton"
+
+
+def expect_union(ranked: list[list[list[int]]], width: int, universe: int, limit: int) -> None:
+    ids = [[choices + [-1] * (width - len(choices)) for choices in row] for row in ranked]
+    counts = [[len(choices) for choices in row] for row in ranked]
+    merged, found = rank_union(
+        torch.tensor(ids, dtype=torch.int32),
+        torch.tensor(counts, dtype=torch.int32),
+        limit,
+        universe=universe,
+        implementation="triton",
+    )
+    assert merged.dtype == found.dtype == torch.int32
+    assert found.shape == (len(ranked), 1)
+    for row, choices in enumerate(ranked):
+        wanted = sorted(oracles.rank_union(choices, limit))
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row].tolist() == [wanted + [-1] * (limit - len(wanted))]
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 2),
+    st.integers(1, 9),
+    st.integers(1, 90),
+    st.integers(1, 120),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from((16, 64)),
+    st.integers(0, 2**31),
+)
+def test_the_oracle_in_many_tiles(
+    batch: int, heads: int, universe: int, limit: int, slack: int, agreeing: bool, tile: int, seed: int
+) -> None:
+    pick = random.Random(seed)
+    ranked = []
+    for _ in range(batch):
+        shared = pick.sample(range(universe), pick.randint(1, universe))
+        own = [pick.sample(range(universe), pick.randint(0, universe)) for _ in range(heads)]
+        ranked.append([shared] * heads if agreeing else own)
+    width = max(len(choices) for row in ranked for choices in row) + slack or 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "TILE", tile)
+        expect_union(ranked, width, universe, limit)
+
+
+def test_a_limit_that_falls_on_the_end_of_a_tile() -> None:
+    """Two heads that never agree fill 64 of 64 places in the first tile of turns; the next turn is left out."""
+    ranked = [[list(range(0, 200, 2)), list(range(1, 200, 2))]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "TILE", 64)
+        for limit in (63, 64, 65, 200, 201):
+            expect_union(ranked, 100, 200, limit)
+
+
+def test_whole_tiles() -> None:
+    pick = random.Random(5)
+    expect_union([[pick.sample(range(5003), 700) for _ in range(7)]], 701, 5003, 2500)
+
+
+LISTS = {"ids": "*i32", "counts": "*i32", "heads": "i32", "width": "i32", "earliest": "*i32", "universe": "i32"}
+KERNELS = {
+    "_meet": (LISTS, {"TILE": 2048}),
+    "_count_firsts": ({**LISTS, "firsts": "*i32"}, {"TILE": 2048}),
+    "_count_members": (
+        {**LISTS, "firsts": "*i32", "rounds": "i32", "limit": "i32", "ends": "*i32", "numbers": "*i32"},
+        {"ROUNDS": 64, "TILE": 2048},
+    ),
+    "_write_members": (
+        {"earliest": "*i32", "universe": "i32", "ends": "*i32", "numbers": "*i32", "splits": "i32", "limit": "i32"}
+        | {"merged": "*i32", "found": "*i32"},
+        {"SPLITS": 64, "TILE": 2048},
+    ),
+}
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_compiled_without_spills(kernel: str, capability: int) -> None:
+    signature, constants = KERNELS[kernel]
+    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+    compiled = compile_kernel(MODULE, kernel, signature, constants, divisible, capability=capability)
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128

@@ -1,0 +1,108 @@
+"""Triton's spherical k-means, interpreted, on the cases and naive loops of the other implementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiling import compile_kernel
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_spherical_kmeans import expect, unit
+
+from saccade.kernels.spherical_kmeans import spherical_kmeans
+
+MODULE = "saccade.kernels.spherical_kmeans.triton"
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(1, 2), st.integers(1, 30), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**31), st.booleans()
+)
+def test_against_float64(heads: int, count: int, size: int, iterations: int, seed: int, tiled: bool) -> None:
+    from saccade.kernels.spherical_kmeans import triton
+
+    chance = torch.Generator().manual_seed(seed)
+    vectors = unit(torch.randn(heads, count, 8, generator=chance))
+    with pytest.MonkeyPatch.context() as patch:
+        if tiled:
+            patch.setattr(triton, "tiles", lambda _device, _inner: triton.Tiles(16, 16, 4))
+            patch.setattr(triton, "MEMBERS", 2)
+        expect(vectors, -(-count // size), iterations, "triton")
+
+
+@settings(max_examples=10)
+@example(axes=[0, 1, 2, 3, 4] * 8, clusters=36, iterations=1)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=40), st.integers(1, 40), st.integers(1, 3))
+def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int) -> None:
+    """Axes of space, and zero: products are exact, so that equal vectors tie, across blocks too."""
+    from saccade.kernels.spherical_kmeans import triton
+
+    vectors = torch.zeros(1, len(axes), 4)
+    for place, axis in enumerate(axes):
+        if axis < 4:
+            vectors[0, place, axis] = 1.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "tiles", lambda _device, _inner: triton.Tiles(16, 16, 4))
+        expect(vectors, min(clusters, len(axes)), iterations, "triton")
+
+
+def test_opposite_vectors_keep_the_centroid() -> None:
+    vectors = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
+    labels, centroids = spherical_kmeans(vectors, 1, implementation="triton")
+    assert labels.tolist() == [[0, 0]]
+    assert centroids.tolist() == [[[1.0, 0.0]]]
+
+
+def test_odd_head_dim_and_many_blocks() -> None:
+    vectors = unit(torch.randn(1, 150, 80))
+    labels, centroids = spherical_kmeans(vectors, 70, iterations=2, implementation="triton")
+    wanted, wanted_centroids = spherical_kmeans(vectors, 70, iterations=2, implementation="reference")
+    assert labels.equal(wanted)
+    assert torch.allclose(centroids, wanted_centroids, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("capability", "inner", "vectors", "centroids", "warps"),
+    [(90, 64, 128, 32, 8), (90, 128, 128, 32, 8), (80, 64, 128, 32, 8), (80, 128, 32, 64, 4), (80, 256, 16, 32, 4)],
+)
+def test_labels_stream_centroids_without_spills(
+    capability: int, inner: int, vectors: int, centroids: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from saccade.kernels.spherical_kmeans import triton
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: divmod(capability, 10))
+    assert triton.tiles(torch.device("cuda"), inner) == triton.Tiles(vectors, centroids, warps)
+    signature = {
+        "vectors": "*fp32", "centroids": "*fp32", "nearest": "*i64", "own": "*fp32", "count": "i32", "clusters": "i32",
+    }  # fmt: skip
+    compiled = compile_kernel(
+        MODULE,
+        "_assign",
+        signature,
+        {"HEAD_DIM": inner, "INNER": inner, "VECTORS": vectors, "CENTROIDS": centroids},
+        ("vectors", "centroids", "nearest", "own"),
+        capability=capability,
+        warps=warps,
+        stages=2,
+    )
+    assert compiled.spilled == 0
+    assert compiled.registers <= 255
+    assert "cp.async" in compiled.ptx
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+def test_centroids_move_without_spills(capability: int) -> None:
+    signature = {
+        "vectors": "*fp32", "order": "*i64", "offsets": "*i64", "centroids": "*fp32", "count": "i32", "clusters": "i32",
+    }  # fmt: skip
+    compiled = compile_kernel(
+        MODULE,
+        "_move",
+        signature,
+        {"HEAD_DIM": 128, "INNER": 128, "MEMBERS": 4},
+        ("vectors", "order", "offsets", "centroids"),
+        capability=capability,
+        warps=1,
+    )
+    assert compiled.spilled == 0
+    assert compiled.registers <= 96

@@ -1,0 +1,222 @@
+"""Top-k's kernels in Triton's interpreter, and what the compiler makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from compiling import compile_kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import oracles
+from saccade.kernels.topk import Order, topk, topk_and_last
+from saccade.kernels.topk import triton as kernels
+
+MODULE = "saccade.kernels.topk.triton"
+ORDERS: tuple[Order, ...] = ("position", "score")
+STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
+
+
+def make_scores(style: str, shape: tuple[int, int, int], seed: int) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    scores = torch.randn(shape, generator=random)
+    coin = torch.rand(shape, generator=random)
+    return {
+        "distinct": scores,
+        "clustered": scores.round(),
+        "neighbours": scores + 9.0 * (torch.arange(shape[2]) // 100 == 2),
+        "constant": torch.full_like(scores, -2.5),
+        "lowest": torch.full_like(scores, -math.inf),
+        "highest": torch.full_like(scores, math.inf),
+        "forced": scores.masked_fill(coin < 0.2, math.inf).masked_fill(coin > 0.6, -math.inf),
+        "zeros": torch.where(coin < 0.5, -0.0, 0.0),
+        "tiny": scores * 1e-41,  # denormal
+    }[style]
+
+
+def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> None:
+    ids, counts = topk(scores, torch.tensor(lengths, dtype=torch.int32), k, order=order, implementation="triton")
+    width = min(k, scores.shape[2])
+    assert ids.dtype == counts.dtype == torch.int32
+    assert counts.tolist() == [[min(k, length)] * scores.shape[1] for length in lengths]
+    for row, length in enumerate(lengths):
+        for group in range(scores.shape[1]):
+            wanted = oracles.topk(scores[row, group].tolist(), length, k)
+            if order == "position":
+                wanted.sort()
+            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
+
+
+@pytest.fixture
+def _small_tiles() -> Iterator[None]:
+    """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"DIRECT": 512, "TILE": 128, "FEWEST_BLOCKS": 256, "RUN": 32, "WAYS": 2}.items():
+            patch.setattr(kernels, name, value)
+        yield
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(STYLES),
+    st.lists(st.floats(0, 1), min_size=1, max_size=2),
+    st.integers(1, 2),
+    st.one_of(st.integers(1, 40), st.integers(100, 400)),
+    st.one_of(st.integers(1, 9), st.integers(1, 200)),
+    st.sampled_from(ORDERS),
+    st.integers(0, 2**31),
+)
+def test_rows_searched_directly(
+    style: str, shares: list[float], groups: int, width: int, k: int, order: Order, seed: int
+) -> None:
+    scores = make_scores(style, (len(shares), groups, width), seed)
+    lengths = [round(share * width) for share in shares]
+    for row, length in enumerate(lengths):
+        scores[row, :, length:] = math.inf  # better than everything, and not to be chosen
+    expect_topk(scores, lengths, k, order)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30), st.integers(1, 30))
+@settings(max_examples=40)
+def test_any_floats(values: list[float], k: int) -> None:
+    expect_topk(torch.tensor([[values]]), [len(values)], k, "position")
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("style", STYLES)
+def test_narrowed_rows(style: str, order: Order) -> None:
+    """Constant scores overflow the candidates' buffer of 512; neighbouring ones all lie in one part of the row."""
+    scores = make_scores(style, (3, 1, 1537), 3)
+    scores[1, :, 800:] = math.inf
+    scores[2, :, 130:] = math.inf
+    expect_topk(scores, [1537, 800, 130], 70, order)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("k", [1, 32, 33, 128])
+def test_the_cut_between_equals_of_a_narrowed_row(k: int) -> None:
+    scores = make_scores("distinct", (1, 1, 1100), 4).mul(3.0).round()
+    expect_topk(scores, [1100], k, "position")
+    expect_topk(scores, [1099], k, "score")
+
+
+@pytest.mark.usefixtures("_small_tiles")
+def test_a_row_with_nothing_to_choose_from() -> None:
+    for order in ORDERS:
+        expect_topk(torch.full((2, 1, 1100), math.inf), [0, 1], 40, order)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+def test_a_view_without_the_sinks_and_scores_stored_by_position() -> None:
+    scores = make_scores("distinct", (2, 2, 1105), 6)
+    expect_topk(scores[:, :, 5:], [1100, 1000], 50, "position")
+    expect_topk(scores[:, :1].expand(-1, 2, -1), [1105, 7], 50, "position")
+    expect_topk(scores.transpose(1, 2).contiguous().transpose(1, 2), [1105, 7], 50, "position")
+
+
+def expect_topk_and_last(scores: Tensor, lengths: list[int], k: int, last: int, sizes: list[int] | None) -> None:
+    bounds = None if sizes is None else torch.tensor(sizes, dtype=torch.int32)
+    ends = torch.tensor(lengths, dtype=torch.int32)
+    ids, counts = topk_and_last(scores, ends, k, last, sizes=bounds, implementation="triton")
+    width = min(k, scores.shape[2]) + last
+    assert ids.shape == (*scores.shape[:2], width)
+    for row, length in enumerate(lengths):
+        others = max(length - last, 0)
+        room = k if sizes is None else min(k, max(sizes[row] - (length - others), 0))
+        for group in range(scores.shape[1]):
+            best = oracles.topk(scores[row, group].tolist(), others, room)
+            wanted = sorted(best) + list(range(others, length))
+            assert counts[row, group] == len(wanted)
+            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(STYLES),
+    st.lists(st.floats(0, 1), min_size=2, max_size=2),
+    st.integers(1, 300),
+    st.integers(0, 150),
+    st.integers(0, 5),
+    st.one_of(st.none(), st.lists(st.integers(0, 160), min_size=2, max_size=2)),
+    st.integers(0, 2**31),
+)
+def test_the_best_and_the_last(
+    style: str, shares: list[float], width: int, k: int, last: int, sizes: list[int] | None, seed: int
+) -> None:
+    scores = make_scores(style, (2, 1, width), seed)
+    expect_topk_and_last(scores, [round(share * width) for share in shares], k, last, sizes)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("style", ["distinct", "clustered", "constant"])
+def test_the_best_and_the_last_of_a_narrowed_row(style: str) -> None:
+    scores = make_scores(style, (3, 1, 1300), 8)
+    expect_topk_and_last(scores, [1300, 1200, 2], 40, 3, None)
+    expect_topk_and_last(scores, [1300, 1200, 2], 40, 3, [30, 2, 9])
+    expect_topk_and_last(scores, [1300, 1200, 2], 0, 3, None)
+
+
+def test_whole_tiles() -> None:
+    scores = make_scores("distinct", (1, 1, 40_001), 7)
+    expect_topk(scores, [40_001], 300, "position")
+    expect_topk(scores.round(), [39_990], 300, "score")
+
+
+WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "bounds": "*i32"}
+ROW = {"scores": "*fp32", "batch_stride": "i32", "group_stride": "i32", **WANT}
+CANDIDATES = {"sizes": "*i32", "keys": "*i32", "positions": "*i32"}
+PARTS = {"starts": "*i32", "found": "*i32"}
+SELECT = {**ROW, **CANDIDATES, **PARTS, "ends": "*i32", "splits": "i32", "capacity": "i32"} | {
+    "entries": "*i64",
+    "ids": "*i32",
+    "counts": "*i32",
+}
+RUNS = {"source": "*i64", "target": "*i64", "ids": "*i32", "kept": "i32"}
+KERNELS = {
+    "_maxima": (4, {**ROW, "maxima": "*i32", "blocks": "i32"}, {"BOUNDED": True, "DEPTH": 16, "COLUMNS": 256}),
+    "_floors": (
+        16,
+        {**WANT, "maxima": "*i32", "blocks": "i32", "floors": "*i32", "sizes": "*i32"},
+        {"BOUNDED": True, "TILE": 4096},
+    ),
+    "_collect": (
+        8,
+        {**ROW, "floors": "*i32", **CANDIDATES, "capacity": "i32", **PARTS, "splits": "i32"},
+        {"BOUNDED": True, "TILE": 4096},
+    ),
+    "_select": (16, SELECT, {"BOUNDED": True, "NARROWED": True, "RANKED": True, "SPLITS": 64, "TILE": 4096}),
+    "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
+    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 16, "TILE": 256}),
+}
+DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_compiled_without_spills(kernel: str, capability: int) -> None:
+    warps, signature, constants = KERNELS[kernel]
+    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
+    compiled = compile_kernel(MODULE, kernel, signature, constants, divisible, capability=capability, warps=warps)
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128  # what 16 warps leave a thread
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: bool) -> None:
+    signature = {name: kind for name, kind in SELECT.items() if name not in ("groups", "kept", "last")}
+    constants = {
+        "groups": 1,
+        "kept": 1,
+        "last": 1,
+        "BOUNDED": True,
+        "NARROWED": narrowed,
+        "RANKED": False,
+        "SPLITS": 16,
+        "TILE": 4096,
+    }
+    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=16).spilled == 0
