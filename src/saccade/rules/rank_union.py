@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import PolicyError
-from ..kernels.rank_union.api import rank_union
+from ..kernels.rank_union.api import framed_rank_union
+from ..kernels.rank_union.sets import framed
 from ..kernels.topk.api import topk
 from ..types import Rows, Selection
 
@@ -59,34 +60,18 @@ class RankUnion:
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """One set per row from scores float32 `[B, Hq, N]`."""
         lengths = rows.seq_lens
-        candidates = (lengths - self.reserved).clamp(min=0)
         middle = scores[:, :, self.sinks :]
-        chosen = middle.new_empty((lengths.shape[0], 1, 0), dtype=torch.int32)
-        counts = torch.zeros_like(lengths)[:, None]
-        if self.chosen > 0 and middle.shape[-1] > 0:
-            ranked, ranked_counts = topk(middle, candidates, self.chosen, order="score")
-            chosen, counts = rank_union(ranked, ranked_counts, limit=self.chosen, universe=middle.shape[-1])
-            chosen = torch.where(chosen >= 0, chosen + self.sinks, chosen)
-        return Selection(*_frame(chosen, counts, lengths, self.sinks, self.window))
+        if self.chosen == 0 or middle.shape[-1] == 0:
+            nothing = torch.zeros_like(lengths)[:, None]
+            return Selection(*framed(nothing[..., None][..., :0], nothing, lengths, self.sinks, self.window))
+        ranked, counts = topk(middle, lengths, self.chosen, order="score", reserved=self.reserved)
+        ids, counts = framed_rank_union(
+            ranked, counts, lengths, self.chosen, sinks=self.sinks, window=self.window, universe=middle.shape[-1]
+        )
+        return Selection(ids, counts)
 
 
 @cache
 def _reserved(budget: int, sinks: int, recent: float) -> int:
     """R of the paper; the share is taken as it was written, in decimals."""
     return max(floor(budget * Fraction(str(recent))), sinks + 1)
-
-
-def _frame(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
-    """Sinks, then `chosen` `[B, 1, M]`, then the last `window` tokens, which never overlap however short the row."""
-    lengths = lengths[:, None]
-    sink_counts = lengths.clamp(max=sinks)
-    window_counts = (lengths - sink_counts).clamp(max=window)
-    total = sink_counts + counts + window_counts
-    slot = torch.arange(sinks + chosen.shape[-1] + window, dtype=torch.int32, device=lengths.device)[None]
-    middle = slot - sink_counts
-    recent = lengths - total + slot
-    picked = (
-        chosen[:, 0].gather(-1, middle.clamp(0, max(chosen.shape[-1] - 1, 0)).long()) if chosen.shape[-1] else middle
-    )
-    ids = torch.where(slot < sink_counts, slot, torch.where(middle < counts, picked, recent))
-    return torch.where(slot < total, ids, -1)[:, None], total

@@ -84,9 +84,9 @@ KERNELS = {
         {"ROUNDS": 64, "TILE": 2048},
     ),
     "_write_members": (
-        {"earliest": "*i32", "universe": "i32", "ends": "*i32", "numbers": "*i32", "splits": "i32", "limit": "i32"}
-        | {"merged": "*i32", "found": "*i32"},
-        {"SPLITS": 64, "TILE": 2048},
+        {"earliest": "*i32", "universe": "i32", "ends": "*i32", "numbers": "*i32", "splits": "i32", "size": "i32"}
+        | {"merged": "*i32", "found": "*i32", "lengths": "*i32", "sinks": "i32", "window": "i32"},
+        {"FRAMED": True, "SPLITS": 64, "TILE": 2048},
     ),
 }
 

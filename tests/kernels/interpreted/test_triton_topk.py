@@ -51,11 +51,12 @@ def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> Non
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
-@pytest.fixture
-def _small_tiles() -> Iterator[None]:
-    """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice."""
+@pytest.fixture(params=[0, 256])
+def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice; keys are held or not."""
+    held = request.param
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"DIRECT": 512, "TILE": 128, "FEWEST_BLOCKS": 256, "RUN": 32, "WAYS": 2}.items():
+        for name, value in {"DIRECT": 512, "TILE": 128, "PART": 128, "FEWEST_BLOCKS": 256, "HELD": held, "RUN": 32, "WAYS": 2, "MERGED": 16}.items():
             patch.setattr(kernels, name, value)
         yield
 
@@ -167,7 +168,7 @@ def test_whole_tiles() -> None:
     expect_topk(scores.round(), [39_990], 300, "score")
 
 
-WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "bounds": "*i32"}
+WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "reserved": "i32", "bounds": "*i32"}
 ROW = {"scores": "*fp32", "batch_stride": "i32", "group_stride": "i32", **WANT}
 CANDIDATES = {"sizes": "*i32", "keys": "*i32", "positions": "*i32"}
 PARTS = {"starts": "*i32", "found": "*i32"}
@@ -178,20 +179,25 @@ SELECT = {**ROW, **CANDIDATES, **PARTS, "ends": "*i32", "splits": "i32", "capaci
 }
 RUNS = {"source": "*i64", "target": "*i64", "ids": "*i32", "kept": "i32"}
 KERNELS = {
-    "_maxima": (4, {**ROW, "maxima": "*i32", "blocks": "i32"}, {"BOUNDED": True, "DEPTH": 16, "COLUMNS": 256}),
+    "_maxima": (4, {**ROW, "maxima": "*i32", "blocks": "i32"}, {"BOUNDED": True, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256}),
     "_floors": (
         16,
         {**WANT, "maxima": "*i32", "blocks": "i32", "floors": "*i32", "sizes": "*i32"},
-        {"BOUNDED": True, "TILE": 4096},
+        {"BOUNDED": True, "HELD": 8192, "LINE": 32, "TILE": 4096},
     ),
     "_collect": (
-        8,
+        4,
         {**ROW, "floors": "*i32", **CANDIDATES, "capacity": "i32", **PARTS, "splits": "i32"},
-        {"BOUNDED": True, "TILE": 4096},
+        {"BOUNDED": True, "VECTOR": 4, "LINE": 32, "TILE": 1024},
     ),
-    "_select": (16, SELECT, {"BOUNDED": True, "NARROWED": True, "RANKED": True, "SPLITS": 64, "TILE": 4096}),
+    "_select": (
+        16,
+        SELECT,
+        {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
+        | {"SPLITS": 128, "HELD": 8192, "LINE": 32, "TILE": 4096},
+    ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
-    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 16, "TILE": 256}),
+    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 16, "TILE": 64}),
 }
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
@@ -214,9 +220,12 @@ def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: boo
         "kept": 1,
         "last": 1,
         "BOUNDED": True,
+        "VECTOR": 4,
         "NARROWED": narrowed,
         "RANKED": False,
         "SPLITS": 16,
+        "HELD": 4096,
+        "LINE": 32,
         "TILE": 4096,
     }
     assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=16).spilled == 0

@@ -13,6 +13,7 @@ from torch import Tensor
 from saccade.kernels._triton import plan
 from saccade.kernels._triton.combine import combine
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
+from saccade.kernels._triton.launching import await_previous, launch_next, overlaps
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
 from saccade.types import KVView, Pooling, Selection
@@ -51,6 +52,7 @@ def attend(
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
+    overlap = overlaps(q.device)
     with torch.cuda.device_of(q):
         _attend[(work.programs,)](
             q, *q.stride(),
@@ -70,8 +72,8 @@ def attend(
             ALL=any(flags), LISTED=not all(flags),
             POOLING=pooling if pooling is not None and any(kept) else "",
             WIDE=widened(q, kv.k, kv.v), DIRECT=direct,
-            BLOCK=work.tuning.block, STAGES=work.tuning.stages,
-            num_warps=work.tuning.warps, maxnreg=work.tuning.registers,
+            BLOCK=work.tuning.block, STAGES=work.tuning.stages, OVERLAPS=overlap,
+            num_warps=work.tuning.warps, maxnreg=work.tuning.registers, launch_pdl=overlap,
         )  # fmt: skip
         if not direct:
             combine(parts, sums, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
@@ -178,9 +180,11 @@ def _attend(
     DIRECT: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One part of one row's head: first those of all dense heads, then those of the others."""
     program = tl.program_id(0)
+    launch_next(OVERLAPS)
     if ALL and LISTED:
         flags = unpacked(dense_heads)
         heads = tl.sum(flags, axis=0)
@@ -211,6 +215,7 @@ def _attend(
     rows = tl.where(is_dense, GROUP, LISTED_GROUP)
     first = head * GROUP + member
 
+    await_previous(OVERLAPS)
     length = tl.load(lengths + row * lengths_step)
     start = tl.load(starts + row * starts_step)
     k_factor = 1.0
@@ -232,7 +237,7 @@ def _attend(
     if is_dense:
         weighted, summed = stream(
             query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-            own_table, table_step, start, length, ids, ids_step, length, split, splits, own_scores, max_len, stored,
+            own_table, table_step, start, length, ids, ids_step, length, 0, split, splits, own_scores, max_len, stored,
             False, 1, GROUP, TILE, DIM, INNER, PAGE, POOLING, BLOCK, STAGES,
         )  # fmt: skip
     else:
@@ -241,7 +246,7 @@ def _attend(
         weighted, summed = stream(
             query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
             own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step, limit,
-            split, splits, own_scores, max_len, stored,
+            width * UNIT, split, splits, own_scores, max_len, stored,
             True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
         )  # fmt: skip
 

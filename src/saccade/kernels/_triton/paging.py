@@ -7,20 +7,18 @@ import triton.language as tl
 
 
 @triton.jit
-def listed_tokens(
-    ids: tl.tensor, step: tl.tensor, places: tl.tensor, limit: tl.tensor, LISTED: tl.constexpr, UNIT: tl.constexpr
-) -> tl.tensor:
-    """Logical positions of the tokens at `places` in a stream; -1 where a set has no more.
+def read_units(ids: tl.tensor, step: tl.tensor, places: tl.tensor, room: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
+    """Units of a set's tokens at `places`, -1 past the `room` tokens of its buffer; of no meaning past the set's limit.
 
-    Args:
-        ids: the set's units, read only if `LISTED`; a stream of all tokens has each at its position.
-        limit: tokens of the stream.
+    Nothing is computed with them here: whoever carries them on does not wait for them yet.
     """
-    if LISTED:
-        units = tl.load(ids + places // UNIT * step, mask=places < limit, other=-1)
-        return tl.where(units >= 0, units * UNIT + places % UNIT, -1)
-    else:
-        return places
+    return tl.load(ids + places // UNIT * step, mask=places < room, other=-1)
+
+
+@triton.jit
+def listed_tokens(units: tl.tensor, places: tl.tensor, limit: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
+    """Logical positions of a set's tokens at `places`; -1 where the set, of `limit` tokens, has no more."""
+    return tl.where((units >= 0) & (places < limit), units * UNIT + places % UNIT, -1)
 
 
 @triton.jit

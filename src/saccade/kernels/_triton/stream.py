@@ -5,7 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from saccade.kernels._triton.paging import clamped_slots, listed_tokens, only_page, storage_pages, storage_rows
+from saccade.kernels._triton.paging import (
+    clamped_slots,
+    listed_tokens,
+    only_page,
+    read_units,
+    storage_pages,
+    storage_rows,
+)
 from saccade.kernels._triton.scores import store_absent, store_scores
 
 
@@ -62,6 +69,7 @@ def stream(
     ids: tl.tensor,
     ids_step: tl.tensor,
     limit: tl.tensor,
+    room: tl.tensor,
     split: tl.tensor,
     splits: tl.tensor,
     scores: tl.tensor,
@@ -84,6 +92,7 @@ def stream(
         q: `[TILE, INNER]` in the dtype of the products.
         k, v: the KV head's first numbers.
         limit: tokens of the stream: the row's length, or the size of its set.
+        room: tokens that the set's buffer holds.
         scores: where a stream of all tokens leaves its raw scores, if `POOLING` is not "", up to position `stored`.
 
     Returns:
@@ -97,11 +106,12 @@ def stream(
     # iteration. The compiler pipelines no loop that hands on a value unchanged: tokens are not carried, slots are.
     places = split * BLOCK + tl.arange(0, BLOCK)
     stride = splits * BLOCK
-    tokens = listed_tokens(ids, ids_step, places, limit, LISTED, UNIT)
+    tokens = places
+    if LISTED:
+        tokens = listed_tokens(read_units(ids, ids_step, places, room, UNIT), places, limit, UNIT)
     places += stride
     if LISTED:
-        following = listed_tokens(ids, ids_step, places, limit, LISTED, UNIT)
-        places += stride
+        units = read_units(ids, ids_step, places, room, UNIT)
     k += only_page(table, k_page, PAGE)
     v += only_page(table, v_page, PAGE)
     slots = clamped_slots(tokens, start, length)
@@ -120,12 +130,12 @@ def stream(
         weights = tl.exp2(logits - largest[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         weighted = tl.dot(weights.to(q.dtype), values.to(q.dtype), weighted * shrink[:, None], input_precision="ieee")
+        ahead = places
         if LISTED:
-            ahead = following
-            following = listed_tokens(ids, ids_step, places, limit, LISTED, UNIT)
-        else:
-            ahead = places
+            ahead = listed_tokens(units, places, limit, UNIT)
         places += stride
+        if LISTED:
+            units = read_units(ids, ids_step, places, room, UNIT)
         slots = clamped_slots(ahead, start, length)
         present = (ahead >= 0) & (ahead < length)
         pages = storage_pages(table, table_step, slots, PAGE)

@@ -9,6 +9,7 @@ from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._triton import availability
 from saccade.kernels.rank_union import cpu, native, reference
+from saccade.kernels.rank_union.sets import framed
 
 
 def rank_union(
@@ -33,15 +34,66 @@ def rank_union(
     Raises:
         KernelError: shapes or dtypes do not fit, a bound is below 1, or the requested implementation cannot run.
     """
-    check_integers("rank_union", ids=ids, counts=counts)
+    chosen = _chosen("rank_union", ids, counts, limit, universe, implementation)
+    if chosen == "triton":
+        from saccade.kernels.rank_union import triton
+
+        return triton.rank_union(ids, counts, limit, universe, None, 0, 0)
+    return _union(chosen, ids, counts, limit, universe)
+
+
+def framed_rank_union(
+    ids: Tensor,
+    counts: Tensor,
+    lengths: Tensor,
+    limit: int,
+    *,
+    sinks: int,
+    window: int,
+    universe: int,
+    implementation: Implementation = "auto",
+) -> tuple[Tensor, Tensor]:
+    """A row's first tokens, the `rank_union` of those behind them, and its last ones (LessIsMore, section 3.1.2).
+
+    Args:
+        ids, counts, limit, universe, implementation: as in `rank_union`; ids count from the token behind the sinks and
+            lie before the window.
+        lengths: int32 `[B]`, the rows' tokens.
+        sinks: how many first tokens, at least 0; all of a shorter row.
+        window: how many last tokens, at least 0; what the sinks leave of a shorter row.
+
+    Returns:
+        ids int32 `[B, 1, sinks + limit + window]` ascending, -1 after the count; counts int32 `[B, 1]`.
+
+    Raises:
+        KernelError: as `rank_union`, or lengths do not fit, or sinks or window are below 0.
+    """
+    check_integers("framed_rank_union", lengths=lengths)
+    if lengths.shape != ids.shape[:1] or lengths.device != ids.device or sinks < 0 or window < 0:
+        raise KernelError(
+            f"framed_rank_union: lengths must be [{ids.shape[0]}] on {ids.device}, sinks and window at least 0, "
+            f"got {list(lengths.shape)} on {lengths.device}, {sinks} and {window}"
+        )
+    chosen = _chosen("framed_rank_union", ids, counts, limit, universe, implementation)
+    if chosen == "triton":
+        from saccade.kernels.rank_union import triton
+
+        return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window)
+    return framed(*_union(chosen, ids, counts, limit, universe), lengths, sinks, window)
+
+
+def _chosen(
+    operation: str, ids: Tensor, counts: Tensor, limit: int, universe: int, implementation: Implementation
+) -> Implementation:
+    check_integers(operation, ids=ids, counts=counts)
     if ids.dim() != 3 or counts.shape != ids.shape[:2]:
         raise KernelError(
-            f"rank_union: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}"
+            f"{operation}: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}"
         )
     if limit < 1 or universe < 1:
-        raise KernelError(f"rank_union: limit and universe must be at least 1, got {limit} and {universe}")
-    chosen = choose(
-        "rank_union",
+        raise KernelError(f"{operation}: limit and universe must be at least 1, got {limit} and {universe}")
+    return choose(
+        operation,
         implementation,
         {
             "native": lambda: native.refusal(ids, counts),
@@ -49,12 +101,11 @@ def rank_union(
             "triton": lambda: availability.refusal(ids, counts),
         },
     )
-    if chosen == "native":
-        return native.rank_union(ids, counts, limit, universe)
-    if chosen == "cpu":
-        return cpu.rank_union(ids, counts, limit, universe)
-    if chosen == "triton":
-        from saccade.kernels.rank_union import triton
 
-        return triton.rank_union(ids, counts, limit, universe)
-    return reference.rank_union(ids, counts, limit, universe)
+
+def _union(
+    implementation: Implementation, ids: Tensor, counts: Tensor, limit: int, universe: int
+) -> tuple[Tensor, Tensor]:
+    if implementation == "native":
+        return native.rank_union(ids, counts, limit, universe)
+    return (cpu if implementation == "cpu" else reference).rank_union(ids, counts, limit, universe)

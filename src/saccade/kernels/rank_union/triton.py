@@ -15,7 +15,10 @@ TILE = 2048
 """Turns or positions of a program."""
 
 
-def rank_union(ids: Tensor, counts: Tensor, limit: int, universe: int) -> tuple[Tensor, Tensor]:
+def rank_union(
+    ids: Tensor, counts: Tensor, limit: int, universe: int, lengths: Tensor | None, sinks: int, window: int
+) -> tuple[Tensor, Tensor]:
+    """The union alone, or where `lengths` are given, between the sinks and the window of each row."""
     batch, heads, width = ids.shape
     device, never = ids.device, heads * width
     earliest = torch.full((batch, universe), never, dtype=torch.int32, device=device)
@@ -23,7 +26,8 @@ def rank_union(ids: Tensor, counts: Tensor, limit: int, universe: int) -> tuple[
     firsts = torch.empty((batch, rounds), dtype=torch.int32, device=device)
     numbers = torch.empty((batch, splits), dtype=torch.int32, device=device)
     ends = torch.empty(batch, dtype=torch.int32, device=device)
-    merged = torch.empty((batch, 1, limit), dtype=torch.int32, device=device)
+    size = sinks + limit + window
+    merged = torch.empty((batch, 1, size), dtype=torch.int32, device=device)
     found = torch.empty((batch, 1), dtype=torch.int32, device=device)
     lists = (ids.contiguous(), counts.contiguous(), heads, width)
     padded = {"ROUNDS": triton.next_power_of_2(rounds), "SPLITS": triton.next_power_of_2(splits)}
@@ -32,9 +36,11 @@ def rank_union(ids: Tensor, counts: Tensor, limit: int, universe: int) -> tuple[
     _count_members[(batch, splits)](
         *lists, earliest, universe, firsts, rounds, limit, ends, numbers, ROUNDS=padded["ROUNDS"], TILE=TILE
     )
-    _write_members[(batch, max(splits, triton.cdiv(limit, TILE)))](
-        earliest, universe, ends, numbers, splits, limit, merged, found, SPLITS=padded["SPLITS"], TILE=TILE
-    )
+    _write_members[(batch, max(splits, triton.cdiv(size, TILE)))](
+        earliest, universe, ends, numbers, splits, size, merged, found,
+        counts if lengths is None else lengths, sinks, window,
+        FRAMED=lengths is not None, SPLITS=padded["SPLITS"], TILE=TILE,
+    )  # fmt: skip
     return merged, found
 
 
@@ -55,7 +61,7 @@ def _meet(
     rank = entry - head * width
     present = (head < heads) & (rank < tl.load(counts + row * heads + head, mask=head < heads, other=0))
     position = tl.load(ids + row * heads * width + entry, mask=present, other=0)
-    tl.atomic_min(earliest + row * universe + position, rank * heads + head, mask=present)
+    tl.atomic_min(earliest + row * universe + position, rank * heads + head, mask=present, sem="relaxed")
 
 
 @triton.jit
@@ -136,9 +142,13 @@ def _write_members(
     ends: tl.tensor,
     numbers: tl.tensor,
     splits: tl.tensor,
-    limit: tl.tensor,
+    size: tl.tensor,
     merged: tl.tensor,
     found: tl.tensor,
+    lengths: tl.tensor,
+    sinks: tl.tensor,
+    window: tl.tensor,
+    FRAMED: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
@@ -146,12 +156,22 @@ def _write_members(
     split = tl.program_id(1)
     every = tl.arange(0, SPLITS)
     number = tl.load(numbers + row * splits + every, mask=every < splits, other=0)
-    total = tl.sum(number, 0)
+    behind = tl.sum(number, 0)
+    first = behind * 0
+    total = behind
+    length = behind
+    if FRAMED:
+        length = tl.load(lengths + row)
+        first = tl.minimum(length, sinks)
+        behind += first
+        total = behind + tl.minimum(length - first, window)
     end = tl.load(ends + row)
     slot = split * TILE + tl.arange(0, TILE)
     turns = tl.load(earliest + row * universe + slot, mask=slot < universe, other=end)
     member = turns < end
-    place = tl.sum(tl.where(every < split, number, 0), 0) + tl.cumsum(member.to(tl.int32), 0) - 1
-    tl.store(merged + row * limit + place, slot, mask=member)
-    tl.store(merged + row * limit + slot, tl.full([TILE], -1, tl.int32), mask=(slot >= total) & (slot < limit))
+    place = first + tl.sum(tl.where(every < split, number, 0), 0) + tl.cumsum(member.to(tl.int32), 0) - 1
+    merged += row * size
+    tl.store(merged + place, slot + first, mask=member)
+    others = tl.where(slot < first, slot, tl.where(slot < total, length - total + slot, -1))
+    tl.store(merged + slot, others, mask=((slot < first) | (slot >= behind)) & (slot < size))
     tl.store(found + row, total, mask=split == 0)

@@ -16,6 +16,8 @@ from saccade.kernels.topk.sets import best_and_last, with_last
 
 Order = Literal["position", "score"]
 
+_WIDEST = 2**21 - 1  # the Triton kernels count three kinds of a row's entries in 63 bits
+
 
 def topk(
     scores: Tensor,
@@ -23,6 +25,7 @@ def topk(
     k: int,
     *,
     order: Order = "position",
+    reserved: int = 0,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The k highest scores among the first `lengths[b]` of each row; ties go to the lower position.
@@ -32,25 +35,33 @@ def topk(
 
     Args:
         scores: float32 `[B, G, N]`.
-        lengths: int32 `[B]`, 0 to N: how many leading entries of a row may be chosen.
+        lengths: int32 `[B]`, 0 to N + reserved: how many leading entries of a row may be chosen, and the reserved.
         k: how many, at least 1.
+        reserved: by how much `lengths` exceed what may be chosen; nothing may where they are smaller.
         order: "position" sorts the chosen ascending, "score" from the best down (ties: lower position first).
         implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
-            "cpu" CPU tensors, "triton" CUDA tensors. "auto" takes the first that can run of these, else the reference.
+            "cpu" CPU tensors, "triton" CUDA tensors and N below 2^21. "auto" takes the first that can run of these, else the reference.
 
     Returns:
-        ids int32 `[B, G, min(k, N)]`, -1 after the count; counts int32 `[B, G]` = min(k, length).
+        ids int32 `[B, G, min(k, N)]`, -1 after the count; counts int32 `[B, G]` = min(k, max(length - reserved, 0)).
 
     Raises:
-        KernelError: shapes or dtypes do not fit, k < 1, or the requested implementation cannot run.
+        KernelError: shapes or dtypes do not fit, k < 1, reserved < 0, or the requested implementation cannot run.
     """
     _check("topk", scores, lengths)
     if k < 1 or order not in ("position", "score"):
         raise KernelError(f"topk: k must be at least 1 and order position or score, got {k} and {order!r}")
+    if reserved < 0:
+        raise KernelError(f"topk: reserved must be at least 0, got {reserved}")
     chosen = _chosen("topk", scores, lengths, implementation)
+    if chosen == "triton":
+        from saccade.kernels.topk import triton
+
+        return triton.topk(scores, lengths, k, order, reserved)
+    candidates = (lengths - reserved).clamp(min=0) if reserved else lengths
     if chosen == "native":
-        return native.topk(scores, lengths, k, order)
-    return _ranked(chosen, scores, lengths, k, order)
+        return native.topk(scores, candidates, k, order)
+    return _ranked(chosen, scores, candidates, k, order)
 
 
 def topk_and_last(
@@ -126,19 +137,17 @@ def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Imp
         {
             "native": lambda: native.refusal(scores, lengths),
             "cpu": lambda: None if scores.is_cpu else f"the scores are on {scores.device}",
-            "triton": lambda: availability.refusal(scores, lengths),
+            "triton": lambda: availability.refusal(scores, lengths) or _too_wide(scores.shape[2]),
         },
     )
+
+
+def _too_wide(width: int) -> str | None:
+    return f"it takes rows of at most {_WIDEST} scores, got {width}" if width > _WIDEST else None
 
 
 def _ranked(
     implementation: Implementation, scores: Tensor, lengths: Tensor, k: int, order: Order
 ) -> tuple[Tensor, Tensor]:
-    """`topk` by an implementation in Python."""
-    if implementation == "cpu":
-        return cpu.topk(scores, lengths, k, order)
-    if implementation == "triton":
-        from saccade.kernels.topk import triton
-
-        return triton.topk(scores, lengths, k, order)
-    return reference.topk(scores, lengths, k, order)
+    """`topk` by an implementation in plain torch."""
+    return (cpu if implementation == "cpu" else reference).topk(scores, lengths, k, order)
