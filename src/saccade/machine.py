@@ -14,6 +14,7 @@ import torch
 
 from . import __version__
 from .kernels._native.library import description
+from .kernels._triton.availability import installed
 
 
 def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -22,13 +23,17 @@ def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> di
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "kernels": description() if device.type == "cpu" else "torch",
+        "kernels": description() if device.type == "cpu" else _kernels_beside_cpu(device),
         "threads": threads,
         "dtype": str(dtype).removeprefix("torch."),
         "python": platform.python_version(),
         "versions": {"saccade": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         "read_bandwidth_gb_s": round(read_bandwidth(device), 1),
     }
+
+
+def _kernels_beside_cpu(device: torch.device) -> str:
+    return "triton" if device.type == "cuda" and installed() else "torch"
 
 
 def processor() -> str:
