@@ -45,7 +45,10 @@ def test_lists_name_one_version_each(file: str) -> None:
 
 
 def test_a_package_is_pinned_in_one_place() -> None:
-    assert set(names(CONSTRAINTS)) & set(names(LOCK)) == set()
+    # Our tests compile Triton kernels, and vLLM's grammar library imports Triton, with or without them.
+    assert set(names(CONSTRAINTS)) & set(names(LOCK)) == {"triton"}
+    versions = [str(one.specifier) for file in (CONSTRAINTS, LOCK) for one in pinned(file) if one.name == "triton"]
+    assert len(set(versions)) == 1, versions
     assert len(set(names(LOCK))) == len(names(LOCK))
 
 
@@ -94,7 +97,7 @@ def test_help_lists_the_targets_that_exist() -> None:
 
 
 def test_only_the_targets_that_say_so_need_vllm() -> None:
-    installs, runs = f"--requirement {LOCK}", "pytest --quiet tests/vllm"
+    installs, runs = f"--requirement {LOCK}", "loadfile tests/vllm"
     targets = ("test", "setup", "setup-vllm", "test-vllm")
     dry = {name: make("--dry-run", f"--assume-new={LOCK}", name) for name in targets}
     assert [name for name, output in dry.items() if installs in output] == ["setup-vllm", "test-vllm"]
