@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.rank_union import rank_union
+from saccade.kernels.rank_union import framed_rank_union, rank_union
 from saccade.kernels.topk import Order, topk, topk_and_last
 
 ORDERS: tuple[Order, ...] = ("position", "score")
+IMPLEMENTATIONS: tuple[Literal["triton", "reference"], ...] = ("triton", "reference")
 STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
 
 
@@ -173,3 +175,23 @@ def test_the_union_captured_and_replayed() -> None:
         graph.replay()
         assert torch.equal(ids.cpu(), expected(scores, [length], 512, "score"))
         expect_union(merged, found, union(ids, counts, 512))
+
+
+@pytest.mark.parametrize("style", ["distinct", "clustered", "constant"])
+def test_the_union_between_sinks_and_a_window(style: str) -> None:
+    """Short rows, whose sinks and window leave nothing, and long ones; as the reference composes them."""
+    scores, lengths = make_scores(style, (4, 8, 20_000), 12), device_lengths([20_004, 19_000, 70, 3])
+    got, wanted = (
+        framed_rank_union(
+            *topk(scores, lengths, 1500, order="score", reserved=504, implementation=implementation),
+            lengths,
+            1500,
+            sinks=4,
+            window=500,
+            universe=20_000,
+            implementation=implementation,
+        )
+        for implementation in IMPLEMENTATIONS
+    )
+    assert torch.equal(got[0], wanted[0])
+    assert torch.equal(got[1], wanted[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from saccade.kernels.rank_union import rank_union
+from saccade.kernels.rank_union import framed_rank_union, rank_union
 from saccade.kernels.rank_union import triton as kernels
 
 MODULE = "saccade.kernels.rank_union.triton"
@@ -73,6 +74,30 @@ def test_a_limit_that_falls_on_the_end_of_a_tile() -> None:
 def test_whole_tiles() -> None:
     pick = random.Random(5)
     expect_union([[pick.sample(range(5003), 700) for _ in range(7)]], 701, 5003, 2500)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "reference", "cpu"])
+def test_the_union_between_sinks_and_a_window(implementation: Literal["triton", "reference", "cpu"]) -> None:
+    """Rows of which the sinks and the window leave something, or nothing, and one shorter than its sinks."""
+    pick = random.Random(6)
+    sinks, window, limit, lengths = 3, 6, 11, [50, 12, 9, 8, 2, 0]
+    middles = [max(length - sinks - window, 0) for length in lengths]
+    ranked = [[pick.sample(range(middle), middle) for _ in range(2)] for middle in middles]
+    merged, found = framed_rank_union(
+        torch.tensor([[choices + [-1] * (41 - len(choices)) for choices in row] for row in ranked], dtype=torch.int32),
+        torch.tensor([[middle] * 2 for middle in middles], dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        limit,
+        sinks=sinks,
+        window=window,
+        universe=47,
+        implementation=implementation,
+    )
+    for row, length in enumerate(lengths):
+        wanted = {*range(length)[:sinks], *range(length)[-window:]}
+        wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sinks + limit + window - len(wanted))
 
 
 LISTS = {"ids": "*i32", "counts": "*i32", "heads": "i32", "width": "i32", "earliest": "*i32", "universe": "i32"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracles
+from saccade.errors import KernelError
+from saccade.kernels._triton import ranking
 from saccade.kernels.topk import Order, topk, topk_and_last
 from saccade.kernels.topk import triton as kernels
 
@@ -56,8 +59,17 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice; keys are held or not."""
     held = request.param
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"DIRECT": 512, "TILE": 128, "PART": 128, "FEWEST_BLOCKS": 256, "HELD": held, "RUN": 32, "WAYS": 2, "MERGED": 16}.items():
-            patch.setattr(kernels, name, value)
+        for name, value in {
+            "DIRECT": 512,
+            "TILE": 128,
+            "PART": 128,
+            "FEWEST_BLOCKS": 256,
+            "HELD": held,
+            "RUN": 32,
+            "WAYS": 2,
+            "MERGED": 16,
+        }.items():
+            patch.setattr(kernels if hasattr(kernels, name) else ranking, name, value)
         yield
 
 
@@ -162,6 +174,25 @@ def test_the_best_and_the_last_of_a_narrowed_row(style: str) -> None:
     expect_topk_and_last(scores, [1300, 1200, 2], 0, 3, None)
 
 
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("implementation", ["triton", "reference", "cpu"])
+def test_reserved_entries_are_left_out(implementation: Literal["triton", "reference", "cpu"]) -> None:
+    scores = make_scores("distinct", (4, 1, 1100), 9)
+    lengths = torch.tensor([1107, 600, 7, 3], dtype=torch.int32)
+    ids, counts = topk(scores, lengths, 40, reserved=7, implementation=implementation)
+    for row, length in enumerate([1100, 593, 0, 0]):
+        wanted = sorted(oracles.topk(scores[row, 0].tolist(), length, 40))
+        assert counts[row].tolist() == [len(wanted)]
+        assert ids[row, 0].tolist() == wanted + [-1] * (40 - len(wanted))
+
+
+def test_rows_too_wide_are_refused() -> None:
+    scores = torch.zeros(1, 1, 2**21)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    with pytest.raises(KernelError, match="rows of at most 2097151 scores, got 2097152"):
+        topk(scores, lengths, 3, implementation="triton")
+
+
 def test_whole_tiles() -> None:
     scores = make_scores("distinct", (1, 1, 40_001), 7)
     expect_topk(scores, [40_001], 300, "position")
@@ -170,34 +201,38 @@ def test_whole_tiles() -> None:
 
 WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "reserved": "i32", "bounds": "*i32"}
 ROW = {"scores": "*fp32", "batch_stride": "i32", "group_stride": "i32", **WANT}
-CANDIDATES = {"sizes": "*i32", "keys": "*i32", "positions": "*i32"}
+CANDIDATES = {"sizes": "*i32", "best": "*fp32", "positions": "*i32", "marks": "*i32"}
 PARTS = {"starts": "*i32", "found": "*i32"}
-SELECT = {**ROW, **CANDIDATES, **PARTS, "ends": "*i32", "splits": "i32", "capacity": "i32"} | {
+SELECT = {**ROW, **CANDIDATES, **PARTS, "shifts": "*i32", "splits": "i32", "capacity": "i32"} | {
     "entries": "*i64",
     "ids": "*i32",
     "counts": "*i32",
 }
 RUNS = {"source": "*i64", "target": "*i64", "ids": "*i32", "kept": "i32"}
 KERNELS = {
-    "_maxima": (4, {**ROW, "maxima": "*i32", "blocks": "i32"}, {"BOUNDED": True, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256}),
+    "_maxima": (
+        4,
+        {**ROW, "maxima": "*i32", "blocks": "i32"},
+        {"BOUNDED": True, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256},
+    ),
     "_floors": (
         16,
         {**WANT, "maxima": "*i32", "blocks": "i32", "floors": "*i32", "sizes": "*i32"},
         {"BOUNDED": True, "HELD": 8192, "LINE": 32, "TILE": 4096},
     ),
     "_collect": (
-        4,
+        1,
         {**ROW, "floors": "*i32", **CANDIDATES, "capacity": "i32", **PARTS, "splits": "i32"},
-        {"BOUNDED": True, "VECTOR": 4, "LINE": 32, "TILE": 1024},
+        {"BOUNDED": True, "VECTOR": 4, "LINE": 32, "TILE": 512},
     ),
     "_select": (
         16,
         SELECT,
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
-        | {"SPLITS": 128, "HELD": 8192, "LINE": 32, "TILE": 4096},
+        | {"SPLITS": 256, "HELD": 8192, "LINE": 32, "TILE": 4096},
     ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
-    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 16, "TILE": 64}),
+    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 64}),
 }
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
@@ -205,9 +240,10 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_compiled_without_spills(kernel: str, capability: int) -> None:
+    module = ranking.__name__ if hasattr(ranking, kernel) else MODULE
     warps, signature, constants = KERNELS[kernel]
     divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
-    compiled = compile_kernel(MODULE, kernel, signature, constants, divisible, capability=capability, warps=warps)
+    compiled = compile_kernel(module, kernel, signature, constants, divisible, capability=capability, warps=warps)
     assert compiled.spilled == 0
     assert compiled.registers <= 128  # what 16 warps leave a thread
 

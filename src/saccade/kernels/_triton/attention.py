@@ -13,8 +13,7 @@ from torch import Tensor
 from saccade.kernels._triton import plan
 from saccade.kernels._triton.combine import combine
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
-from saccade.kernels._triton.launching import await_previous, launch_next, overlaps
-from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, set_steps, widened
+from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
 from saccade.types import KVView, Pooling, Selection
 
@@ -52,7 +51,6 @@ def attend(
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
-    overlap = overlaps(q.device)
     with torch.cuda.device_of(q):
         _attend[(work.programs,)](
             q, *q.stride(),
@@ -72,8 +70,8 @@ def attend(
             ALL=any(flags), LISTED=not all(flags),
             POOLING=pooling if pooling is not None and any(kept) else "",
             WIDE=widened(q, kv.k, kv.v), DIRECT=direct,
-            BLOCK=work.tuning.block, STAGES=work.tuning.stages, OVERLAPS=overlap,
-            num_warps=work.tuning.warps, maxnreg=work.tuning.registers, launch_pdl=overlap,
+            BLOCK=work.tuning.block, STAGES=work.tuning.stages,
+            num_warps=work.tuning.warps, maxnreg=work.tuning.registers,
         )  # fmt: skip
         if not direct:
             combine(parts, sums, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
@@ -102,7 +100,7 @@ class _Work:
         longest = kv.rows.max_len
         apart = selection is not None and not all(dense) and selection.groups == query_heads != kv.kv_heads
         listed = 0 if selection is None else min(selection.ids.shape[2], -(-longest // selection.unit)) * selection.unit
-        tuning = plan.tuning(triton.next_power_of_2(head_dim), kv.k.element_size())
+        tuning = plan.tuning(triton.next_power_of_2(head_dim), item_size(q, kv.k, kv.v))
         dense_streams = batch * sum(dense)
         sparse_streams = batch * (len(dense) - sum(dense)) * (query_heads // kv.kv_heads if apart else 1)
         dense_splits, sparse_splits = plan.split_counts(
@@ -180,11 +178,9 @@ def _attend(
     DIRECT: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ) -> None:
     """One part of one row's head: first those of all dense heads, then those of the others."""
     program = tl.program_id(0)
-    launch_next(OVERLAPS)
     if ALL and LISTED:
         flags = unpacked(dense_heads)
         heads = tl.sum(flags, axis=0)
@@ -215,7 +211,6 @@ def _attend(
     rows = tl.where(is_dense, GROUP, LISTED_GROUP)
     first = head * GROUP + member
 
-    await_previous(OVERLAPS)
     length = tl.load(lengths + row * lengths_step)
     start = tl.load(starts + row * starts_step)
     k_factor = 1.0

@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels._triton.heads import is_flagged, unpacked
-from saccade.kernels._triton.launching import await_previous, overlaps
 
 PART = 4096
 """Numbers of the partial results that a program joins."""
@@ -26,11 +25,9 @@ def combine(parts: Tensor, sums: Tensor, out: Tensor, group: int, dense: int, sp
     batch, heads, most, head_dim = parts.shape
     width = triton.next_power_of_2(most)
     columns = min(triton.next_power_of_2(head_dim), max(16, PART // width))
-    overlap = overlaps(parts.device)
     _combine[(batch * heads, triton.cdiv(head_dim, columns))](
         parts, sums, out, *out.stride(), heads, group, dense, *splits, most,
-        DIM=head_dim, COLUMNS=columns, WIDTH=width, OVERLAPS=overlap,
-        num_warps=4, launch_pdl=overlap,
+        DIM=head_dim, COLUMNS=columns, WIDTH=width, num_warps=4,
     )  # fmt: skip
 
 
@@ -51,7 +48,6 @@ def _combine(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ) -> None:
     pair = tl.program_id(0)
     row, head = pair // heads, pair % heads
@@ -59,7 +55,6 @@ def _combine(
     part = tl.arange(0, WIDTH)
     dims = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = pair.to(tl.int64) * most
-    await_previous(OVERLAPS)
     logs = tl.load(sums + first + part, mask=part < splits, other=float("-inf"))
     inside = (part < splits)[:, None] & (dims < DIM)[None, :]
     values = tl.load(parts + (first + part)[:, None] * DIM + dims[None, :], mask=inside, other=0.0)

@@ -19,6 +19,11 @@ def widened(q: Tensor, *storage: Tensor) -> bool:
     return any(part.dtype in FLOATS and part.dtype != q.dtype for part in storage)
 
 
+def item_size(q: Tensor, k: Tensor, *others: Tensor) -> int:
+    """Bytes of a number that sizes a program: the cache's, or float32's where the products take that."""
+    return 4 if widened(q, k, *others) else k.element_size()
+
+
 def head_factors(scale: Tensor | None, kv_heads: int) -> Tensor | None:
     """A factor per KV head, by its stride."""
     return None if scale is None else scale.expand(kv_heads)

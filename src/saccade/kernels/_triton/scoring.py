@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels._triton import plan
-from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, widened
+from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, widened
 from saccade.kernels._triton.paging import clamped_slots, only_page, storage_pages, storage_rows
 from saccade.kernels._triton.scores import store_absent, store_scores
 from saccade.kernels._triton.stream import load_query, load_tokens
@@ -23,7 +23,7 @@ def score(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     sets = query_heads if pooling == "each" else kv_heads
     scores = torch.empty((batch, sets, rows.max_len), dtype=torch.float32, device=q.device)
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
-    tuning = plan.tuning(inner, kv.k.element_size())
+    tuning = plan.tuning(inner, item_size(q, kv.k))
     blocks = triton.cdiv(rows.max_len, tuning.block)
     (splits,) = plan.split_counts(((batch * kv_heads, blocks),), plan.processors(q.device) * tuning.resident)
     k_scale = head_factors(kv.k_scale, kv_heads)

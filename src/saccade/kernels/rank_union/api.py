@@ -108,4 +108,6 @@ def _union(
 ) -> tuple[Tensor, Tensor]:
     if implementation == "native":
         return native.rank_union(ids, counts, limit, universe)
-    return (cpu if implementation == "cpu" else reference).rank_union(ids, counts, limit, universe)
+    if implementation == "cpu":
+        return cpu.rank_union(ids, counts, limit, universe)
+    return reference.rank_union(ids, counts, limit, universe)

@@ -40,7 +40,8 @@ def topk(
         reserved: by how much `lengths` exceed what may be chosen; nothing may where they are smaller.
         order: "position" sorts the chosen ascending, "score" from the best down (ties: lower position first).
         implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
-            "cpu" CPU tensors, "triton" CUDA tensors and N below 2^21. "auto" takes the first that can run of these, else the reference.
+            "cpu" CPU tensors, "triton" CUDA tensors and N below 2^21. "auto" takes the first that can run of these,
+            else the reference.
 
     Returns:
         ids int32 `[B, G, min(k, N)]`, -1 after the count; counts int32 `[B, G]` = min(k, max(length - reserved, 0)).
@@ -150,4 +151,6 @@ def _ranked(
     implementation: Implementation, scores: Tensor, lengths: Tensor, k: int, order: Order
 ) -> tuple[Tensor, Tensor]:
     """`topk` by an implementation in plain torch."""
-    return (cpu if implementation == "cpu" else reference).topk(scores, lengths, k, order)
+    if implementation == "cpu":
+        return cpu.topk(scores, lengths, k, order)
+    return reference.topk(scores, lengths, k, order)

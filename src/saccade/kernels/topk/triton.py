@@ -2,9 +2,9 @@
 
 Short rows take one launch, in which one program per row searches the cut. Of long rows, three launches first leave out
 what cannot be chosen: with a row dealt into at least k blocks, the k-th best of the blocks' maxima is reached by at
-least k scores, so that no score below it belongs to the best k. Usually little more than k remain, which a program holds
-in registers; when too many do for the buffer, as among equal scores, the row itself is searched. What is chosen never
-depends on the way taken.
+least k scores, so that no score below it belongs to the best k. Usually little more than k remain, and a program holds
+them in registers; when too many do for the buffer, as among equal scores, the row itself is searched. What is chosen
+never depends on the way taken.
 """
 
 from __future__ import annotations
@@ -16,31 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._triton.ranking import entry_of, rank
+
 DIRECT = 8192
 """Rows up to this width are searched without narrowing them first: three more launches cost more."""
 HELD = 8192
 """The most keys that a program keeps in registers while it searches their cut."""
 TILE = 4096
 """Entries that a program looks at together."""
-PART = 1024
-"""Entries of the parts of a row whose candidates are collected by a program each."""
-PART_WARPS = 4
-DEPTH = 16
-WARPS = 16
-FLOOR_WARPS = 16
+PART = 512
+"""Entries of a row whose candidates one warp collects."""
 FEWEST_BLOCKS = 4096
-RUN = 256
-"""Entries that a program sorts by comparing each with all."""
-WAYS = 16
-"""Sorted runs that become one in a launch."""
-MERGED = 64
-"""Entries that a program moves to their place among WAYS runs; divides RUN."""
 LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
 
 _LOWEST = tl.constexpr(-(2**31))  # below the key of every number
 _HIGHEST = tl.constexpr(2**31 - 1)
-_NOTHING = tl.constexpr(-(2**63))  # behind every entry of a ranking
 
 
 def topk(
@@ -70,16 +61,16 @@ def _topk(
 
     blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
     narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
-    table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 6
+    table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
     splits = triton.cdiv(width, PART)
     held = _held(blocks if narrowed else triton.next_power_of_2(width))
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE, num_warps=WARPS,
+        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
     if ranked:
-        _rank(entries, ids)
+        rank(entries, ids)
     return ids, counts
 
 
@@ -105,34 +96,19 @@ def _narrow(
     device, splits, vector = row[0].device, triton.cdiv(width, PART), _vector(width)
     maxima = torch.empty((rows, blocks), dtype=torch.int32, device=device)
     floors, sizes = torch.empty((2, rows, LINE), dtype=torch.int32, device=device)
-    keys, positions = torch.empty((2, rows, 2 * blocks), dtype=torch.int32, device=device)
-    starts, found, ends = torch.empty((3, rows, splits), dtype=torch.int32, device=device)
-    _maxima[(rows, blocks // 256)](*row, *want, maxima, blocks, BOUNDED=bounded, VECTOR=vector, DEPTH=DEPTH, COLUMNS=256)
+    best = torch.empty((rows, 2 * blocks), dtype=torch.float32, device=device)
+    positions, marks = torch.empty((2, rows, 2 * blocks), dtype=torch.int32, device=device)
+    starts, found, shifts = torch.empty((3, rows, splits), dtype=torch.int32, device=device)
+    _maxima[(rows, blocks // 256)](*row, *want, maxima, blocks, BOUNDED=bounded, VECTOR=vector, DEPTH=16, COLUMNS=256)
     _floors[(rows,)](
         row[3], *want, maxima, blocks, floors, sizes,
-        BOUNDED=bounded, HELD=_held(blocks), LINE=LINE, TILE=TILE, num_warps=FLOOR_WARPS,
+        BOUNDED=bounded, HELD=_held(blocks), LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
     _collect[(rows, splits)](
-        *row, *want, floors, sizes, keys, positions, 2 * blocks, starts, found, splits,
-        BOUNDED=bounded, VECTOR=vector, LINE=LINE, TILE=PART, num_warps=PART_WARPS,
+        *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
+        BOUNDED=bounded, VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
     )  # fmt: skip
-    return sizes, keys, positions, starts, found, ends
-
-
-def _rank(entries: Tensor, ids: Tensor) -> None:
-    """Write the positions of `entries` `[rows, kept]` to `ids`, from the highest entry down."""
-    rows, kept = entries.shape
-    source, target = entries, torch.empty_like(entries)
-    _sort_runs[(rows, triton.cdiv(kept, RUN))](
-        source, target, ids, kept, LAST=kept <= RUN, RUN=RUN, OTHERS=16, num_warps=8
-    )
-    run = RUN
-    while run < kept:
-        source, target = target, source
-        _merge_runs[(rows, triton.cdiv(kept, MERGED))](
-            source, target, ids, kept, run, LAST=run * WAYS >= kept, WAYS=WAYS, TILE=MERGED
-        )
-        run *= WAYS
+    return sizes, best, positions, marks, starts, found, shifts
 
 
 @triton.jit
@@ -180,9 +156,10 @@ def _wanted(
 def _row_of(
     scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0)
     batch = row // groups
-    return row, scores + batch * batch_stride + (row - batch * groups) * group_stride
+    group = (row - batch * groups).to(tl.int64)
+    return row.to(tl.int64), scores + batch.to(tl.int64) * batch_stride + group * group_stride
 
 
 @triton.jit
@@ -192,12 +169,12 @@ def _inner(low: tl.tensor, high: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.te
 
 
 @triton.jit
-def _reach(keys: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """1 for each of three bounds that a key reaches, in 21 bits each."""
+def _reach(keys: tl.tensor, low: tl.tensor, high: tl.tensor, COUNTS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """1 for each of three bounds that a key reaches, in BITS bits each."""
     first, second, third = _inner(low, high)
-    counts = (keys >= first.to(tl.int32)).to(tl.int64)
-    counts += (keys >= second.to(tl.int32)).to(tl.int64) << 21
-    return counts + ((keys >= third.to(tl.int32)).to(tl.int64) << 42)
+    counts = (keys >= first.to(tl.int32)).to(COUNTS)
+    counts += (keys >= second.to(tl.int32)).to(COUNTS) << BITS
+    return counts + ((keys >= third.to(tl.int32)).to(COUNTS) << (2 * BITS))
 
 
 @triton.jit
@@ -223,22 +200,30 @@ def _quarter(
 
 @triton.jit
 def _cut_held(
-    keys: tl.tensor, size: tl.tensor, count: tl.tensor, enough: tl.tensor
+    keys: tl.tensor, size: tl.tensor, count: tl.tensor, enough: tl.tensor, HELD: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """As `_cut`, of `size` keys in registers; the others are _LOWEST."""
     low = tl.min(tl.where(keys > _LOWEST, keys, _HIGHEST), 0).to(tl.int64)
     high = tl.max(keys, 0).to(tl.int64) + 1
     reaching = size.to(tl.int64)
     above = reaching * 0
+    few = tl.reshape(keys, [HELD // 16, 16])
     while (reaching > enough) & (high - low > 1):
-        packed = tl.sum(_reach(keys, low, high), 0)
+        # Sixteen are counted in half the bits first.
+        packed = tl.sum(_reach(few, low, high, tl.int32, 10), 1).to(tl.int64)
+        packed = tl.sum((packed & 0x3FF) | ((packed & 0xFFC00) << 11) | ((packed >> 20) << 42), 0)
         low, high, reaching, above = _quarter(packed, count, low, high, reaching, above)
     return low.to(tl.int32), (high - 1).to(tl.int32), above.to(tl.int32)
 
 
 @triton.jit
 def _cut(
-    source: tl.tensor, stop: tl.tensor, count: tl.tensor, enough: tl.tensor, FLOATS: tl.constexpr, VECTOR: tl.constexpr,
+    source: tl.tensor,
+    stop: tl.tensor,
+    count: tl.tensor,
+    enough: tl.tensor,
+    FLOATS: tl.constexpr,
+    VECTOR: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Keys `low <= last` and a number: at least `count` of the first `stop` reach `low`, `number` exceed `last`.
@@ -259,7 +244,7 @@ def _cut(
     while (reaching > enough) & (high - low > 1):
         counts = tl.zeros([TILE], tl.int64)
         for start in range(0, stop, TILE):
-            counts += _reach(_load(source, start + lane, stop, FLOATS, VECTOR), low, high)
+            counts += _reach(_load(source, start + lane, stop, FLOATS, VECTOR), low, high, tl.int64, 21)
         packed = tl.sum(counts, 0)
         low, high, reaching, above = _quarter(packed, count, low, high, reaching, above)
     return low.to(tl.int32), (high - 1).to(tl.int32), above.to(tl.int32)
@@ -317,7 +302,7 @@ def _floors(
     stop = tl.minimum(others, blocks)
     if HELD:
         keys = _load(maxima + row * blocks, tl.arange(0, HELD), stop, False, 4)
-        low, _, _ = _cut_held(keys, stop, count, count + count // 16)
+        low, _, _ = _cut_held(keys, stop, count, count + count // 16, HELD)
     else:
         low, _, _ = _cut(maxima + row * blocks, stop, count, count + count // 16, False, 4, TILE)
     tl.store(floors + row * LINE, low)
@@ -337,8 +322,9 @@ def _collect(
     bounds: tl.tensor,
     floors: tl.tensor,
     sizes: tl.tensor,
-    keys: tl.tensor,
+    best: tl.tensor,
     positions: tl.tensor,
+    marks: tl.tensor,
     capacity: tl.tensor,
     starts: tl.tensor,
     found: tl.tensor,
@@ -353,23 +339,20 @@ def _collect(
     _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
     split = tl.program_id(1)
     position = split * TILE + tl.arange(0, TILE)
-    key = _load(source, position, others, True, VECTOR)
-    taken = (position < others) & (key >= tl.load(floors + row * LINE))
+    score = tl.load(source + position, mask=position // VECTOR * VECTOR < others, other=0.0)
+    floor = tl.load(floors + row * LINE)
+    floor = tl.where(floor < 0, floor ^ _HIGHEST, floor).to(tl.float32, bitcast=True)
+    taken = (position < others) & (score >= floor)
     behind = tl.cumsum(taken.to(tl.int32), 0)
     number = tl.sum(taken.to(tl.int32), 0)
     start = tl.atomic_add(sizes + row * LINE, number, sem="relaxed")
     place = start + behind - 1
     fits = taken & (place < capacity)
-    tl.store(keys + row * capacity + place, key, mask=fits)
+    tl.store(best + row * capacity + place, score, mask=fits)
     tl.store(positions + row * capacity + place, position, mask=fits)
+    tl.store(marks + row * capacity + position, tl.zeros([TILE], tl.int32), mask=position < capacity)
     tl.store(starts + row * splits + split, start)
     tl.store(found + row * splits + split, number)
-
-
-@triton.jit
-def _entry(keys: tl.tensor, positions: tl.tensor) -> tl.tensor:
-    """A key over its inverted position, so that larger is better; with _LOWEST for a key, an absent one."""
-    return (keys.to(tl.int64) << 32) | (positions ^ _HIGHEST).to(tl.int64)
 
 
 @triton.jit
@@ -398,7 +381,7 @@ def _write(
     place = surer + (within & 0xFFFF) + tl.minimum(ties, needed) - 1
     chosen = (sure | (level & (ties <= needed))) & (place < kept)
     if RANKED:
-        tl.store(entries + place, _entry(keys, positions), mask=chosen)
+        tl.store(entries + place, entry_of(keys, positions), mask=chosen)
     else:
         tl.store(ids + place, positions, mask=chosen)
     total = tl.sum(packed, 0)
@@ -417,11 +400,12 @@ def _select(
     reserved: tl.tensor,
     bounds: tl.tensor,
     sizes: tl.tensor,
-    keys: tl.tensor,
+    best: tl.tensor,
     positions: tl.tensor,
+    marks: tl.tensor,
     starts: tl.tensor,
     found: tl.tensor,
-    ends: tl.tensor,
+    shifts: tl.tensor,
     splits: tl.tensor,
     capacity: tl.tensor,
     entries: tl.tensor,
@@ -450,13 +434,18 @@ def _select(
     if NARROWED:
         size = tl.load(sizes + row * LINE)
         small = size <= capacity
-        keys += row * capacity
+        best += row * capacity
         positions += row * capacity
-        ends += row * splits
-        starts += row * splits
+        marks += row * capacity
+        shifts += row * splits
+        # The first candidate by position of each part that has any is marked; how far its list was moved is noted.
         split = tl.arange(0, SPLITS)
-        numbers = tl.load(found + row * splits + split, mask=split < splits, other=0)
-        tl.store(ends + split, tl.cumsum(numbers, 0), mask=split < splits)
+        number = tl.load(found + row * splits + split, mask=split < splits, other=0)
+        start = tl.load(starts + row * splits + split, mask=split < splits, other=0)
+        some = number > 0
+        before = tl.cumsum(number, 0) - number
+        tl.store(shifts + tl.cumsum(some.to(tl.int32), 0) - 1, start - before, mask=some)
+        tl.store(marks + before, tl.full([SPLITS], 1, tl.int32), mask=some & (before < capacity))
         tl.debug_barrier()
     surer = count * 0
     tied = count * 0
@@ -465,25 +454,26 @@ def _select(
             nth = tl.arange(0, HELD)
             position = nth
             if NARROWED:
-                key, position = _candidate(nth, size, keys, positions, starts, ends, splits, SPLITS)
+                key, position, _ = _candidate(nth, size, best, positions, marks, shifts, 0)
             else:
                 key = _load(source, nth, size, True, VECTOR)
-            low, top, above = _cut_held(key, size, count, count)
+            low, top, above = _cut_held(key, size, count, count, HELD)
             _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     elif small:
-        low, top, above = _cut(keys, size, count, count, False, 4, TILE)
-        for start in range(0, size, TILE):
-            key, position = _candidate(start + lane, size, keys, positions, starts, ends, splits, SPLITS)
+        low, top, above = _cut(best, size, count, count, True, 4, TILE)
+        parts = count * 0
+        for begin in range(0, size, TILE):
+            key, position, parts = _candidate(begin + lane, size, best, positions, marks, shifts, parts)
             surer, tied = _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     else:
         low, top, above = _cut(source, others, count, count, True, VECTOR, TILE)
-        for start in range(0, others, TILE):
-            key = _load(source, start + lane, others, True, VECTOR)
-            surer, tied = _write(key, start + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
-    for start in range(count, kept + last, TILE):
-        slot = start + lane
+        for begin in range(0, others, TILE):
+            key = _load(source, begin + lane, others, True, VECTOR)
+            surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+    for begin in range(count, kept + last, TILE):
+        slot = begin + lane
         if RANKED:
-            tl.store(entries + slot, _entry(tl.full([TILE], _LOWEST, tl.int32), slot), mask=slot < kept)
+            tl.store(entries + slot, entry_of(tl.full([TILE], _LOWEST, tl.int32), slot), mask=slot < kept)
         else:
             tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < kept + last)
 
@@ -492,87 +482,16 @@ def _select(
 def _candidate(
     nth: tl.tensor,
     size: tl.tensor,
-    keys: tl.tensor,
+    best: tl.tensor,
     positions: tl.tensor,
-    starts: tl.tensor,
-    ends: tl.tensor,
-    splits: tl.tensor,
-    SPLITS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The n-th candidates by position: each lies in the first part of the row that ends behind n."""
-    part = nth * 0
-    step = SPLITS // 2
-    while step > 0:
-        middle = part + step
-        end = tl.load(ends + middle - 1, mask=middle <= splits, other=_HIGHEST)
-        part = tl.where(end <= nth, middle, part)
-        step = step // 2
+    marks: tl.tensor,
+    shifts: tl.tensor,
+    parts: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The n-th candidates by position, `parts` parts of the row having begun before them, and how many have then."""
     present = nth < size
-    before = tl.load(ends + part - 1, mask=present & (part > 0), other=0)
-    place = tl.load(starts + part, mask=present, other=0) + nth - before
-    key = tl.load(keys + place, mask=present, other=_LOWEST)
-    return key, tl.load(positions + place, mask=present, other=0)
-
-
-@triton.jit
-def _put(
-    entry: tl.tensor, rank: tl.tensor, present: tl.tensor, entries: tl.tensor, ids: tl.tensor, LAST: tl.constexpr
-) -> None:
-    if LAST:
-        position = (entry & _HIGHEST).to(tl.int32) ^ _HIGHEST
-        tl.store(ids + rank, tl.where((entry >> 32) == _LOWEST, -1, position), mask=present)
-    else:
-        tl.store(entries + rank, entry, mask=present)
-
-
-@triton.jit
-def _sort_runs(
-    source: tl.tensor,
-    target: tl.tensor,
-    ids: tl.tensor,
-    kept: tl.tensor,
-    LAST: tl.constexpr,
-    RUN: tl.constexpr,
-    OTHERS: tl.constexpr,
-) -> None:
-    """An entry's rank is the number of larger entries: no two are equal."""
-    offset = tl.program_id(0).to(tl.int64) * kept
-    begin = tl.program_id(1) * RUN
-    slot = begin + tl.arange(0, RUN)
-    entry = tl.load(source + offset + slot, mask=slot < kept, other=_NOTHING)
-    before = tl.zeros([RUN, OTHERS], tl.int32)
-    for start in range(begin, tl.minimum(begin + RUN, kept), OTHERS):
-        other_slot = start + tl.arange(0, OTHERS)
-        other = tl.load(source + offset + other_slot, mask=other_slot < kept, other=_NOTHING)
-        before += (other[None, :] > entry[:, None]).to(tl.int32)
-    _put(entry, begin + tl.sum(before, 1), slot < kept, target + offset, ids + offset, LAST)
-
-
-@triton.jit
-def _merge_runs(
-    source: tl.tensor,
-    target: tl.tensor,
-    ids: tl.tensor,
-    kept: tl.tensor,
-    run: tl.tensor,
-    LAST: tl.constexpr,
-    WAYS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
-    """Merge WAYS runs at a time: an entry moves behind the larger ones of each, which bisection counts."""
-    offset = tl.program_id(0).to(tl.int64) * kept
-    slot = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    entry = tl.load(source + offset + slot, mask=slot < kept, other=_NOTHING)
-    first = tl.program_id(1) * TILE // (run * WAYS) * WAYS
-    begin = tl.minimum((first + tl.arange(0, WAYS)) * run, kept)[:, None]
-    low = begin + tl.zeros([WAYS, TILE], tl.int32)
-    high = tl.minimum(low + run, kept)
-    span = run
-    while span > 0:
-        middle = (low + high) // 2
-        other = tl.load(source + offset + middle, mask=low < high, other=_NOTHING)
-        ahead = other > entry[None, :]
-        low, high = tl.where((low < high) & ahead, middle + 1, low), tl.where(ahead, high, middle)
-        span = span // 2
-    rank = tl.sum(low - begin, 0)
-    _put(entry, first * run + rank, slot < kept, target + offset, ids + offset, LAST)
+    mark = tl.load(marks + nth, mask=present, other=0)
+    place = nth + tl.load(shifts + parts + tl.cumsum(mark, 0) - 1, mask=present, other=0)
+    key = _keys(tl.load(best + place, mask=present, other=0.0))
+    position = tl.load(positions + place, mask=present, other=0)
+    return tl.where(present, key, _LOWEST), position, parts + tl.sum(mark, 0)
