@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -55,6 +56,8 @@ def command_of(section: str, folder: Path, seconds: float, smoke: bool) -> list[
             "-q",
             "-x",
             "--maxfail=20",
+            # Most of their time is the compiler's, on the host.
+            *(["--numprocesses=8"] if importlib.util.find_spec("xdist") else []),
             "tests/gpu",
             f"--junitxml={folder}/checks.xml",
         ]
