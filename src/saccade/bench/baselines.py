@@ -42,6 +42,11 @@ def _missing(device: torch.device, head_dim: int) -> str | None:
         return "its CPU kernel is what can be called without an engine"
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed (make setup-vllm)"
+    from ..adapters.vllm.interfaces import problem
+
+    moved = problem("benchmark")
+    if moved is not None:
+        return moved
     from ..adapters.vllm.dense_kernel import refusal
 
     return refusal(head_dim)

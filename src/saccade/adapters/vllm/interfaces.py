@@ -216,6 +216,13 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part("vllm.engine.arg_utils", "AsyncEngineArgs.create_engine_config", "usage_context"),
         Part("vllm.usage.usage_lib", "UsageContext", has="OPENAI_API_SERVER"),
     ),
+    "benchmark": (
+        Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackend.get_supported_head_sizes"),
+        Part("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa", "dtype block_size head_size"),
+        Part("vllm._custom_ops", "cpu_attn_reshape_and_cache", "key value key_cache value_cache slot_mapping isa"),
+        Part("vllm._custom_ops", "cpu_attn_get_scheduler_metadata", "num_reqs seq_lens isa enable_kv_split"),
+        Part("vllm._custom_ops", "cpu_attention_with_kv_cache", "query key_cache value_cache block_table"),
+    ),
 }
 """By where they are used; the keys are what `check_interfaces` takes."""
 
