@@ -84,13 +84,21 @@ static float *keep_at(const struct call *call, const struct item *item, int64_t 
 static void keep_scores(float *to, int64_t step, const float *scores, int rows, int count, int64_t pooling)
 {
     const size_t bytes = sizeof(float) * (size_t)count;
+    const float part = 1.0f / (float)rows;
     memcpy(to, scores, bytes);
-    for (int row = 1; row < rows; row++)
+    for (int row = 1; row < rows; row++) {
+        const float *more = scores + row * BLOCK;
         if (pooling == EACH)
-            memcpy(to + row * step, scores + row * BLOCK, bytes);
+            memcpy(to + row * step, more, bytes);
+        else if (pooling == MEAN)
+            for (int i = 0; i < count; i++)
+                to[i] += more[i];
         else
             for (int i = 0; i < count; i++)
-                to[i] = scores[row * BLOCK + i] > to[i] ? scores[row * BLOCK + i] : to[i];
+                to[i] = more[i] > to[i] ? more[i] : to[i];
+    }
+    for (int i = 0; pooling == MEAN && rows > 1 && i < count; i++)
+        to[i] *= part;
 }
 
 #include "pages.h"

@@ -323,12 +323,10 @@ static void NAME(attend)(const void *job, int64_t index)
     const struct call *call = plan->call;
     const struct item *item = &plan->items[index];
     const int bf16 = (int)call->bf16, columns = call->k_dim != 0, dim = (int)call->dim, group = item->group;
-    const int kept = call->scores && item->kept >= 0, mean = kept && call->pooling == MEAN;
-    /* Rows of queries: the group's own, where they are wanted, and their mean. Of these `mixed` attend. */
-    const int own = call->out || !mean ? group : 0, rows = own + mean;
-    const int mixed = call->out ? group : 0;
-    _Alignas(64) float queries[MOST_GROUP + 1][MOST_DIM], sums[MOST_GROUP][MOST_DIM];
-    _Alignas(64) float scores[MOST_GROUP + 1][BLOCK];
+    const int kept = call->scores && item->kept >= 0;
+    const int mixed = call->out ? group : 0; /* queries that attend; the others are only scored */
+    _Alignas(64) float queries[MOST_GROUP][MOST_DIM], sums[MOST_GROUP][MOST_DIM];
+    _Alignas(64) float scores[MOST_GROUP][BLOCK];
     vec total[MOST_GROUP];
     float max[MOST_GROUP];
 #ifdef DOT
@@ -341,14 +339,8 @@ static void NAME(attend)(const void *job, int64_t index)
     const float *q = call->q + (item->row * call->query_heads + item->first) * dim;
     for (int i = 0; i < dim; i++) {
         int64_t to = columns ? i : NAME(place)(i, bf16);
-        float sum = 0.0f;
-        for (int row = 0; row < group; row++) {
-            if (row < own)
-                queries[row][to] = q[row * dim + i];
-            sum += q[row * dim + i];
-        }
-        if (mean)
-            queries[own][to] = sum / (float)group;
+        for (int row = 0; row < group; row++)
+            queries[row][to] = q[row * dim + i];
     }
     for (int row = 0; row < group; row++) {
         max[row] = -INFINITY;
@@ -357,7 +349,7 @@ static void NAME(attend)(const void *job, int64_t index)
     }
 
 #ifdef DOT
-    const int dot = bf16 && !columns && NAME(short_queries)(q, own, dim, words);
+    const int dot = bf16 && !columns && NAME(short_queries)(q, group, dim, words);
 #endif
 
     read_block(&reader, block);
@@ -370,18 +362,17 @@ static void NAME(attend)(const void *job, int64_t index)
         const int64_t *places = call->out ? block->v : next->k;
         int row = 0, some;
 #ifdef DOT
-        for (; dot && row < own; row += some) {
-            some = NAME(share)(own - row);
+        for (; dot && row < group; row += some) {
+            some = NAME(share)(group - row);
             NAME(dot_scorers)[some - 1](block, call, ahead, places, words[row], scores[row]);
         }
 #endif
-        for (; row < rows; row += some) {
-            some = NAME(share)(rows - row);
+        for (; row < group; row += some) {
+            some = NAME(share)(group - row);
             NAME(scorers)[columns][bf16][some - 1](block, call, ahead, places, queries[row], scores[row]);
         }
         if (kept)
-            keep_scores(keep_at(call, item, block->token), call->max_len, mean ? scores[own] : scores[0],
-                        mean ? 1 : group, block->count, call->pooling);
+            keep_scores(keep_at(call, item, block->token), call->max_len, scores[0], group, block->count, call->pooling);
         const struct block *later = reader.fetch && !columns ? next : NULL;
         for (row = 0; row < mixed; row++) {
             uint16_t *short_weights = NULL;
