@@ -79,6 +79,7 @@ test: setup
 	@echo "test: ruff (lint, format), mypy --strict, pytest"
 	@$(MAKE) --no-print-directory lint types
 	@$(RUN) -m pytest --quiet $(WORKERS)
+	@TRITON_INTERPRET=1 $(RUN) -m pytest --quiet $(WORKERS) tests/kernels/interpreted
 
 test-vllm: setup-vllm
 	@echo "test-vllm: pytest of tests/vllm, on real vLLM"

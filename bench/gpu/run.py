@@ -37,6 +37,8 @@ def main() -> int:
     for number, section in enumerate(sections):
         left = end - time.monotonic()
         seconds = left * SHARES[section] / sum(SHARES[later] for later in sections[number:])
+        for old in given.folder.glob(f"{section}.*"):
+            old.unlink()
         command = command_of(section, given.folder, seconds, given.smoke)
         started = time.monotonic()
         status = "no such tool" if command is None else bounded(command, seconds, given.folder / f"{section}.log")
@@ -54,7 +56,6 @@ def command_of(section: str, folder: Path, seconds: float, smoke: bool) -> list[
             "-m",
             "pytest",
             "-q",
-            "-x",
             "--maxfail=20",
             # Most of their time is the compiler's, on the host.
             *(["--numprocesses=8"] if importlib.util.find_spec("xdist") else []),
@@ -89,6 +90,9 @@ def bounded(command: list[str], seconds: float, log: Path) -> str:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             code = process.wait(seconds + GRACE)
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
             try:

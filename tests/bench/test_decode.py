@@ -108,7 +108,7 @@ def test_a_rectified_policy_carries_its_passes(shape: str, tmp_path: Path) -> No
     (rectified,) = (row for name, row in found.items() if "rectify" in name)
     assert rectified["ms_rectify"] != 0
     # A period is four sparse steps and the one that also runs them again.
-    assert rectified["steps"] == 5
+    assert rectified["steps"] == 2 * 5
 
 
 def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:

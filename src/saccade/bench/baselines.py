@@ -24,9 +24,12 @@ def choose(names: list[str], device: torch.device, head_dim: int) -> tuple[tuple
         SaccadeError: an unknown name.
     """
     chosen, notes = [], []
-    for name in dict.fromkeys(names):
-        if name == "none":
-            continue
+    asked = [name.strip() for given in names for name in given.split(",")]
+    if "none" in asked:
+        if len(set(asked)) > 1:
+            raise SaccadeError(f"baseline none beside {', '.join(sorted(set(asked) - {'none'}))} is not valid")
+        return (), ()
+    for name in dict.fromkeys(asked):
         if name not in NAMES:
             raise SaccadeError(f"unknown baseline {name!r}; valid: {', '.join(NAMES)}, or none")
         reason = _missing(device, head_dim) if name == "vllm" else None
@@ -40,7 +43,9 @@ def choose(names: list[str], device: torch.device, head_dim: int) -> tuple[tuple
 def _missing(device: torch.device, head_dim: int) -> str | None:
     if device.type != "cpu":
         return "its CPU kernel is what can be called without an engine"
-    if importlib.util.find_spec("vllm") is None:
+    found = importlib.util.find_spec("vllm")
+    # A folder of that name on the path is found too, but comes from no file.
+    if found is None or found.origin is None:
         return "vLLM is not installed (make setup-vllm)"
     from ..adapters.vllm.interfaces import problem
 

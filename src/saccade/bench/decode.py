@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Sequence
 
@@ -42,7 +43,7 @@ def measure(
         model: stock, with `sdpa` attention.
         policies: what is timed; dense belongs to them.
         context, batch, threads: the setting.
-        steps: timed calls of each variant; a rectified policy takes whole periods.
+        steps: timed calls of each variant; a rectified policy takes two whole periods.
         names: baselines.
 
     Returns:
@@ -64,14 +65,19 @@ def measure(
     for done in range(0, steps, TURN):
         count = min(TURN, steps - done)
         for variant in (*variants, *empty):
-            # A whole period each, so that the first ones suffice.
-            if variant.period == 1 or len(variant.steps) < steps:
+            if variant.period == 1:
                 variant.turn(count)
+            elif not variant.steps:
+                # Two whole periods at once: quartiles want two plain steps.
+                variant.turn(2 * variant.period)
         bandwidth.append(read_bandwidth(model.device, repeats=1))
     weight_bytes = float(_weight_bytes(model))
     rows = [_row(variant, model, threads, weight_bytes) for variant in variants]
     speed = statistics.median(bandwidth)
     least = min(median_ms(variant.steps) for variant in empty)
+    for variant in (*variants, *empty):
+        variant.close()
+    gc.collect()
     return complete(rows, empty_ms=least, weight_bytes=weight_bytes, bandwidth=speed), speed
 
 

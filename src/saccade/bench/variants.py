@@ -128,6 +128,10 @@ class Variant:
     def share_attended(self) -> float:
         return 1.0
 
+    def close(self) -> None:
+        """Let go of the cache; rows were read before."""
+        self.cache = DynamicCache()
+
 
 class Attached(Variant):
     """A model of its own module tree, with the same weights, under a policy.
@@ -189,6 +193,10 @@ class Attached(Variant):
         parts = {} if self._clock is None else self._clock.read()
         passed = self.rectify is not None and self.run.stats().dense_passes > passes
         return Step(step.seconds, parts, passed)
+
+    def close(self) -> None:
+        super().close()
+        self.run.restore()
 
     @property
     def share_attended(self) -> float:

@@ -36,8 +36,7 @@ def decode_picture(results: Mapping[str, Any]) -> str:
 def _name(row: Mapping[str, Any]) -> str:
     if row["policy"] == "stock":
         return "stock transformers"
-    name = row["policy"].partition(":")[0]
-    return f"{name} ({row['runtime']})" if row["policy"] == "dense" else name
+    return f"dense ({row['runtime']})" if row["policy"] == "dense" else str(row["policy"])
 
 
 def _against_context(axes: Axes, rows: list[Mapping[str, Any]]) -> None:

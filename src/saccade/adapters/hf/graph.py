@@ -20,8 +20,8 @@ class GraphedStep:
     """Decodes one token of every row by replaying what one step of the model launched; nothing waits for the device.
 
     Indexes are built on construction, which leaves the cache as it was. Between steps the cache may be read, and other
-    calls may decode from it if `room` is left for them. A step costs the same at every length: shapes follow from the
-    cache's capacity, so give it no more than the text needs.
+    calls may decode from it; the step after one asks the device how long the cache has become. A step costs the same at
+    every length: shapes follow from the cache's capacity, so give it no more than the text needs.
 
     Args:
         run: attached to the model; what `saccade.sparsify` returns.
@@ -39,15 +39,18 @@ class GraphedStep:
         if not keys.is_cuda:
             raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {keys.device}")
         self._run, self._cache = run, cache
+        self._calls = 0
         self._starts = row_starts(attention_mask, keys.shape[0]).to(keys.device)
-        self._left: int = cache.layers[0].max_cache_len - int(cache.layers[0].cumulative_length)
+        self._left = self._measured()
         if self._left < 1:
             raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
-        self._capture(keys)
+        with torch.cuda.device(keys.device):
+            self._capture(keys)
+        self._places = self._addresses()
 
     @property
     def room(self) -> int:
-        """Steps that the cache has room for."""
+        """Steps that the cache has room for, as far as calls by others are known."""
         return self._left
 
     @torch.inference_mode()
@@ -61,16 +64,25 @@ class GraphedStep:
             Logits `[B, V]` of the next token, in memory that the next step overwrites.
 
         Raises:
-            UnsupportedModelError: if the cache is full.
-            AttachmentError: if the cache was emptied or given to another run since.
+            UnsupportedModelError: if the cache is full, or tokens have another shape or dtype.
+            AttachmentError: if the cache was emptied, reordered or given to another run since.
         """
+        session = caches.session_of(self._cache)
+        if session is None or session.state is not self._state or self._addresses() != self._places:
+            raise AttachmentError(
+                "the cache was emptied, reordered or given to another run since; make a new GraphedStep"
+            )
+        if tokens.shape != self._tokens.shape or tokens.dtype != torch.int64:
+            raise UnsupportedModelError(
+                f"tokens must be int64 {list(self._tokens.shape)}, got {tokens.dtype} {list(tokens.shape)}"
+            )
+        if session.calls != self._calls:
+            self._left, self._calls = self._measured(), session.calls
         if self._left < 1:
             raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
-        session = caches.session_of(self._cache)
-        if session is None or session.state is not self._state:
-            raise AttachmentError("the cache was emptied or given to another run since; make a new GraphedStep")
         self._tokens.copy_(tokens)
-        self._graph.replay()
+        with torch.cuda.device(self._tokens.device):
+            self._graph.replay()
         self._run.counters.replayed(self._counted)
         self._left -= 1
         return self._logits
@@ -85,21 +97,33 @@ class GraphedStep:
         with self._run.lengths_on_device(self._starts):
             with torch.cuda.stream(stream), self._run.counters.undone():
                 for _ in range(WARM_UPS):
-                    self._forward()
-                    # What a warm-up wrote behind the last token is overwritten by the first step.
-                    for length, old in zip(lengths, before, strict=True):
-                        length.copy_(old)
+                    try:
+                        self._forward()
+                    finally:
+                        # What a warm-up wrote behind the last token is overwritten by the first step.
+                        for length, old in zip(lengths, before, strict=True):
+                            length.copy_(old)
             torch.cuda.current_stream(keys.device).wait_stream(stream)
             session = caches.session_of(self._cache)
             assert session is not None, "the warm-up has installed one"
             self._state = session.state
             steps = list(self._run.counters.steps)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, stream=stream):
                 self._logits = self._forward()
         counted = self._run.counters.steps
         self._counted = [after - earlier for after, earlier in zip(counted, steps, strict=True)]
         counted[:] = steps
+        self._calls = session.calls
+
+    def _measured(self) -> int:
+        """Slots that are free; asks the device."""
+        first = self._cache.layers[0]
+        return int(first.max_cache_len - int(first.cumulative_length))
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where the cache lies: a graph reads nowhere else."""
+        return tuple(tensor.data_ptr() for layer in self._cache.layers for tensor in (layer.keys, layer.values))
 
     def _forward(self) -> Tensor:
         with lasting(), self._run.counters.together(), torch.inference_mode():

@@ -64,10 +64,11 @@ class _Forward:
         product, parameters = self._product, self.module._parameters
         if (
             type(input) is Tensor
-            and parameters["weight"] is product.weight
-            and parameters["bias"] is product.bias
+            and parameters.get("weight") is product.weight
+            and parameters.get("bias") is product.bias
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()
+            and torch._C._get_tracing_state() is None
             and product.refusal(input) is None
         ):
             return product.run(input)

@@ -71,6 +71,7 @@ class Session:
         pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
             interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
+        calls: how many forward calls there were, replays of a graph not among them.
         slot: where the token of a call goes whose length only the device knows; None in every other call.
     """
 
@@ -82,6 +83,7 @@ class Session:
         self.drafts: Drafts | None = None
         self.slot: Tensor | None = None
         self._steps: list[Rows] = []
+        self.calls = 0
 
     def dirty(self, past: int) -> int:
         """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
@@ -96,6 +98,7 @@ class Session:
             rectified: whether sparse steps will be made good, so that until then they count as unclean.
         """
         self.call = call
+        self.calls += 1
         self.slot = None
         self._steps = []
         self.state.begin(call.past)
@@ -118,6 +121,7 @@ class Session:
         """
         self.slot = slot
         self.call = Call(rows.max_len - 1, 1, 0)
+        self.calls += 1
         self._steps = [rows]
         self.state.begin(rows.max_len - 1)
         self.clean = None

@@ -14,6 +14,8 @@ from ...types import KVView, Pooling
 
 def refusal(head_dim: int) -> str | None:
     """Why the kernel cannot take a model, or None."""
+    if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
+        return "this build of vLLM has no CPU kernels"
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     return None if head_dim in sizes else f"its CPU kernel takes heads of {', '.join(map(str, sizes))}, not {head_dim}"
 

@@ -157,7 +157,9 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
 #pragma GCC pop_options
 #endif
 
-/* Products of bfloat16 pairs: half the instructions for scores, a third for values. */
+#if defined(__clang__) ? __clang_major__ >= 11 : __GNUC__ >= 11
+/* Products of bfloat16 pairs, where the compiler knows them: half the instructions for scores, a third for values. */
+#define DOTS
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))), apply_to = function)
 #else
@@ -174,6 +176,7 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
+#endif
 #endif
 
 #else /* other processors: vectors of 128 bits, which NEON has and every compiler can split */
@@ -202,8 +205,10 @@ static struct level choose(int64_t dim, int64_t lanes)
     const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#ifdef DOTS
     if (v4 && most >= 32 && dim % 32 == 0 && __builtin_cpu_supports("avx512bf16"))
         return (struct level){"x86-64-v4 with bf16", 16, dot_attend, v4_bound_pages, v4_update_pages, v4_exps};
+#endif
     if (v4 && most >= 16 && dim % 32 == 0)
         return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_update_pages, v4_exps};
     if (v3 && most >= 8 && dim % 16 == 0)

@@ -190,7 +190,7 @@ typedef void (*NAME(dot_scorer))(const struct block *, const struct call *, cons
 typedef void (*NAME(dot_mixer))(const struct block *, const struct block *, const struct call *, const uint16_t *,
                                 float *);
 
-#define DOTS(rows)                                                                                                     \
+#define DOT_ROWS(rows)                                                                                                     \
     INNER void NAME(dot_score_##rows)(const struct block *block, const struct call *call, const char *ahead,           \
                                        const int64_t *places, const uint16_t *queries, float *scores)                  \
     {                                                                                                                  \
@@ -205,8 +205,8 @@ typedef void (*NAME(dot_mixer))(const struct block *, const struct block *, cons
         if (column < dim)                                                                                              \
             NAME(dot_mix)(block, next, call, column, weights, sums, rows, 1);                                      \
     }
-DOTS(1) DOTS(2) DOTS(3) DOTS(4)
-#undef DOTS
+DOT_ROWS(1) DOT_ROWS(2) DOT_ROWS(3) DOT_ROWS(4)
+#undef DOT_ROWS
 static const NAME(dot_scorer) NAME(dot_scorers)[MOST_ROWS] = {NAME(dot_score_1), NAME(dot_score_2), NAME(dot_score_3),
                                                               NAME(dot_score_4)};
 static const NAME(dot_mixer) NAME(dot_mixers)[MOST_ROWS] = {NAME(dot_mix_1), NAME(dot_mix_2), NAME(dot_mix_3),

@@ -31,12 +31,14 @@ class DecodeLinear:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
 
-    __slots__ = ("_implementation", "_inputs", "_product", "_seen", "bias", "weight")
+    __slots__ = ("_implementation", "_inputs", "_product", "_seen", "_unfit", "bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, implementation: Implementation = "auto") -> None:
         self.weight = weight
         self.bias = bias
         self._implementation = implementation
+        self._unfit: str | None = None
+        self._seen = self._look()
         self._bind()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -52,11 +54,15 @@ class DecodeLinear:
 
     def refusal(self, x: Tensor) -> str | None:
         """Why the product with this `x` cannot be taken, or None."""
-        if self._look() != self._seen:
+        seen = self._look()
+        if seen != self._seen:
+            self._seen, self._unfit = seen, None
             try:
                 self._bind()
             except KernelError as error:
-                return f"the weight has changed: {error}"
+                self._unfit = f"the weight has changed: {error}"
+        if self._unfit is not None:
+            return self._unfit
         if x.dtype != torch.bfloat16 or x.shape[-1:] != self._inputs:
             return f"x must be bfloat16 [..., {self._inputs[0]}], got {x.dtype} {list(x.shape)}"
         if x.numel() > MOST_ROWS * self._inputs[0]:
@@ -90,4 +96,3 @@ class DecodeLinear:
         chosen = choose("decode_linear", self._implementation, {"native": lambda: native.refusal(weight, bias)})
         self._product = native.product if chosen == "native" else reference.product
         self._inputs = weight.shape[1:]
-        self._seen = self._look()

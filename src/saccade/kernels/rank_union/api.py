@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -38,7 +39,8 @@ def rank_union(
     if chosen == "triton":
         from saccade.kernels.rank_union import triton
 
-        return triton.rank_union(ids, counts, limit, universe, None, 0, 0)
+        with torch.cuda.device_of(ids):
+            return triton.rank_union(ids, counts, limit, universe, None, 0, 0)
     return _union(chosen, ids, counts, limit, universe)
 
 
@@ -78,7 +80,8 @@ def framed_rank_union(
     if chosen == "triton":
         from saccade.kernels.rank_union import triton
 
-        return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window)
+        with torch.cuda.device_of(ids):
+            return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window)
     return framed(*_union(chosen, ids, counts, limit, universe), lengths, sinks, window)
 
 

@@ -58,7 +58,8 @@ def topk(
     if chosen == "triton":
         from saccade.kernels.topk import triton
 
-        return triton.topk(scores, lengths, k, order, reserved)
+        with torch.cuda.device_of(scores):
+            return triton.topk(scores, lengths, k, order, reserved)
     candidates = (lengths - reserved).clamp(min=0) if reserved else lengths
     if chosen == "native":
         return native.topk(scores, candidates, k, order)
@@ -106,7 +107,8 @@ def topk_and_last(
     if chosen == "triton":
         from saccade.kernels.topk import triton
 
-        return triton.topk_and_last(scores, lengths, k, last, sizes)
+        with torch.cuda.device_of(scores):
+            return triton.topk_and_last(scores, lengths, k, last, sizes)
     ends = lengths.clamp(max=last)
     others = lengths - ends
     if k == 0:
