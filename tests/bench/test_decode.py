@@ -195,6 +195,7 @@ def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"policies": ["quest:rectify=8:verify"]}, "how many drafts stand depends on the text"),
+        ({"baseline": ["none", "torch-sdpa"]}, "baseline none beside torch-sdpa is not valid"),
         ({"baseline": ["pytorch"]}, "unknown baseline 'pytorch'; valid: transformers, torch-sdpa, vllm, or none"),
     ],
 )

@@ -48,6 +48,19 @@ def test_bytes_are_the_cache_that_must_be_read(tmp_path: Path) -> None:
     assert found["page scores"] == 13 * token
 
 
+def test_calls_go_round_in_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right, seen = operations.topk, []
+
+    def watched(scores: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(scores.data_ptr())
+        return right(scores, *arguments, **options)
+
+    monkeypatch.setattr(operations, "topk", watched)
+    measured(tmp_path, "--operation", "top-k", "--operation", "dense", "--rounds", "14")
+    # 2^20 bytes hold seven caches of 200 tokens; the first call is the check's.
+    assert len(set(seen[1:])) == 7
+
+
 def test_an_implementation_that_refuses_is_left_out(tmp_path: Path) -> None:
     asked = ["--operation", "dense", "--implementation", "reference", "--implementation", "triton"]
     rows = measured(tmp_path, *asked, "--dtype", "float16")

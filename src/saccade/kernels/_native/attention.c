@@ -13,11 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compiler.h"
 #include "pool.h"
-
-#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "bfloat16 is widened as on a little-endian machine"
-#endif
 
 #define ABI_VERSION 4 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
@@ -103,7 +100,6 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
 
 #include "pages.h"
 
-#define INLINE static inline __attribute__((always_inline))
 /* At the start of a cache line: else the speed of the inner loops depends on what stands before them. */
 #define INNER static __attribute__((aligned(64)))
 /* Into the second-level cache: the first has too few slots for outstanding lines. */
@@ -113,13 +109,6 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
         if ((bytes) > 64)                                                                                              \
             __builtin_prefetch((at) + 64, 0, 2);                                                                             \
     } while (0)
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
-#endif
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -411,8 +400,6 @@ static void hide(float *scores, int64_t rows, int64_t step, int64_t from)
         for (int64_t i = from; i < step; i++)
             scores[row * step + i] = -INFINITY;
 }
-
-#define EXPORT __attribute__((visibility("default")))
 
 EXPORT int64_t saccade_abi_version(void)
 {

@@ -12,20 +12,7 @@
 
 #include "update.h"
 
-#undef vec
-#undef uvec
-#undef ivec
-#undef half
-#undef PAIR
-#undef LOW
-#undef HIGH
-#undef LOW2
-#undef HIGH2
-#undef BY8
-#undef BY4
-#undef FOLD
-#undef REDUCE
-#undef ADD
+#include "forget.h"
 #undef LANES
 #undef MOST_ROWS
 #undef NAME
