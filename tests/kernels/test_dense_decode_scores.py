@@ -23,7 +23,7 @@ from kernel_checks import (
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
-from saccade.types import Pooling
+from saccade.types import KVView, Pooling, Rows
 
 
 @given(cases(), attention_implementations, st.one_of(st.none(), poolings), st.sampled_from((0.125, 0.3)))
@@ -121,3 +121,15 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         decode_scores(case.q, case.kv, pooling="sum")  # type: ignore[arg-type]
     with pytest.raises(KernelError, match="floating"):
         dense_decode_scores(case.q.int(), case.kv, scale=0.3)
+
+
+def test_working_memory_serves_inside_and_outside_inference_mode() -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    # Longer than what any test before has left behind, so that the first call makes the memory.
+    k = torch.randn(1, 9000, 1, 8, dtype=torch.float16)
+    kv = KVView(k, k, Rows.on_host(table, [0], [8990], max_len=9000))
+    q = torch.randn(1, 1, 8, dtype=torch.float16)
+    with torch.inference_mode():
+        inside, _ = dense_decode_scores(q, kv, scale=0.3, pooling="each", implementation="cpu")
+    outside, _ = dense_decode_scores(q, kv, scale=0.3, pooling="each", implementation="cpu")
+    assert torch.equal(inside, outside)

@@ -20,7 +20,9 @@ def scratch(purpose: str, shape: tuple[int, ...]) -> Tensor:
     needed = math.prod(shape)
     buffer: Tensor | None = getattr(_held, purpose, None)
     if buffer is None or buffer.numel() < needed:
-        # An eighth more than asked for: the context grows by a token per step.
-        buffer = torch.empty(needed + needed // 8, dtype=torch.float32)
+        # An inference tensor could not be written outside inference mode, where the next call may be.
+        with torch.inference_mode(False):
+            # An eighth more than asked for: the context grows by a token per step.
+            buffer = torch.empty(needed + needed // 8, dtype=torch.float32)
         setattr(_held, purpose, buffer)
     return buffer[:needed].view(shape)
