@@ -19,7 +19,7 @@ def decode_picture(results: Mapping[str, Any]) -> str:
     """Time per token against the context, and its parts at the longest one, as SVG: a line of panels per setting."""
     rows = results["rows"]
     settings = list(dict.fromkeys((row["batch"], row["threads"]) for row in rows))
-    with canvas(11.0, 4.6 * len(settings)) as figure:
+    with canvas(12.0, 5.6 * len(settings)) as figure:
         panels = figure.subplots(len(settings), 2, squeeze=False)
         for (batch, threads), (left, right) in zip(settings, panels, strict=True):
             own = [row for row in rows if (row["batch"], row["threads"]) == (batch, threads)]
@@ -58,12 +58,14 @@ def _against_context(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
     axes.set_xlabel("tokens in the cache")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=7.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def _parts(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
     longest = max(row["context"] for row in rows)
-    shown = [row for row in rows if row["context"] == longest and row["ms_other"] is not None]
+    # Others' dense attention would leave no width for ours.
+    own = [row for row in rows if row["runtime"] == "saccade"]
+    shown = [row for row in own if row["context"] == longest and row["ms_other"] is not None]
     shown.sort(key=lambda row: -row["ms_per_token"])
     for place, row in enumerate(shown):
         left = 0.0
