@@ -49,12 +49,12 @@ def flash_attention_3() -> Attention:
 
 
 def flash_infer() -> Attention:
-    """Pages of 16 tokens in `[pages, 2, Hkv, 16, d]` are what its decoding kernel reads; one row has a simpler call."""
+    """Its call for one row, which reads the cache where it lies; with more rows it is left out and said to be."""
     library = importlib.import_module("flashinfer")
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[0] != 1:
-            raise NotImplementedError("only batch 1 is called here: more rows need a cache in FlashInfer's own pages")
+            raise ValueError(f"FlashInfer's call for a single row cannot take {q.shape[0]}")
         return library.single_decode_with_kv_cache(q[0], k[0], v[0], kv_layout="HND", use_tensor_cores=True)[None]
 
     return attend
