@@ -54,7 +54,7 @@ def built_in_contexts(tokenizer: Any, *, length: int, limit: int, positions: int
         DocumentError: if the text has too few tokens for that, the model too few positions, or the facts no room.
     """
     text = language_reference().evaluation
-    ends = [end for _, end in _encode(tokenizer, text)[1]]
+    ends = [end for _, end in encode(tokenizer, text)[1]]
     if length > len(ends):
         raise DocumentError(f"--context {length}: the built-in document has only {len(ends)} tokens; pass --document")
     stops = sentence_ends(text)
@@ -125,8 +125,8 @@ def _shares(limit: int) -> list[int]:
 
 def _built_in(tokenizer: Any, text: str, length: int, asked: int, rng: numpy.random.Generator) -> Context:
     facts = make_facts(FACTS_PER_CONTEXT, rng, "eval")
-    ends = [end for _, end in _encode(tokenizer, text)[1]]
-    added = sum(len(_encode(tokenizer, f" {sentence(fact)}")[0]) for fact in facts)
+    ends = [end for _, end in encode(tokenizer, text)[1]]
+    added = sum(len(encode(tokenizer, f" {sentence(fact)}")[0]) for fact in facts)
     kept = max(length - added, 1)
     state = rng.bit_generator.state
     # Token counts do not add up exactly where sentences are inserted, so a short text is made a little longer.
@@ -147,17 +147,17 @@ def _with_facts(
         hidden, spans = hide(text, facts, rng)
     except ValueError as error:
         raise DocumentError(f"{name}: {error}") from error
-    ids, offsets = _encode(tokenizer, hidden)
+    ids, offsets = encode(tokenizer, hidden)
     by_depth = sorted(range(len(facts)), key=lambda index: spans[index])
     # Every other fact or so: the questions are spread over all depths, whatever their number.
     chosen = [by_depth[(2 * number + 1) * len(by_depth) // (2 * asked)] for number in range(asked)]
     questions = []
     for index in rng.permutation(chosen):
         fact, end = facts[index], spans[index][1] - 1
-        first, stop = _tokens_between(offsets, end - len(fact.value), end)
-        tokens = tuple(_encode(tokenizer, question(fact))[0])
+        first, stop = tokens_between(offsets, end - len(fact.value), end)
+        tokens = tuple(encode(tokenizer, question(fact))[0])
         questions.append(Question(fact, tokens, (first, stop), first / len(ids)))
-    start = _beginning(tokenizer)
+    start = beginning(tokenizer)
     shifted = tuple(
         Question(q.fact, q.tokens, (q.value_span[0] + len(start), q.value_span[1] + len(start)), q.depth)
         for q in questions
@@ -165,7 +165,7 @@ def _with_facts(
     return Context((*start, *ids), shifted)
 
 
-def _beginning(tokenizer: Any) -> tuple[int, ...]:
+def beginning(tokenizer: Any) -> tuple[int, ...]:
     """The tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
     with_special = tokenizer("a")["input_ids"]
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -175,14 +175,14 @@ def _beginning(tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-def _tokens_between(offsets: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+def tokens_between(offsets: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
     """First token that ends behind character `begin`, and the first one that starts at or behind `end`."""
     first = next(index for index, offset in enumerate(offsets) if offset[1] > begin)
     stop = next((index for index in range(first, len(offsets)) if offsets[index][0] >= end), len(offsets))
     return first, stop
 
 
-def _encode(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+def encode(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Token ids and their character offsets; no special tokens."""
     # The length warning does not apply: what is too long is refused or cut.
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

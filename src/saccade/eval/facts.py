@@ -5,7 +5,7 @@ Text only, and no model: training, the demo and every evaluation share these sen
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Literal
@@ -78,8 +78,10 @@ def sentence_ends(text: str) -> list[int]:
     return [match.start() for match in _BOUNDARY.finditer(text)]
 
 
-def hide(text: str, facts: Sequence[Fact], rng: numpy.random.Generator) -> tuple[str, list[tuple[int, int]]]:
-    """Insert the facts' sentences, in random order, behind sentences spread evenly over the text.
+def hide(
+    text: str, facts: Sequence[Fact], rng: numpy.random.Generator, state: Callable[[Fact], str] = sentence
+) -> tuple[str, list[tuple[int, int]]]:
+    """Insert the facts' sentences, in random order, behind sentences spread evenly over the text; `state` writes them.
 
     Returns the new text and, fact by fact, the character span (begin, end) of its sentence.
     """
@@ -92,7 +94,7 @@ def hide(text: str, facts: Sequence[Fact], rng: numpy.random.Generator) -> tuple
     for slot, chosen in enumerate(rng.permutation(len(facts))):
         depth = (slot + rng.random()) / len(facts)
         offset = ends[min(bisect_left(ends, depth * len(text)), len(ends) - 1)]
-        stated = sentence(facts[chosen])
+        stated = state(facts[chosen])
         parts += [text[done:offset], " ", stated]
         begin = length + offset - done + 1
         length, done = begin + len(stated), offset

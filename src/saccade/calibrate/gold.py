@@ -1,0 +1,52 @@
+"""Where dense attention finds an answer: its mass on the answer's tokens in the text, head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..kernels.dense_decode_scores.api import decode_scores
+from ..roles import HeadSpan
+from ..types import KVView, Selection
+from .asking import AnswerObserver
+
+
+class GoldObserver(AnswerObserver):
+    """Sums over the answers' tokens, per layer and query head; questions whose answer lies nowhere are left out.
+
+    Attributes:
+        mass: softmax mass on the gold tokens, float64 `[L, Hq]`.
+        copies: steps at which the most attended token is a gold one and the very token that comes next (the retrieval
+            score of Wu et al., 2025, arXiv 2404.15574), float64 `[L, Hq]`.
+        steps: answer tokens counted.
+    """
+
+    def __init__(self, layers: int, query_heads: int, tokens: Sequence[int]) -> None:
+        self.mass = torch.zeros(layers, query_heads, dtype=torch.float64)
+        self.copies = torch.zeros(layers, query_heads, dtype=torch.float64)
+        self.steps = 0
+        self._tokens = tokens
+
+    def see(
+        self,
+        layer: int,
+        span: HeadSpan,
+        q: torch.Tensor,
+        kv: KVView,
+        selection: Selection | None,
+        scale: float,
+        position: int,
+        rows: list[bool],
+    ) -> None:
+        weights = (decode_scores(q, kv, pooling="each") * scale).softmax(-1)
+        best = weights.argmax(-1).tolist()
+        for row, ask in enumerate(self.sheet.asks):
+            if not rows[row] or ask.gold is None:
+                continue
+            first, stop = ask.gold
+            following = ask.answer[position - len(ask.prompt) + 1]
+            self.mass[layer] += weights[row, :, first:stop].sum(-1).double().cpu()
+            hits = [first <= at < stop and self._tokens[at] == following for at in best[row]]
+            self.copies[layer] += torch.tensor(hits, dtype=torch.float64)
+            self.steps += layer == 0

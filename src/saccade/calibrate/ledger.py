@@ -1,0 +1,88 @@
+"""A file of results, a line each, that an interrupted job takes up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import OutputError
+
+
+class Ledger:
+    """Records of one job, appended as they come; a line that was cut off by a crash is dropped.
+
+    Args:
+        path: the file; made if absent.
+        settings: what the records depend on, JSON-ready; a file of other settings is refused.
+        key: names of a record's fields that say which one it is.
+
+    Raises:
+        OutputError: a file that cannot be written, is not a ledger, or belongs to another job.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], key: Iterable[str]) -> None:
+        self._path, self._key = path, tuple(key)
+        self.records: dict[Hashable, dict[str, Any]] = {}
+        head = json.dumps({"settings": settings}, sort_keys=True) + "\n"
+        try:
+            old = path.read_bytes() if path.exists() else b""
+            kept = old[: old.rfind(b"\n") + 1]
+            if kept:
+                self._take_up(kept.decode("utf-8"), json.loads(head)["settings"])
+            if kept != old or not kept:
+                path.write_bytes(kept or head.encode())
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+
+    def _take_up(self, text: str, settings: dict[str, Any]) -> None:
+        try:
+            first, *rest = (json.loads(line) for line in text.splitlines())
+            earlier = first["settings"]
+            for record in rest:
+                self.records[self._name(record)] = record
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OutputError(f"{str(self._path)!r} is not a ledger of this command: {error}") from error
+        if earlier != settings:
+            differing = [name for name in {*earlier, *settings} if earlier.get(name) != settings.get(name)]
+            name = min(differing)
+            raise OutputError(
+                f"{str(self._path)!r} holds a run with {name}={earlier.get(name)!r}, this one has "
+                f"{settings.get(name)!r}; choose another --output-dir"
+            )
+
+    def has(self, *key: Hashable) -> bool:
+        return key in self.records
+
+    def get(self, *key: Hashable) -> dict[str, Any]:
+        return self.records[key]
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Append a record; it is in the file before this returns.
+
+        Raises:
+            OutputError: if it cannot be written; what was written before stays readable.
+        """
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(f"{str(self._path)!r} cannot be written: {error.strerror}") from error
+        self.records[self._name(record)] = record
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:  # what a full disk did not take is still in the buffer
+            raise OutputError(f"{str(self._path)!r} cannot be written: {error.strerror}") from error
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _name(self, record: Mapping[str, Any]) -> tuple[Hashable, ...]:
+        return tuple(record[field] for field in self._key)

@@ -1,0 +1,192 @@
+"""What calibration asks: long texts with needles in them, as tokens, and the answers that a right model gives.
+
+The text is the standard library's held-out modules: neither the bundled model's training nor `saccade compare` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy
+
+from ..errors import DocumentError
+from ..eval.context import beginning, encode, tokens_between
+from ..eval.document import library_sources
+from ..eval.facts import ADJECTIVES, NOUNS, Fact, hide, make_facts, question, sentence
+
+TASKS = ("kv", "listing", "passkey")
+CHARACTERS = 3_000_000
+SHORTEST = 128
+MOST_NEEDLES = 24
+PASSKEYS, PASSKEY_WORDS = 10, 32
+"""LycheeDecode, appendix F: ten passkeys of 32 words each."""
+
+_TOKENS_PER_NEEDLE = 40
+_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question about a text.
+
+    Attributes:
+        prompt: the question and the beginning of its answer.
+        answer: what a right answer says next.
+        gold: first token of the text that holds the answer, and the one behind the last; None if unknown.
+    """
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    gold: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A text that is prefilled once, and what it is asked."""
+
+    tokens: tuple[int, ...]
+    asks: tuple[Ask, ...]
+
+    @property
+    def longest(self) -> int:
+        """Positions that the text with its longest question and answer takes."""
+        return len(self.tokens) + max(len(ask.prompt) + len(ask.answer) for ask in self.asks)
+
+
+class Problems(Protocol):
+    """A source of problems: number `n` is always the same one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Problem: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a task states a needle, asks for it and answers; and how many needles a text holds."""
+
+    state: Callable[[Fact], str]
+    ask: Callable[[Fact], str]
+    values: Callable[[Sequence[Fact], numpy.random.Generator], Sequence[Fact]] = lambda facts, _: facts
+    most: int = MOST_NEEDLES
+    tokens: int = _TOKENS_PER_NEEDLE
+
+
+def _with_words(facts: Sequence[Fact], rng: numpy.random.Generator) -> Sequence[Fact]:
+    return [Fact(fact.key, " ".join(rng.choice([*ADJECTIVES, *NOUNS], PASSKEY_WORDS))) for fact in facts]
+
+
+STYLES = {
+    "kv": Style(sentence, question),
+    "listing": Style(lambda f: f'\n    "{f.key}": {f.value},', lambda f: f'\n\ndata["{f.key}"] ='),
+    "passkey": Style(
+        lambda f: f"The passkey of the {f.key} is {f.value}.",
+        lambda f: f"\n\nQuestion: What is the passkey of the {f.key}?\nAnswer: The passkey of the {f.key} is",
+        _with_words,
+        PASSKEYS,
+        4 * PASSKEY_WORDS,
+    ),
+}
+
+
+class NeedleProblems:
+    """Needles in stretches of the held-out library, each problem made from the seed and its number.
+
+    Args:
+        tokenizer: a fast one.
+        task: one of `TASKS`.
+        lengths: shortest and longest text in tokens; a text's length is drawn evenly between them.
+        count: how many problems there are.
+        asked: questions per problem, at most as many as there are needles.
+        seed: where everything random comes from.
+        positions: what the model has.
+
+    Raises:
+        DocumentError: a text without room for needles, or longer than the model's positions or the library.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        task: str,
+        *,
+        lengths: tuple[int, int],
+        count: int,
+        asked: int,
+        seed: int,
+        positions: int,
+    ) -> None:
+        if lengths[0] < SHORTEST:
+            raise DocumentError(f"--context {lengths[0]} is not valid: texts of at least {SHORTEST} tokens")
+        self._tokenizer, self._task, self._lengths = tokenizer, task, lengths
+        self._count, self._asked, self._seed = count, asked, seed
+        self._style = STYLES[task]
+        self._text = library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS]
+        self._ends = [end for _, end in encode(tokenizer, self._text)[1]]
+        if lengths[1] >= len(self._ends):
+            raise DocumentError(
+                f"--context {lengths[1]}: the built-in text has only {len(self._ends)} tokens; pass --task FILE.jsonl"
+            )
+        needed = max(self[number].longest for number in range(min(count, 3)))
+        # Needles and joints make a text a few tokens longer or shorter than wanted.
+        refuse_too_long(max(needed, lengths[1] + self._room()), positions, f"--context {lengths[1]}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Problem:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        rng = numpy.random.default_rng([self._seed, TASKS.index(self._task), number])
+        length = int(rng.integers(self._lengths[0], self._lengths[1] + 1))
+        for _ in range(_TRIES):
+            problem = self._try(length, rng)
+            if problem is not None:
+                return problem
+        raise DocumentError(f"--context {length}: the built-in text has no place to hide needles in")
+
+    def _room(self) -> int:
+        sample = Fact("velvet fountain", "1234" if self._task != "passkey" else " ".join(NOUNS[:PASSKEY_WORDS]))
+        return len(encode(self._tokenizer, f"{self._style.ask(sample)} {sample.value}")[0])
+
+    def _try(self, length: int, rng: numpy.random.Generator) -> Problem | None:
+        style = self._style
+        count = max(1, min(style.most, length // style.tokens))
+        facts = style.values(make_facts(count, rng, "eval"), rng)
+        added = sum(len(encode(self._tokenizer, f" {style.state(fact)}")[0]) for fact in facts)
+        begin = int(rng.integers(0, len(self._ends) - length))
+        stretch = self._text[self._ends[begin] : self._ends[begin + max(length - added, 1)]]
+        try:
+            text, spans = hide(stretch, facts, rng, style.state)
+        except ValueError:  # code without a sentence
+            return None
+        ids, offsets = encode(self._tokenizer, text)
+        start = beginning(self._tokenizer)
+        asks = []
+        for index in rng.permutation(len(facts))[: self._asked]:
+            fact, (first, last) = facts[index], spans[index]
+            at = text.index(fact.value, first, last)
+            gold = tokens_between(offsets, at, at + len(fact.value))
+            asks.append(
+                Ask(
+                    tuple(encode(self._tokenizer, style.ask(fact))[0]),
+                    tuple(encode(self._tokenizer, f" {fact.value}")[0]),
+                    (gold[0] + len(start), gold[1] + len(start)),
+                )
+            )
+        return Problem((*start, *ids), tuple(asks))
+
+
+def refuse_too_long(needed: int, positions: int, name: str) -> None:
+    """Raise if a text with a question and its answer does not fit the model.
+
+    Raises:
+        DocumentError: naming both counts.
+    """
+    if needed > positions:
+        raise DocumentError(
+            f"{name}: {needed} tokens with a question and its answer; the model has {positions} positions"
+        )

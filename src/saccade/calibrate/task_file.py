@@ -1,0 +1,84 @@
+"""Tasks of the user's own: a JSON Lines file of texts, questions and answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import DocumentError
+from ..eval.context import beginning, encode, tokens_between
+from .problems import Ask, Problem, refuse_too_long
+
+KEYS = ("context", "question", "answer")
+PROMPT = "\n\nQuestion: {}\nAnswer:"
+
+
+class FileProblems:
+    """The problems of a file: each line an object of `context`, `question` and `answer`; lines of one context make one.
+
+    Args:
+        tokenizer: a fast one.
+        path: the file, UTF-8.
+        positions: what the model has.
+
+    Raises:
+        DocumentError: a file that is absent, no JSON Lines, has other keys or empty texts, or does not fit the model.
+    """
+
+    def __init__(self, tokenizer: Any, path: Path, *, positions: int) -> None:
+        texts: dict[str, list[tuple[str, str]]] = {}
+        for line in _lines(path):
+            texts.setdefault(line["context"], []).append((line["question"], line["answer"]))
+        if not texts:
+            raise DocumentError(f"task file {str(path)!r} has no line; each is an object of {', '.join(KEYS)}")
+        self._problems = [_problem(tokenizer, text, asked) for text, asked in texts.items()]
+        for number, problem in enumerate(self._problems):
+            refuse_too_long(problem.longest, positions, f"task file {str(path)!r}, text {number + 1}")
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, number: int) -> Problem:
+        return self._problems[number]
+
+
+def _problem(tokenizer: Any, text: str, asked: list[tuple[str, str]]) -> Problem:
+    ids, offsets = encode(tokenizer, text)
+    start = beginning(tokenizer)
+    asks = []
+    for question, answer in asked:
+        gold = None
+        # An answer that stands in the text once is what its question looks for.
+        if text.count(answer) == 1:
+            at = text.index(answer)
+            first, stop = tokens_between(offsets, at, at + len(answer))
+            gold = (first + len(start), stop + len(start))
+        prompt = encode(tokenizer, PROMPT.format(question))[0]
+        asks.append(Ask(tuple(prompt), tuple(encode(tokenizer, f" {answer}")[0]), gold))
+    return Problem((*start, *ids), tuple(asks))
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    name = f"task file {str(path)!r}"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
+    except OSError as error:
+        raise DocumentError(f"{name} cannot be read: {error.strerror}") from None
+    parsed = []
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DocumentError(f"{name}, line {number} is not JSON: {error}") from None
+        if not isinstance(line, dict) or set(line) != set(KEYS):
+            raise DocumentError(f"{name}, line {number} is not an object with exactly the keys {', '.join(KEYS)}")
+        for key in KEYS:
+            if not isinstance(line[key], str) or not line[key].strip():
+                raise DocumentError(f"{name}, line {number}: {key} is empty; calibration compares answers")
+        parsed.append({key: line[key].strip() if key != "context" else line[key] for key in KEYS})
+    return parsed
