@@ -10,7 +10,7 @@ def model_path() -> Path:
     return Path(__file__).parent / "testbed" / "model"
 
 
-RESELECT = 5
+RESELECT = 7
 """The bundled model's re-selection layer, found on other contexts than the demo's (`docs/performance.md`)."""
 
 

@@ -71,9 +71,9 @@ def compare(
 
       saccade compare
 
-      saccade compare --policy tidal:reselect=5 --policy tidal:reselect=5,heads=query --budget 8,32,128
+      saccade compare --policy tidal:reselect=7 --policy tidal:reselect=7,heads=query --budget 8,32,128
 
-      saccade compare --policy less_is_more:reselect=4 --policy less_is_more:reselect=5 --limit 96
+      saccade compare --policy less_is_more:reselect=6 --policy less_is_more:reselect=7 --limit 96
 
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """

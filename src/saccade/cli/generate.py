@@ -43,7 +43,7 @@ def generate(
 
     Examples:
 
-      saccade generate --document notes.txt "Question: What is the code of the amber falcon?" --policy tidal:reselect=5
+      saccade generate --document notes.txt "Question: What is the code of the amber falcon?" --policy tidal:reselect=7
 
       saccade generate --document book.txt "Question: Who wrote the letter? Answer:" --model ./Qwen3-0.6B
 

@@ -34,7 +34,7 @@ class Muon:
         self.groups: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for parameter in parameters:
             self.groups[tuple(parameter.shape)].append(parameter)
-        self.velocity = {s: torch.zeros(len(p), *s) for s, p in self.groups.items()}
+        self.velocity = {s: torch.zeros(len(p), *s, device=p[0].device) for s, p in self.groups.items()}
 
     @torch.no_grad()
     def step(self, rate: float, decay: float) -> None:
@@ -44,8 +44,8 @@ class Muon:
             velocity = self.velocity[shape].lerp_(gradients, 1 - self.momentum)
             update = orthogonalise(gradients.lerp(velocity, self.momentum))
             scale = rate * max(1.0, shape[0] / shape[1]) ** 0.5
-            for parameter, change in zip(parameters, update, strict=True):
-                parameter.mul_(1 - rate * decay).sub_(change, alpha=scale)
+            torch._foreach_mul_(parameters, 1 - rate * decay)
+            torch._foreach_add_(parameters, list(update.unbind()), alpha=-scale)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The velocities, by shape."""

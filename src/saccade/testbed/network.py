@@ -1,18 +1,22 @@
-"""A Qwen3 network written for fast training on CPUs; its parameters carry the names of transformers' Qwen3."""
+"""A Qwen3 network written for fast training; its parameters carry the names of transformers' Qwen3."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from transformers import Qwen3Config
 
 EPSILON = 1e-6
+SHORT = 256  # rows up to this length are faster on a CPU as plain matrix products
 OUTPUT_GAIN = 0.03  # tied embeddings are N(0, 1): with a gain of 1 the first logits would have a std of 14
 
 
-def model_config(vocabulary: int, *, layers: int = 12, hidden: int = 192, feed_forward: int = 384) -> Qwen3Config:
+def model_config(vocabulary: int, *, layers: int = 12, hidden: int = 224, feed_forward: int = 448) -> Qwen3Config:
     """The configuration of the bundled model, or of a smaller one for tests."""
     return Qwen3Config(
         vocab_size=vocabulary,
@@ -32,6 +36,18 @@ def model_config(vocabulary: int, *, layers: int = 12, hidden: int = 192, feed_f
         architectures=["Qwen3ForCausalLM"],
         dtype="bfloat16",
     )
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What training lets a layer's heads see.
+
+    `span`: the tokens behind it that a token sees, 0 = all; `wide`: the range of KV heads whose queries in the
+    second half of the row see everything all the same.
+    """
+
+    span: int = 0
+    wide: tuple[int, int] = (0, 0)
 
 
 class Norm(nn.Module):
@@ -60,8 +76,8 @@ class Attention(nn.Module):
         self.q_norm = Norm(self.head_dim)
         self.k_norm = Norm(self.head_dim)
 
-    def forward(self, states: Tensor, cosine: Tensor, sine: Tensor, span: int) -> Tensor:
-        """`states` [B, T, hidden]; `cosine`, `sine` [B, 1, T, head_dim]; only the last `span` tokens if positive."""
+    def project(self, states: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, heads, T, head_dim] of `states` [B, T, hidden]."""
         batch, length, _ = states.shape
         weight = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
         heads = functional.linear(states, weight).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -69,8 +85,7 @@ class Attention(nn.Module):
         queries = rotate(self.q_norm(queries), cosine, sine)
         keys = rotate(self.k_norm(keys), cosine, sine).repeat_interleave(self.heads // self.groups, dim=1)
         values = values.repeat_interleave(self.heads // self.groups, dim=1)
-        mixed = attend(queries, keys, values, span)
-        return cast("Tensor", self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1)))
+        return queries.to(values.dtype), keys.to(values.dtype), values
 
 
 class FeedForward(nn.Module):
@@ -96,9 +111,20 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size)
         self.mlp = FeedForward(config)
 
-    def forward(self, states: Tensor, cosine: Tensor, sine: Tensor, span: int) -> Tensor:
-        states = states + self.self_attn(self.input_layernorm(states), cosine, sine, span)
+    def before(self, states: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What comes before attention."""
+        return self.self_attn.project(self.input_layernorm(states), cosine, sine)
+
+    def after(self, states: Tensor, mixed: Tensor) -> Tensor:
+        """What comes behind attention."""
+        states = states + self.self_attn.o_proj(mixed.transpose(1, 2).reshape(*states.shape[:2], -1))
         return cast("Tensor", states + self.mlp(self.post_attention_layernorm(states)))
+
+    def forward(self, states: Tensor, cosine: Tensor, sine: Tensor, sight: Sight) -> Tensor:
+        """`states` [B, T, hidden]; `cosine`, `sine` [B, 1, T, head_dim]."""
+        first, last = (head * self.self_attn.heads // self.self_attn.groups for head in sight.wide)
+        queries, keys, values = self.before(states, cosine, sine)
+        return self.after(states, attend(queries, keys, values, sight.span, (first, last)))
 
 
 class Decoder(nn.Module):
@@ -123,21 +149,28 @@ class Network(nn.Module):
                 silent = "o_proj" in name or "down_proj" in name
                 nn.init.normal_(parameter, std=0.0 if silent else 1 / sqrt(parameter.shape[1]))
 
-    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, span: int = 0, local: int = 0) -> Tensor:
-        """Logits [N, vocabulary] at the N places where `wanted` holds; `tokens`, `positions`, `wanted` [B, T].
+    def compile_layers(self) -> None:
+        """Compile what lies between the attentions: on a GPU these many small steps cost more than attention."""
+        for layer in self.model.layers:
+            for name in ("before", "after"):
+                setattr(layer, name, torch.compile(getattr(layer, name), dynamic=True))
 
-        The first `local` layers see only the last `span` tokens, if `span` is given.
+    def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, sights: Sequence[Sight] = ()) -> Tensor:
+        """Logits [N, vocabulary] at the N places `wanted` of the flattened `tokens`; `tokens`, `positions` [B, T].
+
+        `sights` restricts what the layers see, one for each layer; the default is no restriction.
         """
         cosine, sine = rotation(positions, self.config.head_dim)
         states = self.model.embed_tokens(tokens)
-        for index, layer in enumerate(self.model.layers):
-            states = layer(states, cosine, sine, span if index < local else 0)
-        return functional.linear(self.model.norm(states[wanted]), self.model.embed_tokens.weight)
+        for layer, sight in zip(self.model.layers, sights or [Sight()] * len(self.model.layers), strict=True):
+            states = layer(states, cosine, sine, sight)
+        states = states.flatten(0, 1).index_select(0, wanted)
+        return functional.linear(self.model.norm(states), self.model.embed_tokens.weight)
 
 
 def rotation(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines [B, 1, T, head_dim] of the rotary embedding at `positions` [B, T]."""
-    frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angles = positions[:, None, :, None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
     return torch.cat([cosine, cosine], -1).bfloat16(), torch.cat([-sine, sine], -1).bfloat16()
@@ -148,26 +181,49 @@ def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return states * cosine + states.roll(states.shape[-1] // 2, dims=-1) * sine
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, span: int) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, span: int, wide: tuple[int, int] = (0, 0)) -> Tensor:
     """Causal attention over all tokens, or over the last `span` ones; everything is [B, heads, T, head_dim].
 
-    Short blocks are faster as plain matrix products, long ones in the fused kernel.
+    With a `span`, queries in the second half of the row see everything in heads `wide[0]` to `wide[1]` - 1.
     """
-    batch, heads, length, width = queries.shape
-    if 0 < span < length:
-        blocks = length // span
-        queries, keys, values = (x.reshape(-1, blocks, span, width) for x in (queries, keys, values))
-        keys = torch.cat([keys.roll(1, dims=1), keys], dim=2)
-        values = torch.cat([values.roll(1, dims=1), values], dim=2)
-        hidden = torch.ones(span, 2 * span, dtype=torch.bool)
-        hidden = (hidden.tril() | hidden.triu(span + 1)).repeat(blocks, 1, 1)
-        hidden[0, :, :span] = True
-    elif length <= 256:
-        queries, keys, values = (x.reshape(-1, 1, length, width) for x in (queries, keys, values))
-        hidden = torch.ones(1, length, length, dtype=torch.bool).triu(1)
-    else:
-        return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-    penalty = torch.zeros(hidden.shape, dtype=queries.dtype).masked_fill(hidden, -1e4)
+    length = queries.shape[2]
+    if not 0 < span < length:
+        if length > SHORT or queries.is_cuda:
+            return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        hidden = torch.ones(1, length, length, dtype=torch.bool, device=queries.device).triu(1)
+        return weigh(queries, keys, values, 1, hidden)
+    mixed = within_span(queries, keys, values, span)
+    first, last = wide
+    if first == last:
+        return mixed
+    queries, keys, values = (x[:, first:last] for x in (queries, keys, values))
+    half = length // 2
+    mask = causal_lower_right(length - half, length)
+    far = functional.scaled_dot_product_attention(queries[:, :, half:], keys, values, attn_mask=mask)
+    seen = torch.cat([mixed[:, first:last, :half], far], dim=2)
+    return torch.cat([mixed[:, :first], seen, mixed[:, last:]], dim=1)
+
+
+def within_span(queries: Tensor, keys: Tensor, values: Tensor, span: int) -> Tensor:
+    """Causal attention over the last `span` tokens: each block of queries sees its own block and the one before."""
+    blocks = queries.shape[2] // span
+    queries, keys, values = (x.unflatten(2, (blocks, span)) for x in (queries, keys, values))
+    keys = torch.cat([keys.roll(1, dims=2), keys], dim=3)
+    values = torch.cat([values.roll(1, dims=2), values], dim=3)
+    hidden = torch.ones(span, 2 * span, dtype=torch.bool, device=queries.device)
+    hidden = (hidden.tril() | hidden.triu(span + 1)).repeat(blocks, 1, 1)
+    hidden[0, :, :span] = True
+    return weigh(queries, keys, values, blocks, hidden)
+
+
+def weigh(queries: Tensor, keys: Tensor, values: Tensor, blocks: int, hidden: Tensor) -> Tensor:
+    """Attention of blocks that may not see what is `hidden` [blocks, queries, keys], as plain matrix products.
+
+    They are faster than the fused kernel for short blocks.
+    """
+    batch, heads, width = queries.shape[0], queries.shape[1], queries.shape[-1]
+    queries, keys, values = (x.reshape(batch * heads, blocks, -1, width) for x in (queries, keys, values))
+    penalty = torch.zeros(hidden.shape, dtype=queries.dtype, device=queries.device).masked_fill(hidden, -1e4)
     scores = queries * width**-0.5 @ keys.mT + penalty
-    mixed: Tensor = scores.softmax(-1) @ values
-    return mixed.view(batch, heads, length, width)
+    mixed: Tensor = scores.softmax(-1).to(values.dtype) @ values
+    return mixed.view(batch, heads, -1, width)
