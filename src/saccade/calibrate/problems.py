@@ -5,9 +5,8 @@ The text is the standard library's held-out modules: neither the bundled model's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy
@@ -36,11 +35,13 @@ class Ask:
         prompt: the question and the beginning of its answer.
         answer: what a right answer says next.
         gold: first token of the text that holds the answer, and the one behind the last; None if unknown.
+        after: what ends the answer where another question follows.
     """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     gold: tuple[int, int] | None
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Style:
 
     state: Callable[[Fact], str]
     ask: Callable[[Fact], str]
+    end: str = "."
     values: Callable[[Sequence[Fact], numpy.random.Generator], Sequence[Fact]] = lambda facts, _: facts
     most: int = MOST_NEEDLES
     tokens: int = _TOKENS_PER_NEEDLE
@@ -81,13 +83,13 @@ def _with_words(facts: Sequence[Fact], rng: numpy.random.Generator) -> Sequence[
 
 STYLES = {
     "kv": Style(sentence, question),
-    "listing": Style(lambda f: f'\n    "{f.key}": {f.value},', lambda f: f'\n\ndata["{f.key}"] ='),
+    "listing": Style(lambda f: f'\n    "{f.key}": {f.value},', lambda f: f'\n\ndata["{f.key}"] =', end=""),
     "passkey": Style(
         lambda f: f"The passkey of the {f.key} is {f.value}.",
         lambda f: f"\n\nQuestion: What is the passkey of the {f.key}?\nAnswer: The passkey of the {f.key} is",
-        _with_words,
-        PASSKEYS,
-        4 * PASSKEY_WORDS,
+        values=_with_words,
+        most=PASSKEYS,
+        tokens=4 * PASSKEY_WORDS,
     ),
 }
 
@@ -175,6 +177,7 @@ class NeedleProblems:
                     tuple(encode(self._tokenizer, style.ask(fact))[0]),
                     tuple(encode(self._tokenizer, f" {fact.value}")[0]),
                     (gold[0] + len(start), gold[1] + len(start)),
+                    tuple(encode(self._tokenizer, style.end)[0]),
                 )
             )
         return Problem((*start, *ids), tuple(asks))

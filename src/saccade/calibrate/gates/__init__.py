@@ -1,0 +1,8 @@
+"""What decides, head by head, between reading everything and reusing a set: parameters that training moves."""
+
+from .concrete import HardConcrete as HardConcrete
+from .direct import DirectGates as DirectGates
+from .gate import Gates as Gates
+from .kuma import HardKuma as HardKuma
+
+KINDS: dict[str, type[Gates]] = {"hardkuma": HardKuma, "direct": DirectGates, "hardconcrete": HardConcrete}

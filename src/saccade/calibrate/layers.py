@@ -1,0 +1,289 @@
+"""Which layers re-select: every candidate tried on the task, and what one dense pass would have said (Tidal, app. A.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from statistics import fmean
+from typing import Any
+
+import numpy
+import torch
+from scipy.stats import binomtest, spearmanr
+
+from ..adapters.hf.support import shape_of_model
+from ..errors import SaccadeError
+from ..eval.entry import parse_budgets
+from ..eval.output import write_json
+from ..recipe import Recipe
+from ..spec import Policy
+from .asking import Reading
+from .gold import GoldObserver
+from .ledger import Ledger
+from .problems import Problems
+from .proxy import ProxyObserver
+from .sweep import KEY, Outcome, Sweep
+from .target import Common, Target
+
+POLICIES = ("tidal", "less_is_more")
+LEDGER, PASSES, RESULTS = "answers.jsonl", "dense_passes.jsonl", "layers.json"
+ENOUGH = 0.99
+"""Share of dense attention's right answers that the recipe's budget must reach, if one of those searched does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user can choose; see `saccade calibrate layers --help`."""
+
+    common: Common
+    policy: str
+    budgets: str
+    most: int
+
+
+@dataclass(frozen=True)
+class LayerSearch:
+    """A checked search; `run` it, then read `results`.
+
+    Attributes:
+        target: model and task.
+        policy: which policy's re-selection is searched.
+        budgets: in tokens.
+        most: how many layers may be chosen.
+        problems: what is asked.
+    """
+
+    target: Target
+    policy: Policy
+    budgets: tuple[int, ...]
+    most: int
+    problems: Problems
+
+    @classmethod
+    def check(cls, settings: Settings) -> LayerSearch:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        policy = Policy.from_spec(settings.policy)
+        if policy.name not in POLICIES:
+            raise SaccadeError(f"--policy {settings.policy!r} has no re-selection layer; valid: {', '.join(POLICIES)}")
+        if {"reselect", "budget"} & policy.options.model_fields_set:
+            raise SaccadeError(f"--policy {settings.policy!r}: reselect and budget are what is searched; leave them out")
+        target = Target.check(settings.common)
+        search = cls(target, policy, parse_budgets(settings.budgets), settings.most, target.problems())
+        for spec in search.specs(search.candidates):
+            Policy.from_spec(spec).plan(target.shape)
+        return search
+
+    @property
+    def first(self) -> int:
+        """The layer where a set is chosen whatever is searched."""
+        return int(getattr(self.policy.options, "dense_layers"))
+
+    @property
+    def candidates(self) -> tuple[tuple[int, ...], ...]:
+        """What is tried first: no further layer, then each one above the first selection layer."""
+        return ((), *((layer,) for layer in range(self.first + 1, self.target.shape.layers)))
+
+    def spec(self, reselect: Sequence[int], budget: int) -> str:
+        options = {**self.policy.options.model_dump(exclude_unset=True), "reselect": tuple(reselect), "budget": budget}
+        return Policy.create(self.policy.name, options).to_spec()
+
+    def specs(self, candidates: Sequence[Sequence[int]]) -> list[str]:
+        return [self.spec(reselect, budget) for reselect in candidates for budget in self.budgets]
+
+    @property
+    def units(self) -> int:
+        """Pieces of work of a whole run: one dense pass per text, and one per candidate, budget and text."""
+        rounds = 1 + len(self.candidates) * len(self.budgets) * self.most
+        return len(self.problems) * (1 + rounds)
+
+    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
+        """Search, write the results and the recipe; what the folder already holds is not done again."""
+        folder, about = self.target.settings.output_dir, self.target.about()
+        model = self.target.load()
+        earlier = self.target.earlier(model)
+        about = {**about, "policy": str(self.policy), "texts": len(self.problems)}
+        with Ledger(folder / PASSES, {**about, "budgets": list(self.budgets)}, ("problem",)) as passes:
+            self._dense_passes(model, passes, advance)
+            proxies = self._proxies(passes)
+        with Ledger(folder / LEDGER, about, KEY) as ledger:
+            sweep = Sweep(model, self.target.tokenizer, self.problems, ledger, self.target.settings.threads)
+            sweep.run(["dense", *self.specs(self.candidates)], advance)
+            dense = sweep.outcome("dense")
+            tried = {reselect: self._outcomes(sweep, reselect) for reselect in self.candidates}
+            chosen = max(tried, key=lambda reselect: _merit(tried[reselect]))
+            steps = []
+            for _ in range(self.most - len(chosen)):
+                wider = [tuple(sorted({*chosen, layer})) for (layer,) in self.candidates[1:] if layer not in chosen]
+                sweep.run(self.specs(wider), advance)
+                tried |= {reselect: self._outcomes(sweep, reselect) for reselect in wider}
+                best = max(wider, key=lambda reselect: _merit(tried[reselect]))
+                p = _one_sided(tried[best], tried[chosen])
+                steps.append({"from": chosen, "to": best, "p": p, "taken": p < 0.05})
+                if p >= 0.05:
+                    break
+                chosen = best
+        results = self._results(dense, tried, chosen, steps, proxies)
+        write_json(folder / RESULTS, results)
+        self._recipe(results, dense, tried[chosen], chosen, shape_of_model(model), earlier)
+        return results
+
+    def _outcomes(self, sweep: Sweep, reselect: Sequence[int]) -> list[Outcome]:
+        return [sweep.outcome(self.spec(reselect, budget)) for budget in self.budgets]
+
+    def _dense_passes(self, model: Any, passes: Ledger, advance: Callable[[str], None]) -> None:
+        """One dense pass over every text's questions: where gold mass lies, and how far sets would carry."""
+        shape = self.target.shape
+        plans = [Policy.from_spec(self.spec((), budget)).plan(shape) for budget in self.budgets]
+        for number in range(len(self.problems)):
+            if passes.has(number):
+                continue
+            problem = self.problems[number]
+            gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
+            proxy = ProxyObserver(plans, shape.layers)
+            reading = Reading(model, problem)
+            reading.observe(gold)
+            reading.observe(proxy)
+            passes.add(
+                {
+                    "problem": number,
+                    "gold_mass": gold.mass.tolist(),
+                    "copies": gold.copies.tolist(),
+                    "gold_steps": gold.steps,
+                    "mass": proxy.mass.tolist(),
+                    "overlap": proxy.overlap.tolist(),
+                    "weights": proxy.weights.tolist(),
+                }
+            )
+            advance("dense pass")
+
+    def _proxies(self, passes: Ledger) -> dict[str, Any]:
+        """The dense passes of all texts as one, and what each candidate would reach by them."""
+        records = [passes.get(number) for number in range(len(self.problems))]
+        total = {name: sum(numpy.array(r[name]) for r in records) for name in ("gold_mass", "copies", "mass", "overlap")}
+        weights, steps = sum(numpy.array(r["weights"]) for r in records), sum(r["gold_steps"] for r in records)
+        shape = self.target.shape
+        proxy = ProxyObserver([Policy.from_spec(self.spec((), b)).plan(shape) for b in self.budgets], shape.layers)
+        proxy.weights = torch.from_numpy(numpy.asarray(weights))
+        predicted = {
+            name: {
+                _name(reselect): proxy.predicted(torch.from_numpy(total[name]), self.first, reselect)
+                for reselect in self.candidates
+            }
+            for name in ("mass", "overlap")
+        }
+        heads = numpy.asarray(total["gold_mass"]) / max(steps, 1)
+        return {
+            "gold_mass_per_head": heads.tolist() if steps else None,
+            "gold_mass": heads.max(1).tolist() if steps else None,
+            "predicted_recall": predicted["mass"],
+            "predicted_overlap": predicted["overlap"],
+        }
+
+    def _results(
+        self,
+        dense: Outcome,
+        tried: dict[tuple[int, ...], list[Outcome]],
+        chosen: tuple[int, ...],
+        steps: list[dict[str, Any]],
+        proxies: dict[str, Any],
+    ) -> dict[str, Any]:
+        rows = [
+            {"reselect": list(reselect), "budget": budget, **outcome.to_dict()}
+            for reselect, outcomes in tried.items()
+            for budget, outcome in zip(self.budgets, outcomes, strict=True)
+        ]
+        return {
+            **self.target.about(),
+            "policy": str(self.policy),
+            "budgets": list(self.budgets),
+            "texts": len(self.problems),
+            "dense": dense.to_dict(),
+            "rows": rows,
+            "chosen": list(chosen),
+            "further_layers": steps,
+            **proxies,
+            "rank_correlation": self._correlations(tried, proxies),
+            "environment": self.target.environment(),
+        }
+
+    def _correlations(self, tried: dict[tuple[int, ...], list[Outcome]], proxies: dict[str, Any]) -> dict[str, Any]:
+        """Spearman's rank correlation over single layers, of each proxy with what the search has measured."""
+        single = self.candidates[1:]
+        accuracy = [fmean(outcome.accuracy for outcome in tried[one]) for one in single]
+        recall = [fmean(fmean(outcome.recall) for outcome in tried[one]) for one in single]
+        guesses = {
+            "predicted_recall": [fmean(proxies["predicted_recall"][_name(one)]) for one in single],
+            "predicted_overlap": [fmean(proxies["predicted_overlap"][_name(one)]) for one in single],
+        }
+        if proxies["gold_mass"] is not None:
+            guesses["gold_mass"] = [proxies["gold_mass"][layer] for (layer,) in single]
+        return {
+            name: {
+                "with_accuracy": _spearman(values, accuracy),
+                "with_recall": _spearman(values, recall),
+                "its_best": single[int(numpy.argmax(values))][0],
+            }
+            for name, values in guesses.items()
+        }
+
+    def _recipe(
+        self,
+        results: dict[str, Any],
+        dense: Outcome,
+        outcomes: list[Outcome],
+        chosen: tuple[int, ...],
+        shape: Any,
+        earlier: Recipe | None,
+    ) -> None:
+        """Write the layers, and the policy at the smallest budget that kept the answers; earlier roles stay.
+
+        Raises:
+            SaccadeError: if nothing was answered, so that nothing was found.
+        """
+        if not dense.correct:
+            raise SaccadeError(
+                f"no recipe: dense attention answers none of {dense.count} questions of task {results['task']}, "
+                "so no layer can be told from another; choose another --task"
+            )
+        enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
+        best = enough[0] if enough else outcomes[-1]
+        found = {
+            "by": "saccade calibrate layers",
+            "date": date.today().isoformat(),
+            **{name: results[name] for name in ("task", "context", "questions", "seed", "policy", "budgets")},
+        }
+        scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
+        roles = None if earlier is None else earlier.roles
+        recipe = Recipe(shape, Policy.from_spec(best.spec), chosen, roles, found, scores)
+        recipe.write(self.target.recipe_path)
+
+
+def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
+    """Right answers over all budgets, then recall: what candidates are ranked by."""
+    return sum(outcome.correct for outcome in outcomes), fmean(fmean(outcome.recall) for outcome in outcomes)
+
+
+def _one_sided(better: Sequence[Outcome], worse: Sequence[Outcome]) -> float:
+    """McNemar's exact test that the first is no better, over all questions and budgets."""
+    gained = lost = 0
+    for one, other in zip(better, worse, strict=True):
+        for ours, theirs in zip(one.right, other.right, strict=True):
+            gained += sum(a and not b for a, b in zip(ours, theirs, strict=True))
+            lost += sum(b and not a for a, b in zip(ours, theirs, strict=True))
+    return float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
+
+
+def _spearman(values: Sequence[float], measured: Sequence[float]) -> float | None:
+    """None where one side is constant, so that nothing has a rank."""
+    if len(set(values)) < 2 or len(set(measured)) < 2:
+        return None
+    return float(spearmanr(values, measured).statistic)
+
+
+def _name(reselect: Sequence[int]) -> str:
+    return "+".join(map(str, reselect)) or "none"

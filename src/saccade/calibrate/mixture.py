@@ -1,0 +1,186 @@
+"""Attention that trains gates: every head attends densely and to its inherited set, mixed by its gate (LycheeDecode, eq. 5).
+
+A text is prefilled once, by stock attention. What follows it is decoded twice: by the teacher, all heads dense, and by the
+student. Maps exist for one layer at a time; the backward pass makes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, DynamicCache
+from transformers.masking_utils import AttentionMaskInterface
+
+from ..adapters.hf.support import attention_modules
+
+NAME = "saccade-mixture"
+_SLOT = "_saccade_mixture"
+
+
+@dataclass
+class _Pass:
+    """One forward pass over the tokens behind a text.
+
+    Attributes:
+        context: keys and values `[1, Hkv, T, d]` of the text, layer by layer.
+        gates: float32 `[L - 1, Hkv]`; None: the teacher, all heads dense.
+        kept: share of the row that a set holds.
+        chosen: the set that the layer below has left to the next one, bool `[Hkv, n, T + n]`.
+    """
+
+    context: Sequence[tuple[Tensor, Tensor]]
+    gates: Tensor | None
+    kept: float
+    chosen: Tensor | None = None
+
+
+class Mixture:
+    """A model whose tokens behind a text are decoded by mixed attention; `close` gives it its stock attention back.
+
+    Args:
+        model: in eval mode; its parameters must not require gradients.
+        kept: share of the visible tokens that a set holds, the current one always among them (the paper's 30%).
+    """
+
+    def __init__(self, model: Any, kept: float) -> None:
+        self._model, self._kept = model, kept
+        self._slot: list[_Pass] = []
+        AttentionInterface.register(NAME, _attention)
+        AttentionMaskInterface.register(NAME, _no_mask)
+        self._modules = attention_modules(model)
+        for module in self._modules:
+            module.__dict__[_SLOT] = self._slot
+
+    def close(self) -> None:
+        for module in self._modules:
+            module.__dict__.pop(_SLOT, None)
+
+    def read(self, tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Prefill a text with stock attention; keys and values `[1, Hkv, T, d]` of each layer."""
+        cache = DynamicCache()
+        with torch.no_grad():
+            ids = torch.tensor([tokens], device=self._model.device)
+            self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        layers: list[Any] = list(cache.layers)
+        return [(layer.keys, layer.values) for layer in layers]
+
+    def logits(
+        self,
+        context: Sequence[tuple[Tensor, Tensor]],
+        tokens: Tensor,
+        places: Tensor,
+        gates: Tensor | None,
+    ) -> Tensor:
+        """Logits `[N, V]`, float32, behind the given places of tokens that follow a text.
+
+        Args:
+            context: what `read` gave.
+            tokens: int64 `[n]`.
+            places: int64 `[N]`, positions among them.
+            gates: `[L - 1, Hkv]` of the layers above the first; None: every head dense.
+        """
+        past = context[0][0].shape[2]
+        positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
+        self._slot[:] = [_Pass(context, gates, self._kept)]
+        with self._attached():
+            output = self._model(tokens[None], position_ids=positions, use_cache=False, logits_to_keep=places)
+        return output.logits[0].float()
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        stock = self._model.config._attn_implementation
+        self._model.set_attn_implementation(NAME)
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(stock)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mixture masks for itself: its keys are not the call's."""
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Mixed attention of new tokens: query `[1, Hq, n, d]`, their own keys and values `[1, Hkv, n, d]`."""
+    now: _Pass = getattr(module, _SLOT)[0]
+    layer = module.layer_idx
+    keys, values = now.context[layer]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if now.gates is None:
+        return _dense(query, keys, values, key, value, scale), None
+    q = query[0].unflatten(0, (key.shape[1], -1))
+    inherited = now.chosen
+    with torch.no_grad():
+        now.chosen = _choose(q, keys[0], key[0], now.kept)
+    if inherited is None:  # all heads of the first layer retrieve
+        return _dense(query, keys, values, key, value, scale), None
+    output = checkpoint(
+        _mixed, q, keys[0], values[0], key[0], value[0], inherited, now.gates[layer - 1], scale, use_reentrant=False
+    )
+    return output.flatten(0, 1).transpose(0, 1)[None], None
+
+
+def _dense(query: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    q = query[0].unflatten(0, (key.shape[1], -1))
+    output = checkpoint(_mixed, q, keys[0], values[0], key[0], value[0], None, None, scale, use_reentrant=False)
+    return output.flatten(0, 1).transpose(0, 1)[None]
+
+
+def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
+    """q·k of new tokens with the text and with one another, float32 `[Hkv, g, n, T + n]`; -inf where not yet said."""
+    old = q @ keys[:, None].transpose(-1, -2)
+    new = q @ key[:, None].transpose(-1, -2)
+    later = torch.ones(new.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return torch.cat((old.float(), new.float().masked_fill(later, float("-inf"))), dim=-1)
+
+
+def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
+    """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`."""
+    scores = _scores(q.mean(1, keepdim=True), keys, key)[:, 0]
+    past, new = keys.shape[1], key.shape[1]
+    own = torch.arange(new, device=q.device)
+    scores[:, own, past + own] = float("inf")  # the current token is always attended to
+    counts = torch.ceil(kept * (past + own + 1)).long().clamp(min=1)
+    best = scores.topk(int(counts[-1]), dim=-1).values
+    cut = best.gather(-1, (counts - 1)[None, :, None].expand(scores.shape[0], -1, 1))
+    return scores >= cut
+
+
+def _mixed(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chosen: Tensor | None,
+    gates: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """z A_dense V + (1 - z) A_sparse V, `[Hkv, g, n, d]`; without gates A_dense V."""
+    scores = _scores(q, keys, key) * scale
+    past = keys.shape[1]
+
+    def attend(weights: Tensor) -> Tensor:
+        weights = weights.to(q.dtype)
+        return weights[..., :past] @ values[:, None] + weights[..., past:] @ value[:, None]
+
+    dense = attend(scores.softmax(-1))
+    if gates is None or chosen is None:
+        return dense
+    sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")).softmax(-1))
+    z = gates[:, None, None, None].to(q.dtype)
+    return z * dense + (1 - z) * sparse

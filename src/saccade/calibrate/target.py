@@ -1,0 +1,143 @@
+"""What every calibration starts from: a model that can be attached, its sizes, and problems that fit it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
+from ..adapters.hf.recipes import beside
+from ..adapters.hf.support import refuse_unsupported, shape_of_model
+from ..errors import SaccadeError
+from ..eval.output import check_folder
+from ..recipe import NAME, Recipe
+from ..types import ModelShape
+from ..versions import versions
+from .problems import TASKS, NeedleProblems, Problems
+from .task_file import FileProblems
+
+SEEDS_APART = 1_000_000
+"""Texts for choosing, training and scoring come from seeds this far apart, so that none is seen twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Settings that all calibrations share; see `saccade calibrate layers --help`."""
+
+    model: str | None
+    task: str
+    context: int
+    questions: int
+    output_dir: Path
+    recipe: Path | None
+    device: str
+    dtype: str
+    seed: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Common settings that passed every check.
+
+    Attributes:
+        shape: sizes, from the configuration alone.
+        positions: the longest row that the model takes.
+    """
+
+    settings: Common
+    source: ModelSource
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any
+    shape: ModelShape
+    positions: int
+
+    @classmethod
+    def check(cls, settings: Common) -> Target:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        if settings.task not in TASKS and not settings.task.endswith(".jsonl"):
+            raise SaccadeError(f"--task {settings.task!r} is not valid: {', '.join(TASKS)}, or a file FILE.jsonl")
+        source = ModelSource.locate(settings.model)
+        device = pick_device(settings.device)
+        dtype = pick_dtype(settings.dtype, source, device)
+        shape, positions = source.shape()
+        target = cls(settings, source, device, dtype, source.tokenizer(), shape, positions)
+        check_folder(settings.output_dir)
+        return target
+
+    def problems(self, *, asked: int = 12, seed: int = 0, lengths: tuple[int, int] | None = None, count: int = 0) -> Problems:
+        """Problems of the chosen task.
+
+        Args:
+            asked: questions per text.
+            seed: which of the seeds apart from each other.
+            lengths: of the texts, instead of `--context`.
+            count: texts; 0: as many as `--questions` need.
+
+        Raises:
+            DocumentError: a context or a task file that does not fit the model.
+        """
+        if self.settings.task not in TASKS:
+            return FileProblems(self.tokenizer, Path(self.settings.task), positions=self.positions)
+        context = self.settings.context
+        return NeedleProblems(
+            self.tokenizer,
+            self.settings.task,
+            lengths=lengths or (context, context),
+            count=count or -(-self.settings.questions // asked),
+            asked=asked,
+            seed=self.settings.seed + SEEDS_APART * seed,
+            positions=self.positions,
+        )
+
+    def load(self) -> Any:
+        """The model, on its device.
+
+        Raises:
+            SaccadeError: weights that cannot be read, or a model that cannot decode sparsely.
+        """
+        model = self.source.weights(self.device, self.dtype)
+        refuse_unsupported(model)
+        return model
+
+    def about(self) -> dict[str, Any]:
+        """What results depend on, JSON-ready; where they are written and how many threads made them is no part of it."""
+        settings = self.settings
+        return {
+            "model": self.source.location if not self.source.bundled else self.source.name,
+            "task": settings.task,
+            "context": settings.context,
+            "questions": settings.questions,
+            "seed": settings.seed,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    @property
+    def recipe_path(self) -> Path:
+        return self.settings.recipe or self.settings.output_dir / NAME
+
+    def earlier(self, model: Any) -> Recipe | None:
+        """What is already known of the model: the recipe that would be replaced, or the one beside the model.
+
+        Raises:
+            PolicyError: a recipe that cannot be read, or another model's.
+        """
+        shape = shape_of_model(model)
+        if self.recipe_path.exists():
+            recipe = Recipe.read(self.recipe_path)
+            recipe.refuse_other(f"recipe {self.recipe_path}", shape)
+            return recipe
+        return beside(self.source.location, lambda: shape)
+
+    def environment(self) -> dict[str, Any]:
+        """What made a result."""
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+        return {"device": device, "threads": self.settings.threads, **versions()}

@@ -1,0 +1,183 @@
+"""Learning which heads retrieve: gates against a budget, by distillation from the dense model (LycheeDecode, section 3.2)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import OutputError
+from .gates import KINDS, Gates
+from .gates.gate import uniform
+from .ledger import Ledger
+from .mixture import Mixture
+from .problems import Problem, Problems
+
+CHECKPOINT = "checkpoint.safetensors"
+LOG = "steps.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How gates are trained; the defaults are the paper's (section 4.1, appendix F).
+
+    Attributes:
+        kind: of gates.
+        target: heads above layer 0 that may read everything, N_target of equation 7.
+        steps: optimiser steps, one text each.
+        rate: learning rate of the gates, and of the multiplier.
+        kept: share of the sequence that a sparse head's set holds.
+        seed: of texts and of uniform numbers.
+        every: steps between two records.
+    """
+
+    kind: str
+    target: int
+    steps: int = 3000
+    rate: float = 0.01
+    kept: float = 0.3
+    seed: int = 0
+    every: int = 10
+
+
+class HeadTraining:
+    """Gates, their optimiser and the multiplier; all that changes is in the folder after `save`.
+
+    Args:
+        model: in eval mode.
+        problems: a text for each step, taken in turn.
+        training: see there.
+        folder: for the checkpoint and the log.
+
+    Raises:
+        OutputError: a folder of another training, or one that cannot be written.
+    """
+
+    def __init__(self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any]) -> None:
+        self._model, self._problems, self.training, self._folder = model, problems, training, folder
+        config = model.config
+        shape = (config.num_hidden_layers - 1, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        self._shape = shape
+        self.gates: Gates = KINDS[training.kind](shape, device=model.device)
+        self._optimiser = torch.optim.AdamW(self.gates.parameters.values(), lr=training.rate, weight_decay=0.0)
+        self.multiplier = 0.0
+        self.step = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{str(folder)!r} cannot be written: {error.strerror}") from error
+        self.log = Ledger(folder / LOG, {**about, **asdict(training)}, ("step",))
+        self._load()
+
+    def run(self, advance: Callable[[str], None], *, save_every: int = 50) -> None:
+        """Train to the recipe's end; parameters of the model are frozen meanwhile."""
+        frozen = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        mixture = Mixture(self._model, self.training.kept)
+        try:
+            self._record(None)
+            while self.step < self.training.steps:
+                loss = self._train(mixture, self._problems[self.step % len(self._problems)])
+                if self.step % self.training.every == 0 or self.step == self.training.steps:
+                    self._record(loss)
+                if self.step % save_every == 0 or self.step == self.training.steps:
+                    self._save()
+                advance(f"{self.training.kind}, seed {self.training.seed}")
+        finally:
+            mixture.close()
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            self.log.close()
+
+    def _train(self, mixture: Mixture, problem: Problem) -> float:
+        """One step of equation 7; returns the distillation loss."""
+        tokens, places = _targets(problem)
+        ids, at = (torch.tensor(values, device=self._model.device) for values in (tokens, places))
+        context = mixture.read(problem.tokens)
+        with torch.no_grad():
+            wanted = mixture.logits(context, ids, at, None)
+        seed = int(numpy.random.SeedSequence([self.training.seed, self.step]).generate_state(1)[0])
+        gates = self.gates.sample(uniform(self._shape, torch.Generator().manual_seed(seed)))
+        loss = (mixture.logits(context, ids, at, gates) - wanted).square().sum()
+        excess = self.gates.expected_l0() - self.training.target
+        torch.autograd.backward(loss + self.multiplier * excess)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        self.gates.project()
+        # Gradient ascent: up above the target, down below it (equation 7).
+        self.multiplier = max(self.multiplier + self.training.rate * float(excess.detach()), 0.0)
+        self.step += 1
+        return float(loss.detach())
+
+    def _record(self, loss: float | None) -> None:
+        if self.log.has(self.step):
+            return
+        state = {name: _rounded(value) for name, value in self.gates.state().items()}
+        self.log.add(
+            {
+                "step": self.step,
+                "loss": loss,
+                "expected_l0": float(self.gates.expected_l0().detach()),
+                "multiplier": self.multiplier,
+                "mean": _rounded(self.gates.mean()),
+                "parameters": state,
+            }
+        )
+
+    def _save(self) -> None:
+        """Write the checkpoint, whole or not at all."""
+        tensors = {f"gates.{name}": value for name, value in self.gates.state().items()}
+        for name, parameter in self.gates.parameters.items():
+            for key, value in self._optimiser.state[parameter].items():
+                tensors[f"adam.{name}.{key}"] = torch.as_tensor(value).cpu().clone()
+        part = self._folder / f"{CHECKPOINT}.part"
+        try:
+            about = {"step": str(self.step), "multiplier": json.dumps(self.multiplier)}
+            save_file(tensors, part, metadata=about)
+            os.replace(part, self._folder / CHECKPOINT)
+        except (OSError, SafetensorError) as error:
+            part.unlink(missing_ok=True)
+            raise OutputError(f"{str(self._folder / CHECKPOINT)!r} cannot be written: {error}") from error
+
+    def _load(self) -> None:
+        path = self._folder / CHECKPOINT
+        if not path.exists():
+            return
+        from safetensors import safe_open
+
+        tensors = load_file(path)
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata()
+        self.step, self.multiplier = int(about["step"]), json.loads(about["multiplier"])
+        self.gates.load({name: tensors[f"gates.{name}"] for name in self.gates.parameters})
+        for name, parameter in self.gates.parameters.items():
+            prefix = f"adam.{name}."
+            kept = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            state = self._optimiser.state[parameter]
+            for key, value in kept.items():
+                state[key] = value if key == "step" else value.to(parameter.device)
+
+
+def _targets(problem: Problem) -> tuple[list[int], list[int]]:
+    """All questions with their answers, one behind the other, and the places behind which an answer's token comes."""
+    tokens: list[int] = []
+    places: list[int] = []
+    for ask in problem.asks:
+        tokens += ask.prompt
+        places += range(len(tokens) - 1, len(tokens) - 1 + len(ask.answer))
+        tokens += (*ask.answer, *ask.after)
+    return tokens, places
+
+
+def _rounded(values: Tensor) -> Any:
+    return numpy.round(values.detach().double().cpu().numpy(), 6).tolist()
