@@ -17,6 +17,7 @@ MAX_LINES = 500
 PUBLIC_NAMES = {
     "Run",
     "sparsify",
+    "Recipe",
     "Policy",
     "policy",
     "policies",
@@ -38,12 +39,16 @@ PUBLIC_NAMES = {
 # What each unit of the package may import, lowest first: an entry names only units above it in this table, so that
 # nothing imports upward. A unit is a top-level module or folder; "saccade" is the lazy facade `__init__.py`.
 SELECTION = {"errors", "types", "history", "kernels", "select"}
-DATA = {"rectify", "chunking", "roles", "role_file", "plan", "spec", "cost"}
+DATA = {"rectify", "chunking", "roles", "head_list", "role_file", "plan", "spec", "cost", "recipe", "published"}
 ENGINE = {*SELECTION, *DATA, "counters", "indexes", "state", "runtime", "recall", "stats"}
-TOOLS = {*ENGINE, "rules", "scorers", "options", "registry", "adapters", "saccade"}
+TOOLS = {*ENGINE, "rules", "scorers", "options", "registry", "adapters", "saccade", "versions", "whole_file"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "versions": {"saccade"},
+    "whole_file": {"errors"},
+    "strict_json": {"errors"},
     "types": {"errors"},
+    "identity": {"errors", "types", "strict_json"},
     "rectify": {"errors"},
     "chunking": {"errors"},
     "history": {"errors"},
@@ -54,15 +59,18 @@ ARROWS: dict[str, set[str]] = {
     "cluster": {*SELECTION, "chunking", "scorers"},
     "chunk_selector": {*SELECTION, "scorers"},
     "roles": {"errors", "types"},
-    "role_file": {"errors", "types", "roles"},
-    "options": {"errors", "rectify"},
+    "head_list": {"errors", "types", "roles"},
+    "role_file": {"errors", "types", "roles", "identity", "strict_json"},
+    "options": {"errors", "rectify", "head_list"},
     "plan": {"errors", "types", "roles", "select"},
     "methods": {
         *(*SELECTION, "rectify", "rules", "scorers", "cluster", "chunk_selector", "roles", "role_file"),
-        *("options", "plan"),
+        *("head_list", "identity", "options", "plan"),
     },
     "registry": {"errors", "types", "options", "plan", "methods"},
     "spec": {"errors", "types", "rectify", "options", "plan", "registry"},
+    "recipe": {"errors", "types", "identity", "strict_json", "whole_file", "versions", "spec"},
+    "published": {"errors", "types", "spec", "recipe"},
     "cost": {"errors", "types", "rectify", "select", "plan"},
     "counters": set(),
     "rolling": {"types", "roles"},
@@ -72,7 +80,7 @@ ARROWS: dict[str, set[str]] = {
     "recall": {*SELECTION, "roles"},
     "stats": {"counters"},
     "bundled": set(),
-    "adapters": {*ENGINE, "bundled", "scorers"},
+    "adapters": {*ENGINE, "bundled", "scorers", "registry"},
     "machine": {"saccade", "kernels"},
     "eval": {*TOOLS, "machine", "bundled"},
     "bench": {*TOOLS, "machine", "eval"},
@@ -86,7 +94,8 @@ ARROWS["__main__"] = {"cli"}
 # Which units may import which library; the standard library is free.
 LIBRARIES: dict[str, set[str]] = {
     "torch": {*ARROWS}
-    - {"errors", "rectify", "chunking", "role_file", "options", "methods", "registry", "spec", "cost", "__main__"},
+    - {"errors", "rectify", "chunking", "role_file", "options", "methods", "registry", "spec", "cost", "__main__"}
+    - {"versions", "whole_file", "strict_json", "identity", "head_list", "recipe", "published"},
     "triton": {"kernels"},
     "pydantic": {"options", "methods"},
     "transformers": {"adapters", "eval", "testbed", "calibrate", "bench", "cli"},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import SaccadeError as SaccadeError
     from .errors import ServingError as ServingError
     from .errors import UnsupportedModelError as UnsupportedModelError
+    from .recipe import Recipe as Recipe
     from .rectify import Rectify as Rectify
     from .registry import policies as policies
     from .spec import Policy as Policy
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Run": "adapters.hf.run",
     "sparsify": "adapters.hf.run",
+    "Recipe": "recipe",
     "Policy": "spec",
     "policy": "spec",
     "policies": "registry",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from .errors import PolicyError
+from .head_list import KIND, HeadList
 from .rectify import Rectify
 
 DEFAULT_BUDGET = 2048
@@ -49,8 +50,10 @@ def _role_source(value: Any) -> Any:
     """Where roles come from, as text that fits into a spec."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str):
-        raise ValueError("must be every:N, layers:N+N or the path of a role file")
+        raise ValueError("must be every:N, layers:N+N, heads:L+L.H or the path of a role file")
     kind, colon, rest = text.partition(":")
+    if colon and kind == KIND:
+        return str(HeadList.parse(text))
     if colon and kind in ("every", "layers"):
         numbers = rest.split("+") if kind == "layers" else [rest]
         if not all(number.isascii() and number.isdigit() for number in numbers):
@@ -60,7 +63,7 @@ def _role_source(value: Any) -> Any:
         return f"{kind}:{'+'.join(str(int(number)) for number in numbers)}"
     if not text or text != text.strip() or "," in text or not text.isprintable():
         raise ValueError(
-            "must be every:N, layers:N+N or a path that fits into a spec: no comma, no blank at either end"
+            "must be every:N, layers:N+N, heads:L+L.H or a path that fits into a spec: no comma, no blank at either end"
         )
     return text
 

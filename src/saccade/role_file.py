@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from .errors import PolicyError
+from .identity import read_model, same_model, to_dict
 from .roles import RoleMap
+from .strict_json import Reader, short
 from .types import ModelShape, Role
 
 VERSION = 1
 
-_SIZES = ("layers", "query_heads", "kv_heads", "head_dim")
 _ROLES = {role.value: role for role in Role}
 
 
@@ -34,12 +34,8 @@ class RoleFile:
         Raises:
             PolicyError: a file that is absent or not exactly what `write` writes; the message starts with its name.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a name no file can have
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise PolicyError(f"role file {path} cannot be read: {reason}") from None
-        return cls.from_json(text, f"role file {path}")
+        where = f"role file {path}"
+        return cls.from_json(Reader(where).text(path), where)
 
     @classmethod
     def from_json(cls, text: str, where: str = "role file") -> RoleFile:
@@ -48,16 +44,14 @@ class RoleFile:
         Raises:
             PolicyError: unknown or missing keys, NaN or infinity, another version, counts or names that do not fit.
         """
-        reader = _Reader(where)
+        reader = Reader(where)
         data = reader.keys(reader.parse(text), "", ("version", "model", "roles", "found"))
-        if isinstance(data["version"], bool) or data["version"] != VERSION:
-            reader.refuse(f"version={_short(data['version'])} is not valid: this saccade reads version {VERSION}")
-        model = reader.model(data["model"])
-        roles = reader.roles(data["roles"], model)
-        if not isinstance(data["found"], dict):
-            reader.refuse(f"found={_short(data['found'])} is not valid: an object that says how the roles were found")
+        reader.version(data["version"], VERSION)
+        model = read_model(reader, data["model"])
+        roles = _read_roles(reader, data["roles"], model)
+        found = reader.mapping(data["found"], "found", "how the roles were found")
         try:
-            return cls(model, RoleMap(roles), data["found"])
+            return cls(model, RoleMap(roles), found)
         except PolicyError as error:
             raise PolicyError(f"{where}: {error}") from None
 
@@ -67,13 +61,7 @@ class RoleFile:
         Raises:
             PolicyError: `found` holds NaN, an infinity, or what is not JSON; or the model's architecture is unknown.
         """
-        if self.model.architecture is None:
-            raise PolicyError("a role file names its model's architecture, and this ModelShape does not know it")
-        model = {
-            "architecture": self.model.architecture,
-            **{name: getattr(self.model, name) for name in _SIZES},
-            "weights": self.model.weights,
-        }
+        model = to_dict(self.model, "role file")
         layers = ",\n    ".join(json.dumps([role.value for role in layer]) for layer in self.roles.layers)
         try:
             found = json.dumps(dict(self.found), allow_nan=False)
@@ -98,105 +86,19 @@ class RoleFile:
 
     def belongs_to(self, shape: ModelShape) -> bool:
         """Whether the roles were found on this model: its sizes, and what both sides know of its identity."""
-        names = [*_SIZES]
-        names += [
-            name
-            for name in ("architecture", "weights")
-            if getattr(self.model, name) is not None and getattr(shape, name) is not None
-        ]
-        return all(getattr(self.model, name) == getattr(shape, name) for name in names)
+        return same_model(self.model, shape)
 
 
-def fingerprint(shape: ModelShape) -> str:
-    """What tells one model from another, in words."""
-    sizes = ", ".join(f"{name}={getattr(shape, name)}" for name in _SIZES)
-    return f"{shape.architecture or 'unknown architecture'} ({sizes}, weights={shape.weights or 'unknown'})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the parts of one file; everything it refuses starts with where it stands."""
-
-    where: str
-
-    def refuse(self, what: str) -> NoReturn:
-        raise PolicyError(f"{self.where}: {what}")
-
-    def parse(self, text: str) -> Any:
-        try:
-            return json.loads(
-                text, parse_constant=self._constant, parse_float=self._float, object_pairs_hook=self._object
-            )
-        except PolicyError:
-            raise
-        except (ValueError, RecursionError) as error:
-            self.refuse(f"not JSON: {error}")
-
-    def keys(self, data: Any, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
-        """`data` as an object with exactly these keys."""
-        prefix = f"{name}." if name else ""
-        if not isinstance(data, dict):
-            self.refuse(f"{name or 'the file'} is not an object; its keys are {', '.join(keys)}")
-        for key in data:
-            if key not in keys:
-                self.refuse(f"unknown key {_short(prefix + key)}; its keys are {', '.join(keys)}")
-        for key in keys:
-            if key not in data:
-                self.refuse(f"key {prefix + key!r} is missing; its keys are {', '.join(keys)}")
-        return data
-
-    def model(self, data: Any) -> ModelShape:
-        model = self.keys(data, "model", ("architecture", *_SIZES, "weights"))
-        if not isinstance(model["architecture"], str) or not model["architecture"]:
-            self.refuse(
-                f"model.architecture={_short(model['architecture'])} is not valid: a model type, such as 'qwen3'"
-            )
-        if model["weights"] is not None and not isinstance(model["weights"], str):
-            self.refuse(f"model.weights={_short(model['weights'])} is not valid: a hash as text, or null")
-        for name in _SIZES:
-            value = model[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                self.refuse(f"model.{name}={_short(value)} is not valid: a whole number, at least 1")
-        if model["query_heads"] % model["kv_heads"]:
-            self.refuse(
-                f"model.query_heads={model['query_heads']} is not valid: a multiple of kv_heads={model['kv_heads']}"
-            )
-        return ModelShape(**model)
-
-    def roles(self, data: Any, model: ModelShape) -> tuple[tuple[Role, ...], ...]:
-        if not isinstance(data, list) or len(data) != model.layers:
-            count = f"{len(data)} layers" if isinstance(data, list) else _short(data)
-            self.refuse(f"roles={count} is not valid: a list for each of the model's {model.layers} layers")
-        for layer, heads in enumerate(data):
-            if not isinstance(heads, list) or len(heads) != model.kv_heads:
-                count = f"{len(heads)} heads" if isinstance(heads, list) else _short(heads)
-                self.refuse(
-                    f"roles of layer {layer}: {count} is not valid: a role for each of {model.kv_heads} KV heads"
-                )
-            for head, role in enumerate(heads):
-                if not isinstance(role, str) or role not in _ROLES:
-                    place, valid = f"KV head {head} of layer {layer}", ", ".join(_ROLES)
-                    self.refuse(f"role {_short(role)} of {place} is not valid: {valid}")
-        return tuple(tuple(_ROLES[role] for role in heads) for heads in data)
-
-    def _constant(self, text: str) -> NoReturn:
-        self.refuse(f"{text} is not valid: every number must be finite")
-
-    def _float(self, text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            self.refuse(f"{text} is not valid: every number must be finite")
-        return value
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        data = dict(pairs)
-        if len(data) < len(pairs):
-            names = [name for name, _ in pairs]
-            self.refuse(f"key {_short(next(name for name in names if names.count(name) > 1))} is given twice")
-        return data
-
-
-def _short(value: Any) -> str:
-    """A value in one short line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _read_roles(reader: Reader, data: Any, model: ModelShape) -> tuple[tuple[Role, ...], ...]:
+    if not isinstance(data, list) or len(data) != model.layers:
+        count = f"{len(data)} layers" if isinstance(data, list) else short(data)
+        reader.refuse(f"roles={count} is not valid: a list for each of the model's {model.layers} layers")
+    for layer, heads in enumerate(data):
+        if not isinstance(heads, list) or len(heads) != model.kv_heads:
+            count = f"{len(heads)} heads" if isinstance(heads, list) else short(heads)
+            reader.refuse(f"roles of layer {layer}: {count} is not valid: a role for each of {model.kv_heads} KV heads")
+        for head, role in enumerate(heads):
+            if not isinstance(role, str) or role not in _ROLES:
+                place, valid = f"KV head {head} of layer {layer}", ", ".join(_ROLES)
+                reader.refuse(f"role {short(role)} of {place} is not valid: {valid}")
+    return tuple(tuple(_ROLES[role] for role in heads) for heads in data)

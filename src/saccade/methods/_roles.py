@@ -1,19 +1,23 @@
-"""Roles from an option: every Nth layer, named layers, or a role file."""
+"""Roles from an option: every Nth layer, named layers, named heads, or a role file."""
 
 from __future__ import annotations
 
 from ..errors import PolicyError
+from ..head_list import KIND, HeadList
+from ..identity import refuse_other
 from ..plan import layer_roles, selection_layers
-from ..role_file import RoleFile, fingerprint
+from ..role_file import RoleFile
 from ..roles import RoleMap
 from ..types import ModelShape
 
 
 def roles_of(name: str, source: str, shape: ModelShape, dense_layers: int) -> tuple[RoleMap, tuple[str, ...]]:
-    """The role map that `source` names for a model, and notes; `dense_layers` are none of a role file's business.
+    """The role map that `source` names for a model, and notes.
+
+    `dense_layers` are no business of a role file or a list of heads, which speak of every layer.
 
     Raises:
-        PolicyError: a layer that the model does not have, an unreadable role file, or one of another model.
+        PolicyError: a layer or head that the model does not have, an unreadable role file, or one of another model.
     """
     kind, colon, rest = source.partition(":")
     if colon and kind in ("every", "layers"):
@@ -35,10 +39,11 @@ def roles_of(name: str, source: str, shape: ModelShape, dense_layers: int) -> tu
                 "must be among them, or it has no selection to reuse"
             )
         return layer_roles(shape, dense_layers, publishers), ()
+    if colon and kind == KIND:
+        try:
+            return HeadList.parse(source).role_map(shape), ()
+        except PolicyError as error:
+            raise PolicyError(f"policy {name}: roles: {error}") from None
     file = RoleFile.read(source)
-    if not file.belongs_to(shape):
-        raise PolicyError(
-            f"role file {source} belongs to another model: it is for {fingerprint(file.model)}, "
-            f"this one is {fingerprint(shape)}"
-        )
+    refuse_other(f"role file {source}", file.model, shape)
     return file.roles, ()

@@ -42,9 +42,9 @@ class ComposedOptions(CutOptions):
     pooling: Literal["max", "mean"] | None = None
     """heads=kv: a group's largest score, or that of its mean query; not given: max"""
     roles: Roles = "select"
-    """select: every layer after the dense ones; layers:2+5 or every:N: these publish, others reuse; or a role file"""
+    """select: every layer after the dense ones; layers:2+5, every:N, heads:0+7.2: these publish; or a role file"""
     dense_layers: DenseLayers | None = None
-    """how many first layers attend to everything; not given: 2, and with a role file what that says"""
+    """how many first layers attend to everything; not given: 2; with a role file or heads: what that says"""
     sinks: Sinks | None = None
     """rule=rank_union: first tokens that are always attended to; not given: 4"""
     recent: Recent | None = None
@@ -118,9 +118,9 @@ class ComposedOptions(CutOptions):
             raise ValueError(
                 f"pooling={self.pooling} needs heads=kv: with heads={self.grouping} no group shares a score"
             )
-        if self.dense_layers is not None and self.roles_are_a_file:
+        if self.dense_layers is not None and self.roles_name_every_head:
             raise ValueError(
-                f"dense_layers={self.dense_layers} does not fit roles={self.roles}: a role file speaks of every layer"
+                f"dense_layers={self.dense_layers} does not fit roles={self.roles}, which speaks of every layer"
             )
         if self.chunking != "text":
             self.check_page(self.unit)
@@ -161,7 +161,7 @@ class ComposedOptions(CutOptions):
             )
 
     @property
-    def roles_are_a_file(self) -> bool:
+    def roles_name_every_head(self) -> bool:
         return self.roles != "select" and not self.roles.startswith(("every:", "layers:"))
 
     def role_map(self, shape: ModelShape) -> tuple[RoleMap, tuple[str, ...]]:

@@ -18,7 +18,7 @@ class LycheeDecodeOptions(CutOptions):
     """Options of `lychee_decode`: sets per KV head by the group's mean query (section 3.2, appendix F)."""
 
     roles: Roles | None = None
-    """role file of the model; or every:N, all heads of each Nth layer retrieve, the others reuse; or layers:0+N"""
+    """role file; or heads:0+7.2, layer 0 and KV head 2 of layer 7 retrieve, others reuse; layers:0+7; every:N"""
     page: Page = 1
     """tokens per selection page: 1, or 64 as in the paper's speed path (section 4.3)"""
     rectify: RectifyField = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from ...bundled import model_path
 from ...errors import ModelFolderError, UnsupportedModelError
 from ...types import ModelShape
+from .files import HUB_ID, SHARDS, WEIGHTS
 from .support import shape_of
+from .weights import stored_hash
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_WEIGHTS = "model.safetensors"
-_SHARDS = "model.safetensors.index.json"
 
 
 def load(model: str | Path | None, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
@@ -71,7 +68,7 @@ class ModelSource:
             _check_folder(folder)
         elif folder.exists():
             raise ModelFolderError(f"model {source.name!r} is a file; give the folder that holds config.json")
-        elif model is None or isinstance(model, Path) or not _HUB_ID.fullmatch(source.name):
+        elif model is None or isinstance(model, Path) or not HUB_ID.fullmatch(source.name):
             raise ModelFolderError(f"model folder {source.name!r} does not exist; a hub id is written OWNER/NAME")
         return source
 
@@ -84,18 +81,19 @@ class ModelSource:
         return self._read("configuration", AutoConfig)
 
     def shape(self) -> tuple[ModelShape, int]:
-        """The decoder's sizes and the number of its positions.
+        """The decoder's sizes, the hash of its weights where their files are here, and the number of its positions.
 
         Raises:
             UnsupportedModelError: for a configuration that is not that of a plain decoder.
         """
         config = self.config()
         try:
-            return shape_of(config), int(config.max_position_embeddings)
+            shape, positions = shape_of(config), int(config.max_position_embeddings)
         except AttributeError as error:
             raise UnsupportedModelError(
                 f"model {self.name!r} is no plain decoder: its {config.model_type} configuration has no {error.name}"
             ) from error
+        return replace(shape, weights=stored_hash(self.location)), positions
 
     def tokenizer(self) -> Any:
         """The model's tokenizer.
@@ -223,16 +221,16 @@ def _check_weights(file: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    if not (folder / _SHARDS).is_file():
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / SHARDS).is_file():
         raise ModelFolderError(
-            f"model folder {str(folder)!r} has no {_WEIGHTS}; other weight formats are not read, as they can run code"
+            f"model folder {str(folder)!r} has no {WEIGHTS}; other weight formats are not read, as they can run code"
         )
-    index = _read_json(folder / _SHARDS)
+    index = _read_json(folder / SHARDS)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shards, dict) or not shards:
-        raise ModelFolderError(f"{str(folder / _SHARDS)!r} has no weight_map")
+        raise ModelFolderError(f"{str(folder / SHARDS)!r} has no weight_map")
     return [folder / str(name) for name in sorted(set(shards.values()))]
 
 

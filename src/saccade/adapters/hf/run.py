@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -14,17 +15,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...counters import Counters
-from ...errors import AttachmentError, PolicyError, UnsupportedModelError
+from ...errors import AttachmentError, UnsupportedModelError
 from ...history import UNREAD, TokenHistory
 from ...plan import Plan
 from ...recall import RecallObserver
 from ...spec import Policy
 from ...state import DecodeState, Observer
 from ...stats import RunStats
-from . import attention, cache, support
+from . import attention, cache, recipes, support
 from .inputs import placed, refuse_unmovable
 from .ledger import Ledger
 from .linear import NativeLinears
+from .recipes import Written
 from .session import Call, Session, lasting
 from .text import delimiter_table
 from .verify import Verifier
@@ -375,7 +377,7 @@ class Run:
 
 def sparsify(
     model: Any,
-    policy: Policy | str,
+    policy: Written,
     *,
     tokenizer: Any = None,
     recall: bool = False,
@@ -385,14 +387,15 @@ def sparsify(
 
     Args:
         model: a causal language model, already loaded, in eval mode; PEFT wrappers are looked through.
-        policy: a `Policy` or a spec string such as `"less_is_more:budget=2048,reselect=12"`.
+        policy: a `Policy`; a spec string such as `"less_is_more:budget=2048,reselect=12"`; `"auto"`, the recipe that
+            lies beside the model or was published for it; the path of a recipe; or `"recipe:NAME"`, a published one.
         tokenizer: for policies that cut the text into chunks; without it those chunks have a fixed length.
         recall: measure attention recall in every layer and step; costs a pass over the keys.
         observers: called after every attention of a decoded token; for measurements of your own.
 
     Raises:
         UnsupportedModelError: if the model cannot run sparsely, with every reason.
-        PolicyError: if the policy does not fit the model.
+        PolicyError: if the policy does not fit the model, or there is no recipe or one of another model.
         AttachmentError: if the model is already attached.
     """
     return attach(model, policy, tokenizer=tokenizer, recall=recall, observers=observers, shortcut=True)
@@ -400,7 +403,7 @@ def sparsify(
 
 def attach(
     model: Any,
-    policy: Policy | str,
+    policy: Written,
     *,
     tokenizer: Any = None,
     recall: bool = False,
@@ -408,27 +411,20 @@ def attach(
     shortcut: bool = True,
 ) -> Run:
     """`sparsify` with the dense shortcut below the budget as a switch, so that tests can force the sparse path."""
-    policy = _resolve(policy)
+    recipes.read(policy)  # what is no policy for any model is said first
     model = _unwrap(model)
     if _RUN_ATTRIBUTE in getattr(model, "__dict__", {}):
         attached = model.__dict__[_RUN_ATTRIBUTE].policy
         raise AttachmentError(f"this model is already attached with {attached}; restore() that run first")
     support.refuse_unsupported(model)
-    plan = policy.plan(support.shape_of_model(model))
-    run = Run(model, policy, plan, tokenizer=tokenizer, recall=recall, observers=observers, shortcut=shortcut)
+    shape = support.shape_of_model(model)
+    chosen = recipes.resolve(policy, getattr(model, "name_or_path", None) or "", lambda: shape)
+    plan = chosen.policy.plan(shape)
+    plan = replace(plan, notes=(*chosen.notes, *plan.notes))
+    run = Run(model, chosen.policy, plan, tokenizer=tokenizer, recall=recall, observers=observers, shortcut=shortcut)
     for note in run.notes:
         logger.warning(note)
     return run
-
-
-def _resolve(policy: Policy | str) -> Policy:
-    if isinstance(policy, Policy):
-        return policy
-    if not isinstance(policy, str):
-        raise PolicyError(f"policy={policy!r} is neither a Policy nor a spec string")
-    if policy == "auto":
-        raise PolicyError("policy 'auto' needs a recipe beside the model; none of this version's models has one")
-    return Policy.from_spec(policy)
 
 
 def _unwrap(model: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from ...errors import UnsupportedModelError
 from ...types import ModelShape
+from .weights import hash_of, hashed_rows
 
 
 def reasons_against(model: Any) -> list[str]:
@@ -55,17 +55,12 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def shape_of_model(model: Any) -> ModelShape:
-    """Sizes of a loaded decoder, and the hash of some of its weights: three rows of the input embeddings.
-
-    The rows are rounded to bfloat16 first, so that a model loaded in float32 is still the same model.
-    """
+    """Sizes of a loaded decoder, and the hash of some of its weights: three rows of the input embeddings."""
     shape = shape_of(model.config)
     table = model.get_input_embeddings().weight
     if table.is_meta:
         return shape
-    rows = table.detach()[[0, table.shape[0] // 2, table.shape[0] - 1]].to("cpu", torch.bfloat16)
-    digest = hashlib.sha256(rows.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-    return replace(shape, weights=digest[:16])
+    return replace(shape, weights=hash_of(table.detach()[hashed_rows(table.shape[0])]))
 
 
 def _structure(model: Any) -> list[str]:
