@@ -1,4 +1,4 @@
-"""Asking: a text is prefilled once, densely; all its questions are then decoded as rows of one batch under any policy.
+"""Asking: a text is prefilled once, densely; its questions are then decoded as rows of one batch, under any policy.
 
 Answers are fed, not sampled. A question is right if every token of its answer is the most likely one behind those before
 it, which is when greedy decoding would say it.
@@ -18,7 +18,6 @@ from ..adapters.hf.run import sparsify
 from ..recall import recall_of
 from ..roles import HeadSpan
 from ..spec import Policy
-from ..state import Observer
 from ..types import KVView, Selection
 from .problems import Ask, Problem
 
@@ -178,31 +177,28 @@ class Reading:
             recall: measure both recalls, which costs a pass over the keys per answer token and layer.
         """
         measured = AnswerRecall(self._model.config.num_hidden_layers)
-        right, share = self._decode(policy, tokenizer, measured if recall else None)
+        right, share = self._decode(policy, tokenizer, (measured,) if recall else ())
         means = measured.means if recall else []
         return Answers(tuple(right), tuple(a for a, _ in means), tuple(t for _, t in means), share)
 
-    def observe(self, observer: AnswerObserver) -> Answers:
-        """Decode every question densely before an observer's eyes."""
-        right, share = self._decode(Policy.from_spec("dense"), None, observer)
+    def observe(self, *observers: AnswerObserver) -> Answers:
+        """Decode every question densely, once, before observers' eyes."""
+        right, share = self._decode(Policy.from_spec("dense"), None, observers)
         return Answers(tuple(right), (), (), share)
 
-    def _decode(
-        self, policy: Policy, tokenizer: Any, observer: AnswerObserver | None
-    ) -> tuple[list[bool], float]:
+    def _decode(self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]) -> tuple[list[bool], float]:
         asks, right = self._problem.asks, list[bool]()
-        watching: tuple[Observer, ...] = () if observer is None else (observer,)
         every = None if policy.rectify is None else policy.rectify.every
         with (
             torch.inference_mode(),
-            sparsify(self._model, policy, tokenizer=tokenizer, observers=watching) as run,
+            sparsify(self._model, policy, tokenizer=tokenizer, observers=observers) as run,
             run.decoding(),
         ):
             for begin in range(0, len(asks), self._rows):
                 some = asks[begin : begin + self._rows]
                 # A last, smaller batch is filled up with its last question: the cache has that many rows.
                 sheet = Sheet.of([*some, *some[-1:] * (self._rows - len(some))], self._past, self._device)
-                if observer is not None:
+                for observer in observers:
                     observer.sheet = sheet
                 try:
                     right += sheet.right(self._feed(sheet, every))[: len(some)]

@@ -1,4 +1,4 @@
-"""Which layers re-select: every candidate tried on the task, and what one dense pass would have said (Tidal, app. A.6)."""
+"""Which layers re-select: every candidate tried on the task, beside what one dense pass says (Tidal, app. A.6)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class LayerSearch:
         if policy.name not in POLICIES:
             raise SaccadeError(f"--policy {settings.policy!r} has no re-selection layer; valid: {', '.join(POLICIES)}")
         if {"reselect", "budget"} & policy.options.model_fields_set:
-            raise SaccadeError(f"--policy {settings.policy!r}: reselect and budget are what is searched; leave them out")
+            raise SaccadeError(
+                f"--policy {settings.policy!r}: reselect and budget are what is searched; leave them out"
+            )
         target = Target.check(settings.common)
         search = cls(target, policy, parse_budgets(settings.budgets), settings.most, target.problems())
         for spec in search.specs(search.candidates):
@@ -145,9 +147,7 @@ class LayerSearch:
             problem = self.problems[number]
             gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
             proxy = ProxyObserver(plans, shape.layers)
-            reading = Reading(model, problem)
-            reading.observe(gold)
-            reading.observe(proxy)
+            Reading(model, problem).observe(gold, proxy)
             passes.add(
                 {
                     "problem": number,
@@ -164,7 +164,9 @@ class LayerSearch:
     def _proxies(self, passes: Ledger) -> dict[str, Any]:
         """The dense passes of all texts as one, and what each candidate would reach by them."""
         records = [passes.get(number) for number in range(len(self.problems))]
-        total = {name: sum(numpy.array(r[name]) for r in records) for name in ("gold_mass", "copies", "mass", "overlap")}
+        total = {
+            name: sum(numpy.array(r[name]) for r in records) for name in ("gold_mass", "copies", "mass", "overlap")
+        }
         weights, steps = sum(numpy.array(r["weights"]) for r in records), sum(r["gold_steps"] for r in records)
         shape = self.target.shape
         proxy = ProxyObserver([Policy.from_spec(self.spec((), b)).plan(shape) for b in self.budgets], shape.layers)

@@ -1,7 +1,7 @@
-"""Attention that trains gates: every head attends densely and to its inherited set, mixed by its gate (LycheeDecode, eq. 5).
+"""Attention that trains gates: every head attends densely and to its inherited set, mixed by its gate.
 
-A text is prefilled once, by stock attention. What follows it is decoded twice: by the teacher, all heads dense, and by the
-student. Maps exist for one layer at a time; the backward pass makes them again.
+LycheeDecode, equation 5. A text is prefilled once, by stock attention. What follows it is decoded twice: by the
+teacher, all heads dense, and by the student. Maps exist for one layer at a time; the backward pass makes them again.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Mixture:
         self._slot[:] = [_Pass(context, gates, self._kept)]
         with self._attached():
             output = self._model(tokens[None], position_ids=positions, use_cache=False, logits_to_keep=places)
-        return output.logits[0].float()
+        logits: Tensor = output.logits[0]
+        return logits.float()
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
@@ -128,7 +129,7 @@ def _attention(
         now.chosen = _choose(q, keys[0], key[0], now.kept)
     if inherited is None:  # all heads of the first layer retrieve
         return _dense(query, keys, values, key, value, scale), None
-    output = checkpoint(
+    output: Tensor = checkpoint(
         _mixed, q, keys[0], values[0], key[0], value[0], inherited, now.gates[layer - 1], scale, use_reentrant=False
     )
     return output.flatten(0, 1).transpose(0, 1)[None], None
@@ -136,7 +137,7 @@ def _attention(
 
 def _dense(query: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     q = query[0].unflatten(0, (key.shape[1], -1))
-    output = checkpoint(_mixed, q, keys[0], values[0], key[0], value[0], None, None, scale, use_reentrant=False)
+    output: Tensor = checkpoint(_mixed, q, keys[0], values[0], key[0], value[0], None, None, scale, use_reentrant=False)
     return output.flatten(0, 1).transpose(0, 1)[None]
 
 

@@ -1,6 +1,7 @@
 """What calibration asks: long texts with needles in them, as tokens, and the answers that a right model gives.
 
-The text is the standard library's held-out modules: neither the bundled model's training nor `saccade compare` reads it.
+The texts are held-out modules of the standard library: neither the bundled model's training nor `saccade compare`
+reads them.
 """
 
 from __future__ import annotations

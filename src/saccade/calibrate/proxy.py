@@ -38,8 +38,9 @@ class ProxyObserver(AnswerObserver):
         self._sheet: Sheet | None = None
         self._sets: dict[int, list[list[Tensor]]] = {}
 
+    # Setting it begins a new batch, which ends what was kept of the one before.
     @property
-    def sheet(self) -> Sheet:  # type: ignore[override]  # a new batch ends what was kept of the one before
+    def sheet(self) -> Sheet:
         assert self._sheet is not None
         return self._sheet
 
@@ -100,7 +101,7 @@ def _held(ids: Tensor, length: int) -> Tensor:
 
 def _mass(weights: Tensor, ids: Tensor) -> float:
     """Sum over rows and query heads of the mass that lies on their group's set."""
-    rows, groups = ids.shape[:2]
+    groups = ids.shape[1]
     grouped = weights.unflatten(1, (groups, -1))
     index = ids.clamp(min=0)[:, :, None].expand(-1, -1, grouped.shape[2], -1)
     on = grouped.gather(-1, index) * (ids >= 0)[:, :, None]

@@ -73,7 +73,9 @@ class Target:
         check_folder(settings.output_dir)
         return target
 
-    def problems(self, *, asked: int = 12, seed: int = 0, lengths: tuple[int, int] | None = None, count: int = 0) -> Problems:
+    def problems(
+        self, *, asked: int = 12, seed: int = 0, lengths: tuple[int, int] | None = None, count: int = 0
+    ) -> Problems:
         """Problems of the chosen task.
 
         Args:
@@ -109,7 +111,7 @@ class Target:
         return model
 
     def about(self) -> dict[str, Any]:
-        """What results depend on, JSON-ready; where they are written and how many threads made them is no part of it."""
+        """What results depend on, JSON-ready; neither where they are written nor how many threads made them."""
         settings = self.settings
         return {
             "model": self.source.location if not self.source.bundled else self.source.name,
@@ -125,7 +127,7 @@ class Target:
         return self.settings.recipe or self.settings.output_dir / NAME
 
     def earlier(self, model: Any) -> Recipe | None:
-        """What is already known of the model: the recipe that would be replaced, or the one beside the model.
+        """What is already known of the model: the recipe that will be replaced, or the one beside the model.
 
         Raises:
             PolicyError: a recipe that cannot be read, or another model's.

@@ -1,4 +1,4 @@
-"""Learning which heads retrieve: gates against a budget, by distillation from the dense model (LycheeDecode, section 3.2)."""
+"""Learning which heads retrieve: gates, by distillation from the dense model (LycheeDecode, section 3.2)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ class HeadTraining:
     def __init__(self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any]) -> None:
         self._model, self._problems, self.training, self._folder = model, problems, training, folder
         config = model.config
-        shape = (config.num_hidden_layers - 1, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        shape = (
+            config.num_hidden_layers - 1,
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        )
         self._shape = shape
         self.gates: Gates = KINDS[training.kind](shape, device=model.device)
         self._optimiser = torch.optim.AdamW(self.gates.parameters.values(), lr=training.rate, weight_decay=0.0)

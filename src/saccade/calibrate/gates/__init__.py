@@ -5,4 +5,6 @@ from .direct import DirectGates as DirectGates
 from .gate import Gates as Gates
 from .kuma import HardKuma as HardKuma
 
-KINDS: dict[str, type[Gates]] = {"hardkuma": HardKuma, "direct": DirectGates, "hardconcrete": HardConcrete}
+KINDS: dict[str, type[HardKuma | DirectGates | HardConcrete]] = {
+    kind.kind: kind for kind in (HardKuma, DirectGates, HardConcrete)
+}

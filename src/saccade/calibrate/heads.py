@@ -1,0 +1,287 @@
+"""Which heads retrieve: trained gates, a score from one dense pass, or chance; all compared on new texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
+
+import numpy
+
+from ..adapters.hf.support import shape_of_model
+from ..errors import SaccadeError
+from ..eval.entry import parse_budgets
+from ..eval.output import write_json
+from ..head_list import HeadList
+from ..recipe import Recipe
+from ..role_file import RoleFile
+from ..roles import RoleMap
+from ..spec import Policy
+from ..types import ModelShape, Role
+from .asking import Reading
+from .gates import KINDS
+from .gold import GoldObserver
+from .ledger import Ledger
+from .problems import Problems
+from .sweep import KEY, Outcome, Sweep
+from .target import Common, Target
+from .training import HeadTraining, Training
+
+UNTRAINED = ("score", "random")
+METHODS = (*KINDS, *UNTRAINED)
+LEDGER, RESULTS, ROLES = "answers.jsonl", "heads.json", "roles.json"
+SCORED_TEXTS = 16
+"""Texts of the dense pass that the retrieval score is read from."""
+THRESHOLD = 0.5
+GREY = (0.1, 0.9)
+"""Between these a gate has not decided."""
+
+CHOOSING, TRAINING = 1, 2
+"""Which seeds apart: texts of the retrieval score, and of training; scoring uses the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user can choose; see `saccade calibrate heads --help`."""
+
+    common: Common
+    methods: str
+    target_heads: int | None
+    exact: bool
+    seeds: int
+    steps: int
+    rate: float
+    kept: float
+    lengths: tuple[int, int]
+    asked: int
+    every: int
+    budgets: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Roles from one method and seed.
+
+    Attributes:
+        values: of every head above layer 0, `[L - 1][Hkv]`: E[z], a gate, a score, or None for chance.
+        roles: by name: "threshold" and "exact", as `heads:` lists.
+    """
+
+    method: str
+    seed: int
+    values: list[list[float]] | None
+    roles: dict[str, str]
+
+    @property
+    def grey(self) -> float | None:
+        """Share of gates that have not decided; None where nothing was trained."""
+        if self.method not in KINDS or self.values is None:
+            return None
+        inside = [GREY[0] < value < GREY[1] for layer in self.values for value in layer]
+        return sum(inside) / len(inside)
+
+
+@dataclass(frozen=True)
+class HeadSearch:
+    """A checked search; `run` it.
+
+    Attributes:
+        count: heads that may retrieve, those of layer 0 among them.
+        problems: what roles are scored on.
+    """
+
+    settings: Settings
+    target: Target
+    methods: tuple[str, ...]
+    count: int
+    budgets: tuple[int, ...]
+    problems: Problems
+
+    @classmethod
+    def check(cls, settings: Settings) -> HeadSearch:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        methods = tuple(dict.fromkeys(part.strip() for part in settings.methods.split(",")))
+        for method in methods:
+            if method not in METHODS:
+                raise SaccadeError(f"--method {method!r} is not valid: {', '.join(METHODS)}")
+        if not 0 < settings.kept <= 1:
+            raise SaccadeError(f"--kept {settings.kept:g} is not valid: a share above 0 and at most 1")
+        if not 0 < settings.rate <= 1:
+            raise SaccadeError(f"--rate {settings.rate:g} is not valid: above 0 and at most 1")
+        if settings.lengths[0] > settings.lengths[1]:
+            raise SaccadeError(f"--lengths {settings.lengths[0]},{settings.lengths[1]}: the shortest comes first")
+        target = Target.check(settings.common)
+        shape = target.shape
+        count = settings.target_heads if settings.target_heads is not None else min(4, shape.layers) * shape.kv_heads
+        if not shape.kv_heads <= count <= shape.layers * shape.kv_heads:
+            raise SaccadeError(
+                f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer 0, which always retrieve) "
+                f"to {shape.layers * shape.kv_heads} ({shape.layers} layers of {shape.kv_heads})"
+            )
+        search = cls(settings, target, methods, count, parse_budgets(settings.budgets), target.problems())
+        for method in methods:
+            _ = search.texts(method, 0)
+        return search
+
+    def texts(self, method: str, seed: int) -> Problems:
+        """What a method looks at; with a file of the user's the same as everywhere."""
+        asked = self.settings.asked
+        if method in KINDS:
+            seed = 1000 * TRAINING + seed
+            return self.target.problems(
+                seed=seed, asked=asked, lengths=self.settings.lengths, count=self.settings.steps
+            )
+        return self.target.problems(seed=1000 * CHOOSING + seed, count=SCORED_TEXTS)
+
+    def training(self, method: str, seed: int) -> Training:
+        shape, settings = self.target.shape, self.settings
+        return Training(
+            method, self.count - shape.kv_heads, settings.steps, settings.rate, settings.kept, seed, settings.every
+        )
+
+    @property
+    def units(self) -> int:
+        """Pieces of work of a whole run, as far as they are known before it."""
+        trained = sum(method in KINDS for method in self.methods) * self.settings.seeds
+        candidates = (2 * trained + self.settings.seeds * len(UNTRAINED) + 2) * len(self.budgets)
+        return trained * self.settings.steps + len(self.problems) * (1 + candidates)
+
+    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
+        """Find roles by every method and seed, score them, write results, roles and recipe."""
+        model = self.target.load()
+        earlier = self.target.earlier(model)
+        found = [
+            self.find(model, method, seed, advance) for method in self.methods for seed in range(self.settings.seeds)
+        ]
+        roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
+        roles |= {("layers", 0, name): text for name, text in self._layers(model, earlier).items()}
+        with Ledger(
+            self.target.settings.output_dir / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY
+        ) as ledger:
+            sweep = Sweep(model, self.target.tokenizer, self.problems, ledger, self.target.settings.threads)
+            specs = {(text, budget): _spec(text, budget) for text in roles.values() for budget in self.budgets}
+            sweep.run(["dense", *dict.fromkeys(specs.values())], advance)
+            rows = [
+                {"method": method, "seed": seed, "roles": name, "heads": _size(text, self.target.shape), "list": text,
+                 "budget": budget, **sweep.outcome(specs[text, budget]).to_dict()}
+                for (method, seed, name), text in roles.items() for budget in self.budgets
+            ]  # fmt: skip
+            dense = sweep.outcome("dense")
+            outcomes = [sweep.outcome(specs[self._chosen(found), budget]) for budget in self.budgets]
+        results = {
+            **self.target.about(),
+            **{name: value for name, value in asdict(self.settings).items() if name != "common"},
+            "target_heads": self.count,
+            "texts": len(self.problems),
+            "dense": dense.to_dict(),
+            "found": [{**asdict(one), "grey": one.grey} for one in found],
+            "rows": rows,
+            "chosen": self._chosen(found),
+            "environment": self.target.environment(),
+        }
+        write_json(self.target.settings.output_dir / RESULTS, results)
+        self._write(results, dense, outcomes, shape_of_model(model), earlier)
+        return results
+
+    def find(self, model: Any, method: str, seed: int, advance: Callable[[str], None]) -> Found:
+        """The roles that one method finds from one seed; a finished training is read from the folder."""
+        shape = self.target.shape
+        wanted = self.count - shape.kv_heads
+        if method == "random":
+            rng = numpy.random.default_rng([self.target.settings.seed, seed])
+            values = rng.random((shape.layers - 1, shape.kv_heads))
+            return Found(method, seed, None, {"exact": _roles(_best(values, wanted), shape)})
+        if method == "score":
+            values = self._scores(model, seed)[1:]
+            return Found(method, seed, values.tolist(), {"exact": _roles(_best(values, wanted), shape)})
+        folder = self.target.settings.output_dir / "training" / f"{method}-{seed}"
+        training = HeadTraining(
+            model, self.texts(method, seed), self.training(method, seed), folder, self.target.about()
+        )
+        training.run(advance)
+        values = training.gates.mean().cpu().numpy()
+        chosen = {"threshold": _roles(values > THRESHOLD, shape), "exact": _roles(_best(values, wanted), shape)}
+        return Found(method, seed, values.tolist(), chosen)
+
+    def _scores(self, model: Any, seed: int) -> numpy.ndarray[Any, Any]:
+        """Retrieval score `[L, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
+        shape, problems = self.target.shape, self.texts("score", seed)
+        total, steps = numpy.zeros((shape.layers, shape.query_heads)), 0
+        for number in range(min(len(problems), SCORED_TEXTS)):
+            problem = problems[number]
+            gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
+            Reading(model, problem).observe(gold)
+            # Mass breaks ties between heads that have copied equally often.
+            total += gold.copies.numpy() + 1e-6 * gold.mass.numpy()
+            steps += gold.steps
+        if not steps:
+            raise SaccadeError("--method score: no answer of the task stands in its text, so that no head can copy it")
+        best: numpy.ndarray[Any, Any] = total.reshape(shape.layers, shape.kv_heads, -1).max(-1) / steps
+        return best
+
+    def _layers(self, model: Any, earlier: Recipe | None) -> dict[str, str]:
+        """Whole layers with as many heads in all: those that hold the best-scored heads, and TidalDecode's plan."""
+        shape = self.target.shape
+        layers = self.count // shape.kv_heads
+        chosen: dict[str, str] = {}
+        if "score" in self.methods and layers > 1:
+            order = numpy.argsort(-self._scores(model, 0)[1:].max(1), kind="stable")[: layers - 1] + 1
+            chosen["scored"] = "heads:" + "+".join(map(str, sorted({0, *order.tolist()})))
+        if earlier is not None and earlier.reselect:
+            plan = sorted({0, 1, 2, *earlier.reselect} if layers > 3 else {0, *earlier.reselect})
+            if len(plan) <= layers:
+                chosen["tidal"] = "heads:" + "+".join(map(str, plan))
+        return chosen
+
+    def _chosen(self, found: Sequence[Found]) -> str:
+        """What goes into the recipe: the first method's first seed."""
+        roles = found[0].roles
+        return roles["exact" if self.settings.exact or "threshold" not in roles else "threshold"]
+
+    def _write(
+        self,
+        results: dict[str, Any],
+        dense: Outcome,
+        outcomes: Sequence[Outcome],
+        shape: ModelShape,
+        earlier: Recipe | None,
+    ) -> None:
+        """The role file, and the recipe: its policy is the learnt roles at the largest budget; earlier layers stay."""
+        chosen, best = results["chosen"], outcomes[-1]
+        names = ("task", "context", "questions", "seed", "target_heads", "steps", "rate", "kept", "lengths", "exact")
+        found = {
+            "by": "saccade calibrate heads",
+            "date": date.today().isoformat(),
+            "method": self.methods[0],
+            **{name: results[name] for name in names},
+        }
+        RoleFile(shape, HeadList.parse(chosen).role_map(shape), found).write(self.target.settings.output_dir / ROLES)
+        scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
+        reselect = None if earlier is None else earlier.reselect
+        Recipe(shape, Policy.from_spec(best.spec), reselect, chosen, found, scores).write(self.target.recipe_path)
+
+
+def _spec(roles: str, budget: int) -> str:
+    return Policy.create("lychee_decode", {"roles": roles, "budget": budget}).to_spec()
+
+
+def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
+    """The `count` largest as a mask; ties to the lower layer, then head."""
+    mask: numpy.ndarray[Any, Any] = numpy.zeros(values.size, dtype=bool)
+    mask[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
+    return mask.reshape(values.shape)
+
+
+def _roles(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
+    """Roles as text, layer 0 put in front: all its heads retrieve."""
+    above = (tuple(Role.PUBLISH if one else Role.REUSE for one in layer) for layer in retrieve.tolist())
+    return str(HeadList.of(RoleMap(((Role.PUBLISH,) * shape.kv_heads, *above))))
+
+
+def _size(roles: str, shape: ModelShape) -> int:
+    return sum(role is Role.PUBLISH for layer in HeadList.parse(roles).role_map(shape).layers for role in layer)
