@@ -1,7 +1,7 @@
 """Asking: a text is prefilled once, densely; its questions are then decoded as rows of one batch, under any policy.
 
-Answers are fed, not sampled. A question is right if every token of its answer is the most likely one behind those before
-it, which is when greedy decoding would say it.
+Answers are fed, not sampled. A question is right if every token of its answer is the most likely one behind those
+before it, which is when greedy decoding would say it.
 """
 
 from __future__ import annotations

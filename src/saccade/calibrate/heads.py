@@ -272,9 +272,10 @@ def _spec(roles: str, budget: int) -> str:
 
 def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
     """The `count` largest as a mask; ties to the lower layer, then head."""
-    mask: numpy.ndarray[Any, Any] = numpy.zeros(values.size, dtype=bool)
+    mask = numpy.zeros(values.size, dtype=bool)
     mask[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
-    return mask.reshape(values.shape)
+    shaped: numpy.ndarray[Any, Any] = mask.reshape(values.shape)
+    return shaped
 
 
 def _roles(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:

@@ -83,7 +83,7 @@ class LayerSearch:
     @property
     def first(self) -> int:
         """The layer where a set is chosen whatever is searched."""
-        return int(getattr(self.policy.options, "dense_layers"))
+        return int(self.policy.options.model_dump()["dense_layers"])
 
     @property
     def candidates(self) -> tuple[tuple[int, ...], ...]:

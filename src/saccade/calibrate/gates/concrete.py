@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .gate import P, Q, Gates, quadrature
+from .gate import Gates, P, Q, quadrature
 
 TEMPERATURE = 2 / 3
 """The beta of that paper's experiments."""

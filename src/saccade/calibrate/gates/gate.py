@@ -43,7 +43,7 @@ class Gates(ABC):
     def mean(self) -> Tensor:
         """Expected gates, float64 of the gates' shape; a head retrieves where it exceeds 0.5."""
 
-    def project(self) -> None:
+    def project(self) -> None:  # noqa: B027  # most kinds have nothing to bring back
         """Bring parameters back to where they are valid, after an optimiser's step."""
 
     def state(self) -> dict[str, Tensor]:

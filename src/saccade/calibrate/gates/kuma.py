@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .gate import P, Q, Gates, quadrature
+from .gate import Gates, P, Q, quadrature
 
 
 class HardKuma(Gates):
