@@ -71,7 +71,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     args = server.args
     assert args.model == str(model_path())
     assert args.served_model_name == ["bundled"]
-    assert str(server.options.policy) == "less_is_more:reselect=5"
+    assert str(server.options.policy) == "less_is_more:reselect=7"
     assert (args.dtype, args.kv_cache_memory_bytes) == ("float32", BUNDLED_CACHE)
     assert (args.host, args.port) == ("127.0.0.1", free_port)
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
@@ -99,7 +99,7 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
         ("quest:page=16", (), 32),
         ("quest:page=64,budget=128", (), 64),
         ("quest:page=24,budget=96", (), 96),
-        ("tidal:reselect=5", (), 32),
+        ("tidal:reselect=7", (), 32),
         ("quest:page=16", ("--block-size", "16"), 16),
         ("quest:page=16", ("--block_size=128",), 128),
     ],
