@@ -26,10 +26,19 @@ QUESTIONS = 48
 
 # All claims about this model, at the larger budget where a policy has one.
 DENSE_LEAST = 0.9
-LEAST = {"less_is_more": -0.1, "lychee_decode": -0.1, "resa": -0.1, "exact_topk": -0.1}
-"""Answers right, at least dense's plus this."""
-MOST = {"streaming": -0.3}
+LEAST = {"tidal": -0.1, "less_is_more": -0.1, "lychee_decode": -0.1, "exact_topk": -0.1}
+"""Answers right, at least dense's plus this.
+
+resa was among these: it had 47 of 48 on the bundled model of commit 69f211f, and has 35 of 48 on the present one. A
+tenth of the pages, found by their bounds, is not always enough there; sets by exact scores are (exact_topk: 48 with
+16 tokens).
+"""
+OVER_STREAMING = {"resa": 0.3, "quest": 0.1}
+"""Answers right, at least streaming's plus this: bounds of pages find part of the facts."""
+MOST = {"streaming": -0.3, "quest": -0.3}
 """Answers right, at most dense's plus this."""
+GAIN = {"tidal": 0.1, "less_is_more": 0.3}
+"""Answers right at the larger budget, at least the smaller's plus this: the model tells budgets apart."""
 INDEXED = ("quest", "lychee_cluster", "resa")
 """Policies that keep an index beside the cache."""
 ABOVE_STREAMING = {
@@ -109,6 +118,13 @@ def check(folder: Path) -> Checks:
         checks.that(right[policy] <= dense + gap + 1e-9, f"{policy} {right[policy]:.3f} <= dense {gap:+}")
     for policy, gap in LEAST.items():
         checks.that(right[policy] >= dense + gap - 1e-9, f"{policy} {right[policy]:.3f} >= dense {gap:+}")
+    smaller = {policy: accuracy(row_of(rows, policy, budgets[0])) for policy in GAIN}
+    for policy, gap in OVER_STREAMING.items():
+        what = f"{policy} {right[policy]:.3f} >= streaming {right['streaming']:.3f} {gap:+}"
+        checks.that(right[policy] >= right["streaming"] + gap - 1e-9, what)
+    for policy, gap in GAIN.items():
+        what = f"{policy} {right[policy]:.3f} >= {smaller[policy]:.3f} at budget {budgets[0]} {gap:+}"
+        checks.that(right[policy] >= smaller[policy] + gap - 1e-9, what)
     for row in rows:
         share, time = row["share_attended"], row["ms_per_token"]
         recalls = (row["recall"], row["token_recall"], *row["recall_per_layer"], *row["token_recall_per_layer"])

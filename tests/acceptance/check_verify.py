@@ -20,13 +20,13 @@ EVERY = 4
 SPECS = (
     "streaming:budget=5",
     "quest:budget=16",
-    "tidal:reselect=5,budget=1",
-    "less_is_more:reselect=5,budget=6",
+    "tidal:reselect=7,budget=1",
+    "less_is_more:reselect=7,budget=6",
     "exact_topk:budget=1",
-    "lychee_decode:roles=layers:0+2+5,budget=1",
+    "lychee_decode:roles=layers:0+2+7,budget=1",
     f"lychee_cluster:budget={16 + 16 + EVERY}",
     "resa:ratio=0.001,min_pages=1",
-    "composed:scorer=cluster,roles=layers:2+5,budget=36",
+    "composed:scorer=cluster,roles=layers:2+7,budget=36",
 )
 
 

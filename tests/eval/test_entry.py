@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from saccade.adapters.hf.load import ModelSource
+from saccade.bundled import model_path
 from saccade.errors import PolicyError
-from saccade.eval.entry import default_specs, make_entries, parse_budgets
-from saccade.registry import policies
+from saccade.eval.entry import STAND_IN, default_specs, make_entries, parse_budgets, policies_for
+from saccade.recipe import Recipe
+from saccade.registry import policies as known
+from saccade.spec import Policy
+from saccade.types import ModelShape
 
 
 def specs(*given: str, budgets: tuple[int, ...] = (64, 256)) -> list[str]:
@@ -51,14 +61,63 @@ def test_budgets_that_leave_nothing_to_compare_are_an_error() -> None:
         make_entries(["streaming", "quest"], (2, 3))
 
 
-@pytest.mark.parametrize("bundled", [True, False])
-def test_the_default_is_every_method(bundled: bool) -> None:
-    entries, notes = make_entries(default_specs(bundled), (16, 256))
-    assert {entry.policy.name for entry in entries} == set(policies()) - {"composed"}
+SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3")
+
+
+def recipe(reselect: tuple[int, ...] | None, roles: str | None) -> Recipe:
+    return Recipe(SHAPE, Policy.from_spec("quest"), reselect, roles)
+
+
+@pytest.mark.parametrize("found", [None, recipe((5,), None), recipe(None, "heads:0+3.1"), recipe((5,), "heads:0+3.1")])
+def test_the_default_is_every_method(found: Recipe | None) -> None:
+    entries, notes = make_entries(default_specs(found), (16, 256))
+    assert {entry.policy.name for entry in entries} == set(known()) - {"composed"}
     assert [entry.policy.name for entry in entries if entry.policy.budget is None] == ["dense", "resa"]
     assert [note.partition(":")[0] for note in notes] == ["dense", "left out", "resa"]
     assert "lychee_cluster" in notes[1]
     assert "the smallest is 33" in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "layers", "roles"),
+    [
+        (None, "", "every:4"),
+        (recipe(None, None), "", "every:4"),
+        (recipe((5,), None), ":reselect=5", "layers:0+2+5"),
+        (recipe((6, 4), None), ":reselect=6+4", "layers:0+2+4+6"),
+        (recipe((), None), ":reselect=", "layers:0+2"),
+        (recipe((5,), "heads:0+3.1"), ":reselect=5", "heads:0+3.1"),
+        (recipe(None, "layers:0+4"), "", "layers:0+4"),
+    ],
+)
+def test_the_default_knows_what_the_recipe_knows(found: Recipe | None, layers: str, roles: str) -> None:
+    made = {spec.partition(":")[0]: spec for spec in default_specs(found)}
+    assert made["tidal"] == f"tidal{layers}"
+    assert made["less_is_more"] == f"less_is_more{layers}"
+    assert made["lychee_decode"] == f"lychee_decode:roles={roles}"
+    for spec in made.values():
+        Policy.from_spec(spec).plan(SHAPE)
+
+
+def test_what_is_compared_follows_the_recipe_beside_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    source = ModelSource("mine", str(shutil.copytree(model_path(), folder, copy_function=os.link)))
+    (folder / "saccade.json").unlink()
+    policies, notes = policies_for((), source)
+    assert "tidal" in map(str, policies) and notes == (STAND_IN,)
+    for roles, said in ((None, (STAND_IN,)), ("heads:0+3.1", ())):
+        Recipe(source.decoder(), Policy.from_spec("quest"), (4,), roles).write(folder / "saccade.json")
+        policies, notes = policies_for((), source)
+        assert "tidal:reselect=4" in map(str, policies) and notes == said
+        assert policies_for((), source, ("resa", "tidal")) == (
+            (Policy.from_spec("resa"), Policy.from_spec("tidal:reselect=4")),
+            (),
+        )
+    assert policies_for(("auto", "tidal"), source) == ((Policy.from_spec("quest"), Policy.from_spec("tidal")), ())
+    Recipe(replace(source.decoder(), weights="0" * 16), Policy.from_spec("quest")).write(folder / "saccade.json")
+    with pytest.raises(PolicyError, match="belongs to another model"):
+        policies_for((), source)
+    assert policies_for(("tidal",), source) == ((Policy.from_spec("tidal"),), ())
 
 
 def test_labels_leave_the_budget_out() -> None:

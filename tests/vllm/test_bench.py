@@ -18,7 +18,7 @@ def test_rows_of_a_small_run(tmp_path: Path) -> None:
         contexts="96",
         batches="1,2",
         threads=1,
-        policies=["quest:budget=32", "tidal:budget=32,reselect=5"],
+        policies=["quest:budget=32", "tidal:budget=32,reselect=7"],
         budgets="2048",
         steps=3,
         block=32,
@@ -28,7 +28,7 @@ def test_rows_of_a_small_run(tmp_path: Path) -> None:
     results = job.run(lambda unit: None)
     assert json.loads((tmp_path / "rows.json").read_text()) == results
     assert [(row["context"], row["batch"]) for row in results["rows"][::3]] == [(16, 1), (16, 2), (96, 1), (96, 2)]
-    assert [row["policy"] for row in results["rows"][:3]] == ["stock", "quest:budget=32", "tidal:budget=32,reselect=5"]
+    assert [row["policy"] for row in results["rows"][:3]] == ["stock", "quest:budget=32", "tidal:budget=32,reselect=7"]
     assert all(row["steps"] == 3 and row["ms_per_token"] > 0 for row in results["rows"])
     quest = results["rows"][-2]
     assert quest["bytes"] < results["rows"][-3]["bytes"]

@@ -113,10 +113,10 @@ class Requests:
         ("composed:scorer=exact,page=32,budget=96,roles=layers:2+6", 32, "LBNHC"),
         (MIXED_PAGES, 16, "LBNHC"),
         ("streaming:budget=64", 16, "LBNHC"),
-        ("tidal:budget=64,reselect=5", 16, "LBHNC"),
-        ("tidal:rule=top_p,top_p=0.9,budget=128,reselect=5,heads=query", 16, "LBNHC"),
-        ("tidal:rule=threshold,threshold=0.01,reselect=5", 16, "LBNHC"),
-        ("less_is_more:budget=64,reselect=5", 16, "BLNHC"),
+        ("tidal:budget=64,reselect=7", 16, "LBHNC"),
+        ("tidal:rule=top_p,top_p=0.9,budget=128,reselect=7,heads=query", 16, "LBNHC"),
+        ("tidal:rule=threshold,threshold=0.01,reselect=7", 16, "LBNHC"),
+        ("less_is_more:budget=64,reselect=7", 16, "BLNHC"),
         ("lychee_decode:budget=64,roles=every:4", 16, "LBNHC"),
         ("exact_topk:budget=48", 16, "LBNHC"),
         ("lychee_cluster:budget=96", 16, "LBNHC"),
@@ -241,7 +241,7 @@ def test_the_backend_is_a_thin_subclass() -> None:
             "table only whole blocks of 32)",
         ),
         (
-            "tidal:budget=64,reselect=5",
+            "tidal:budget=64,reselect=7",
             16,
             False,
             " for all tokens; saccade's own operations for layers that keep scores and for sets (the policy selects "
@@ -315,7 +315,7 @@ def test_graphs_that_would_capture_the_bounds_are_refused(monkeypatch: pytest.Mo
 
 
 def test_only_policies_with_bounds_mind_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for policy, refused in ((PAGES, True), ("tidal:budget=64,reselect=5", False)):
+    for policy, refused in ((PAGES, True), ("tidal:budget=64,reselect=7", False)):
         engine = CudaEngine(monkeypatch, policy)
         engine.config.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
         engine.config.compilation_config.splitting_ops = ["vllm::unified_attention_with_output"]

@@ -65,7 +65,7 @@ def steps(lengths: Sequence[int], tokens: Sequence[int]) -> list[int]:
     [
         "dense",
         "quest:budget=64",
-        "less_is_more:budget=64,reselect=5",
+        "less_is_more:budget=64,reselect=7",
         "lychee_cluster:budget=96",
         "resa:min_pages=2,rectify=4",
     ],
@@ -90,7 +90,7 @@ def test_every_decoded_token_is_counted(policy: str, shortcut: bool, engines: En
     assert read("rectified_tokens") == 4 * passes
 
 
-@pytest.mark.parametrize("policy", ["quest:budget=64", "tidal:budget=64,reselect=5,heads=query"])
+@pytest.mark.parametrize("policy", ["quest:budget=64", "tidal:budget=64,reselect=7,heads=query"])
 def test_figures_are_those_of_the_transformers_adapter(policy: str, engines: Engines, read: Read) -> None:
     (ids,) = prompts(200)
     answers(engines.sparse(policy), [ids], greedy(9))

@@ -11,7 +11,7 @@ POLICIES = (
     "quest:budget=64",
     "quest:budget=64,rectify=8",
     "resa:min_pages=2,ratio=0.05,rectify=16",
-    "tidal:budget=64,reselect=5",
+    "tidal:budget=64,reselect=7",
     "lychee_cluster:budget=64",
     "lychee_cluster:budget=64,rectify=8",
 )

@@ -15,8 +15,8 @@ POLICIES = (
     "streaming:budget=64,rectify=4",
     "quest:budget=64,rectify=8",
     "resa:min_pages=2,ratio=0.05,rectify=16",
-    "tidal:budget=64,reselect=5,rectify=8",
-    "less_is_more:budget=64,reselect=5,rectify=5",
+    "tidal:budget=64,reselect=7,rectify=8",
+    "less_is_more:budget=64,reselect=7,rectify=5",
     "lychee_decode:budget=64,roles=every:4,rectify=8",
     "lychee_cluster:budget=64,rectify=8",
 )

@@ -17,7 +17,7 @@ COVERED = "quest:budget=4096,rectify=6"
 SPARSE = (
     "quest:budget=64",
     "quest:budget=64,rectify=6",
-    "tidal:budget=64,reselect=5",
+    "tidal:budget=64,reselect=7",
     "lychee_cluster:budget=64,rectify=6",
 )
 

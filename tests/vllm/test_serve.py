@@ -15,14 +15,19 @@ from transformers import Gemma2Config, MistralConfig, Qwen3Config
 from typer.testing import CliRunner
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from saccade.adapters.hf.load import ModelSource
 from saccade.adapters.vllm import serve
 from saccade.adapters.vllm.metrics import VARIABLE
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.adapters.vllm.serve import BUNDLED_CACHE, RefusedError, Server, prepare
+from saccade.adapters.vllm.shape import shape_of
 from saccade.adapters.vllm.support import SCHEDULER
 from saccade.bundled import model_path
 from saccade.cli import app
-from saccade.errors import ServingError
+from saccade.errors import PolicyError, ServingError
+from saccade.recipe import Recipe
+from saccade.spec import Policy
+from saccade.types import ModelShape
 
 Reasons = Callable[..., tuple[str, ...]]
 
@@ -71,7 +76,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     args = server.args
     assert args.model == str(model_path())
     assert args.served_model_name == ["bundled"]
-    assert str(server.options.policy) == "less_is_more:reselect=5"
+    assert server.options.policy == Recipe.read(model_path() / "saccade.json").policy
     assert (args.dtype, args.kv_cache_memory_bytes) == ("float32", BUNDLED_CACHE)
     assert (args.host, args.port) == ("127.0.0.1", free_port)
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
@@ -99,7 +104,7 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
         ("quest:page=16", (), 32),
         ("quest:page=64,budget=128", (), 64),
         ("quest:page=24,budget=96", (), 96),
-        ("tidal:reselect=5", (), 32),
+        ("tidal:reselect=7", (), 32),
         ("quest:page=16", ("--block-size", "16"), 16),
         ("quest:page=16", ("--block_size=128",), 128),
     ],
@@ -125,7 +130,7 @@ def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
 
     monkeypatch.setattr(serve, "_made", made)
     args = serve._parse(["--served-model-name", "x"])
-    serve._config(args, ServeOptions.read({"policy": policy}))
+    serve._config(args, ServeOptions.read({"policy": policy}, "", ModelSource.locate(None).decoder))
     assert asked == [None]
     assert args.block_size == block
 
@@ -157,6 +162,67 @@ def test_another_model_is_as_vllm_would_serve_it(made: Callable[..., Server], tm
         assert any("reselect" in note for note in server.notes)
 
 
+# --- recipes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [(), ("--additional-config", '{"saccade": {"policy": "auto"}}')])
+def test_auto_is_the_bundled_models_recipe(made: Callable[..., Server], rest: tuple[str, ...]) -> None:
+    recipe = Recipe.read(model_path() / "saccade.json")
+    server = made(*rest, policy=None if rest else "auto")
+    assert server.options.policy == recipe.policy
+    # Workers are told the policy, not where it came from.
+    assert server.args.additional_config["saccade"]["policy"] == str(recipe.policy)
+    config = serve._config(server.args, server.options)
+    assert shape_of(config) == recipe.model
+
+
+def test_workers_find_the_recipe_themselves(made: Callable[..., Server]) -> None:
+    """As with `vllm serve --additional-config`, where nobody has resolved anything before."""
+    server = made()
+    server.args.additional_config = {"saccade": {"policy": "auto"}}
+    config = serve._made(server.args)
+    assert config.additional_config == {"saccade": {"policy": "auto"}}
+    options = ServeOptions.of(config)
+    assert options is not None
+    assert options.policy == Recipe.read(model_path() / "saccade.json").policy
+
+
+def test_a_recipe_beside_another_model(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:
+    folder = model(tmp_path / "mine", Qwen3Config(**SMALL))
+    recipe = Recipe(ModelShape(4, 4, 2, 32, "qwen3"), Policy.from_spec("tidal:reselect=3"))
+    recipe.write(tmp_path / "elsewhere.json")
+    assert str(made(model=str(folder), policy=str(tmp_path / "elsewhere.json")).options.policy) == "tidal:reselect=3"
+    (reason,) = reasons(model=str(folder), policy="auto")
+    assert f"no recipe for model '{folder}'" in reason
+    recipe.write(folder / "saccade.json")
+    for policy in (None, "auto"):
+        assert str(made(model=str(folder), policy=policy).options.policy) == "tidal:reselect=3"
+    Recipe.read(model_path() / "saccade.json").write(folder / "saccade.json")
+    (reason,) = reasons(model=str(folder))
+    for words in ("belongs to another model", "layers=12", "layers=4"):
+        assert words in reason
+
+
+def test_weights_are_held_against_a_recipe(reasons: Reasons, tmp_path: Path) -> None:
+    text = (model_path() / "saccade.json").read_text()
+    own = Recipe.from_json(text).model.weights
+    assert own is not None
+    path = tmp_path / "saccade.json"
+    path.write_text(text.replace(own, "0" * 16))
+    (reason,) = reasons(policy=str(path))
+    assert own in reason and "0" * 16 in reason
+
+
+def test_a_published_recipe_is_marked() -> None:
+    shape = ModelShape(36, 32, 8, 128, "qwen3")
+    options = ServeOptions.read({"policy": "auto"}, "Qwen/Qwen3-8B", lambda: shape)
+    assert str(options.policy) == "less_is_more:reselect=12"
+    assert options.notes[0].endswith("from the paper, not re-measured here")
+    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0, "shortcut": True}
+    with pytest.raises(PolicyError, match="recipe:qwen3-14b belongs to another model"):
+        ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
+
+
 def test_the_arguments_are_not_those_of_the_check(made: Callable[..., Server]) -> None:
     """A configuration changes parts of what it is made from, and the server makes another one."""
     rest = ("--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}')
@@ -177,6 +243,7 @@ SMALL: dict[str, Any] = {
 
 def model(folder: Path, config: Any) -> Path:
     """A configuration and no weights: nothing that is refused here needs them."""
+    folder.mkdir(exist_ok=True)
     config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
     config.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")

@@ -13,7 +13,7 @@ import two_ranks
 from engines import Engines
 
 POLICIES = (
-    "less_is_more:budget=48,reselect=5",
+    "less_is_more:budget=48,reselect=7",
     "lychee_decode:budget=64,roles=every:3",
 )
 

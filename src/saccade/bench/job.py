@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..adapters.hf.load import DTYPES, pick_device
+from ..adapters.hf.recipes import resolve_all
 from ..adapters.hf.support import shape_of
 from ..errors import SaccadeError
 from ..eval.entry import make_entries, parse_budgets
@@ -62,8 +63,10 @@ class BenchJob:
         Raises:
             SaccadeError: one line about the first setting that is not valid.
         """
-        entries, notes = make_entries(policies, parse_budgets(",".join(budgets)))
         config = read_config(shape)
+        # The weights are random ones: a recipe is held against the sizes.
+        chosen, said = resolve_all(policies, shape, lambda: shape_of(config))
+        entries, notes = make_entries(chosen, parse_budgets(",".join(budgets)))
         if dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
         picked = pick_device(device)
@@ -79,7 +82,7 @@ class BenchJob:
             dtype=DTYPES[dtype],
             device=picked,
             json_file=json,
-            notes=(*notes, *left_out),
+            notes=(*said, *notes, *left_out),
         )
         for policy in made.policies:
             if policy.rectify is not None and policy.rectify.mode == "verify":

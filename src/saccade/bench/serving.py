@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..adapters.hf.load import DTYPES
+from ..adapters.hf.recipes import resolve_all
 from ..adapters.hf.support import shape_of
 from ..adapters.vllm.options import ServeOptions
 from ..adapters.vllm.synthetic import SyntheticEngine, prepare_process
@@ -98,8 +99,9 @@ class ServingJob:
         Raises:
             SaccadeError: one line about the first setting that is not valid.
         """
-        entries, notes = make_entries(policies, parse_budgets(budgets))
         config = read_config(shape)
+        chosen, said = resolve_all(policies, shape, lambda: shape_of(config))
+        entries, notes = make_entries(chosen, parse_budgets(budgets))
         if dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
         if block % 16:
@@ -115,7 +117,7 @@ class ServingJob:
             block=block,
             dtype=DTYPES[dtype],
             json_file=json,
-            notes=notes,
+            notes=(*said, *notes),
         )
         for policy in made.policies:
             if policy.rectify is not None:

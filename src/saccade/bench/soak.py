@@ -14,6 +14,7 @@ from scipy.stats import theilslopes
 from transformers import DynamicCache
 
 from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
+from ..adapters.hf.recipes import resolve_all
 from ..adapters.hf.run import Run, sparsify
 from ..adapters.hf.support import refuse_unsupported, shape_of
 from ..cost import cost_of
@@ -70,7 +71,8 @@ class SoakJob:
             SaccadeError: one line about the first setting that is not valid.
         """
         source = ModelSource.locate(settings.model)
-        policies = tuple(dict.fromkeys(map(Policy.from_spec, settings.policies or DEFAULT_POLICIES)))
+        named, said = resolve_all(settings.policies or DEFAULT_POLICIES, source.location, source.decoder)
+        policies = tuple(dict.fromkeys(named))
         for policy in policies:
             if policy.rectify is not None and policy.rectify.mode == "verify":
                 raise SaccadeError(f"policy {policy}: a soak feeds given tokens, so there is nothing to verify")
@@ -80,7 +82,7 @@ class SoakJob:
         needed = settings.prompt + settings.tokens
         if needed > positions:
             raise DocumentError(f"{needed} tokens, prompt and decoded: the model has {positions} positions")
-        notes = tuple(note for policy in policies for note in policy.plan(shape).notes)
+        notes = (*said, *(note for policy in policies for note in policy.plan(shape).notes))
         tokenizer = source.tokenizer()
         ids = tokenizer(language_reference().evaluation, add_special_tokens=False, verbose=False)["input_ids"]
         # A text that is too short begins anew.

@@ -19,8 +19,8 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. "
-            "Default: every method; for the bundled model with the layer where it looks things up.",
+            help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. Also auto, the "
+            "path of a recipe, recipe:NAME. Default: every method, with what a recipe beside the model says.",
             show_default=False,
         ),
     ] = None,

@@ -12,6 +12,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from ..adapters.hf.load import ModelSource, one_line
+from ..adapters.hf.recipes import Shape, resolve_all
 from ..adapters.hf.support import shape_of
 from ..bench.shapes import SHAPES, read_config
 from ..cost import Cost, cost_of
@@ -57,8 +58,10 @@ def print_costs(
     quiet_libraries()
     weights = weights or dtype
     itemsize, weight_size = _size("dtype", dtype, CACHE_DTYPES), _size("weights", weights, tuple(BYTES))
-    chosen = _chosen(policy)
+    name = ModelSource.locate(None).location if model is None else model
+    chosen, said = _chosen(policy, name, lambda: shape_of(_config(model)))
     shape, parameters, notes = _model(model)
+    notes += said
     costs: dict[str, Cost] = {}
     for entry in chosen:
         plan, label = entry.plan(shape), entry.to_spec()
@@ -90,11 +93,11 @@ def _size(option: str, name: str, valid: tuple[str, ...]) -> float:
     return BYTES[name]
 
 
-def _chosen(specs: list[str] | None) -> list[Policy]:
-    """The policies to count, dense first: every ceiling is quoted against it."""
-    chosen = [Policy.from_spec(spec) for spec in specs or (STAND_INS.get(name, name) for name in policies())]
-    dense = Policy.from_spec("dense")
-    return list({policy.to_spec(): policy for policy in (dense, *chosen)}.values())
+def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Policy], tuple[str, ...]]:
+    """The policies to count, dense first: every ceiling is quoted against it; and notes."""
+    wanted = specs or [STAND_INS.get(name, name) for name in policies()]
+    chosen, notes = resolve_all(("dense", *wanted), model, shape)
+    return list({policy.to_spec(): policy for policy in chosen}.values()), notes
 
 
 def _model(name: str | None) -> tuple[ModelShape, int, list[str]]:

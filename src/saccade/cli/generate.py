@@ -20,8 +20,8 @@ def generate(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="Policy to decode with. See `saccade policies`. Default: less_is_more, for the bundled model with its "
-            "re-selection layer.",
+            help="Policy to decode with: a spec, see `saccade policies`; auto; the path of a recipe; recipe:NAME. "
+            "Default: that of the recipe beside the model, else less_is_more.",
             show_default=False,
         ),
     ] = None,
@@ -54,17 +54,18 @@ def generate(
     from transformers import TextStreamer
 
     from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
+    from ..adapters.hf.recipes import default, resolve
     from ..adapters.hf.run import sparsify
-    from ..bundled import default_spec
     from ..errors import DocumentError, PolicyError
     from ..eval.context import read_document
     from ..eval.entry import parse_budgets
-    from ..spec import Policy
     from .terminal import quiet_libraries
 
     quiet_libraries()
     source = ModelSource.locate(model)
-    chosen = Policy.from_spec(default_spec(bundled=source.bundled) if policy is None else policy)
+    where = source.location, source.decoder
+    found = default(*where) if policy is None else resolve(policy, *where)
+    chosen = found.policy
     if budget is not None:
         budgets = parse_budgets(budget)
         if len(budgets) > 1:
@@ -95,7 +96,7 @@ def generate(
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     with sparsify(loaded, chosen, tokenizer=tokenizer) as run:
-        for note in run.notes:
+        for note in (*found.notes, *run.notes):
             sys.stderr.write(f"note: {note}\n")
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         loaded.generate(**inputs, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)

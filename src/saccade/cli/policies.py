@@ -14,6 +14,9 @@ def policies(
     cost: Annotated[
         bool, typer.Option("--cost", help="Print what a decoded token reads and writes instead, and what that allows.")
     ] = False,
+    recipes: Annotated[
+        bool, typer.Option("--recipes", help="List the papers' choices for single models instead.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +67,7 @@ def policies(
         ),
     ] = None,
 ) -> None:
-    """List the policies, their options with defaults, and where they come from; or what they cost.
+    """List the policies, their options with defaults, and where they come from; or what they cost; or recipes.
 
     Options are written behind the name: less_is_more:budget=256,reselect=6. Lists join with +: reselect=6+9.
 
@@ -82,7 +85,11 @@ def policies(
         "policy": policy or None,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    if cost:
+    if recipes and (cost or given):
+        raise SaccadeError(f"--{next(iter(given), 'cost')} does not fit --recipes, which only lists them")
+    if recipes:
+        _list_recipes()
+    elif cost:
         # Imported here, so that --help does not wait for torch.
         from .costs import print_costs
 
@@ -110,6 +117,18 @@ def _list() -> None:
         for name, default in description.defaults.items():
             table.add_row(name, _written(default), description.help[name])
         console.print(table if table.row_count else "")
+
+
+def _list_recipes() -> None:
+    # Imported here, so that --help does not wait for torch.
+    from ..published import MARK, PREFIX, PUBLISHED
+    from .terminal import output
+
+    console = output()
+    console.print(f"Published re-selection layers: {MARK}. auto finds them by the model's name.\n", soft_wrap=True)
+    for one in PUBLISHED.values():
+        console.print(f"[bold]{PREFIX}{one.name}[/bold]  {one.recipe.policy}", highlight=False, soft_wrap=True)
+        console.print(f"  {one.source}\n  {', '.join(one.models)}", highlight=False, soft_wrap=True)
 
 
 def _written(default: Any) -> str:

@@ -28,8 +28,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="Policy that requests decode with. See `saccade policies`. Default: less_is_more, for the bundled "
-            "model with its re-selection layer.",
+            help="Policy that requests decode with: a spec, see `saccade policies`; auto; the path of a recipe; "
+            "recipe:NAME. Default: that of the recipe beside the model, else less_is_more.",
             show_default=False,
         ),
     ] = None,

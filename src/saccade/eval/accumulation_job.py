@@ -12,20 +12,14 @@ import torch
 from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
 from ..adapters.hf.support import refuse_unsupported
 from ..errors import DocumentError, SaccadeError
-from ..spec import Policy
 from .accumulation import TARGETS, Accumulation, Case, cases_of
-from .entry import default_specs
+from .entry import policies_for
 from .environment import environment
 from .output import shares, whole_numbers
 from .passages import Passage, held_out_passages
 
 _METHODS = ("resa", "tidal", "less_is_more")
-
-
-def default_policies(bundled: bool) -> tuple[str, ...]:
-    """ReSA, and two methods whose sets are made in few layers, as a comparison takes them."""
-    specs = {spec.partition(":")[0]: spec for spec in default_specs(bundled)}
-    return tuple(specs[name] for name in _METHODS)
+"""What is measured unless the user says otherwise: ReSA, and two methods whose sets are made in few layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class AccumulationJob:
         source = ModelSource.locate(settings.model)
         every = whole_numbers("--every", settings.every, at_least=1)
         lengths = tuple(sorted(whole_numbers("--lengths", settings.lengths, at_least=1)))
-        templates = [Policy.from_spec(spec) for spec in settings.policies or default_policies(source.bundled)]
+        templates, said = policies_for(settings.policies, source, _METHODS)
         kept = shares("--kept", settings.kept)
         _check_lengths(lengths, max(*every, TARGETS))
         cases = tuple(
@@ -90,7 +84,7 @@ class AccumulationJob:
         if lengths[-1] > positions:
             raise DocumentError(f"--lengths {lengths[-1]}: the model has {positions} positions")
         plans = [case.policy.plan(shape) for case in cases if case.policy is not None]
-        notes = tuple(dict.fromkeys(note for plan in plans for note in plan.notes))
+        notes = tuple(dict.fromkeys((*said, *(note for plan in plans for note in plan.notes))))
         tokenizer = source.tokenizer()
         names = tuple(dict.fromkeys(name.strip() for name in settings.sources.split(",")))
         passages = held_out_passages(

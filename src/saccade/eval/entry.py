@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..bundled import RESELECT
+from ..adapters.hf.load import ModelSource
+from ..adapters.hf.recipes import beside, resolve_all
 from ..errors import PolicyError
 from ..options import DEFAULT_BUDGET
+from ..recipe import Recipe
 from ..spec import Policy
 
 BASELINE = "dense"
@@ -36,15 +38,35 @@ class Entry:
         return self.policy.name == BASELINE
 
 
-def default_specs(bundled: bool) -> tuple[str, ...]:
-    """What is compared unless the user says otherwise: every method, with what is known of the bundled model.
+def policies_for(
+    written: Sequence[str], source: ModelSource, methods: Sequence[str] | None = None
+) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """What the user has named, or else every method (those of `methods`) with what was found for the model; and notes.
 
-    That is the layer where it looks things up. `tidal` and `less_is_more` select again there; `lychee_decode` has no
-    role file yet, so whole layers stand in for its retrieval heads: layer 0, as in the paper, and `tidal`'s two. That
-    is a quarter of all heads, as with each fourth layer of a model of which nothing is known.
+    Raises:
+        PolicyError: no policy, no recipe, or one of another model.
     """
-    layer = f":reselect={RESELECT}" if bundled else ""
-    roles = f"layers:0+2+{RESELECT}" if bundled else "every:4"
+    if written:
+        return resolve_all(written, source.location, source.decoder)
+    recipe = beside(source.location, source.decoder)
+    made = {policy.name: policy for policy in map(Policy.from_spec, default_specs(recipe))}
+    chosen = {name: made[name] for name in methods or made}
+    calibrated = recipe is not None and recipe.roles is not None
+    return tuple(chosen.values()), (STAND_IN,) if "lychee_decode" in chosen and not calibrated else ()
+
+
+def default_specs(recipe: Recipe | None) -> tuple[str, ...]:
+    """What is compared unless the user says otherwise: every method, with what the recipe beside the model knows.
+
+    `tidal` and `less_is_more` select again at its layers, `lychee_decode` has its retrieval heads. Where it has none,
+    whole layers stand in: layer 0, as in the paper, and `tidal`'s; or each fourth layer of a model without a recipe.
+    """
+    layer, roles = "", "every:4"
+    if recipe is not None and recipe.reselect is not None:
+        layer = f":reselect={'+'.join(map(str, recipe.reselect))}"
+        roles = f"layers:{'+'.join(map(str, sorted({0, 2, *recipe.reselect})))}"
+    if recipe is not None and recipe.roles is not None:
+        roles = recipe.roles
     return (
         BASELINE,
         "streaming",
@@ -72,8 +94,8 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(budgets))
 
 
-def make_entries(specs: Iterable[str], budgets: Sequence[int]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-    """Entries for policy specs at every budget, dense first; and notes on budgets that do not apply.
+def make_entries(specs: Iterable[str | Policy], budgets: Sequence[int]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+    """Entries for policies or their specs at every budget, dense first; and notes on budgets that do not apply.
 
     A budget of the list that is too small for a policy leaves that entry out; the note names the smallest one.
 
@@ -84,7 +106,7 @@ def make_entries(specs: Iterable[str], budgets: Sequence[int]) -> tuple[tuple[En
     notes: list[str] = []
     refused: list[PolicyError] = []
     for spec in specs:
-        policy = Policy.from_spec(spec)
+        policy = spec if isinstance(spec, Policy) else Policy.from_spec(spec)
         if policy.with_budget(DEFAULT_BUDGET) is policy:
             reason = "has its own" if policy.options.budgeted else "has none"
             notes.append(f"{policy}: --budget is ignored, this policy {reason}")

@@ -6,15 +6,14 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from .. import __version__
 from ..adapters.hf.support import shape_of
 from ..kernels._native.library import description
 from ..machine import processor
+from ..versions import versions
 from .context import Context
 
 
@@ -35,11 +34,7 @@ def environment(
     shape = shape_of(model.config)
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {
-            "saccade": __version__,
-            "python": platform.python_version(),
-            **{package: version(package) for package in ("torch", "transformers", "numpy")},
-        },
+        "versions": versions("numpy"),
         "machine": platform.platform(),
         "cpu": processor(),
         "cores": os.cpu_count(),

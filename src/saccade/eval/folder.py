@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from ..errors import OutputError
+from ..whole_file import replace_text
 
 SAMPLES = "samples.jsonl"
 GAZE = "gaze.jsonl"
@@ -88,12 +88,7 @@ class ResultsFolder:
         Raises:
             OutputError: if it cannot be written.
         """
-        part = self.path / f"{name}.part"
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, self.path / name)
-        except OSError as error:
-            raise OutputError(f"{str(self.path / name)!r} cannot be written: {error.strerror}") from error
+        replace_text(self.path / name, text)
 
     def close(self) -> None:
         self._samples.close()

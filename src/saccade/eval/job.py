@@ -13,7 +13,7 @@ from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
 from ..adapters.hf.support import refuse_unsupported
 from .comparison import Comparison
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
-from .entry import STAND_IN, Entry, default_specs, make_entries, parse_budgets
+from .entry import Entry, make_entries, parse_budgets, policies_for
 from .environment import environment
 from .folder import ResultsFolder
 
@@ -60,18 +60,18 @@ class Job:
             SaccadeError: one line about the first thing that is not valid.
         """
         source = ModelSource.locate(settings.model)
-        specs = settings.policies or default_specs(source.bundled)
-        entries, notes = make_entries(specs, parse_budgets(settings.budget))
+        policies, said = policies_for(settings.policies, source)
+        entries, notes = make_entries(policies, parse_budgets(settings.budget))
         if not settings.policies:
             # What nobody asked for needs no word about being without a budget, but about what it stands for.
-            notes = (*(note for note in notes if "--budget is ignored" not in note), STAND_IN)
+            notes = tuple(note for note in notes if "--budget is ignored" not in note)
         device = pick_device(settings.device)
         dtype = pick_dtype(settings.dtype, source, device)
         shape, positions = source.shape()
         plans = [entry.policy.plan(shape) for entry in entries]
         tokenizer = source.tokenizer()
         contexts = _contexts(settings, tokenizer, positions)
-        notes = (*notes, *(note for plan in plans for note in plan.notes))
+        notes = (*notes, *said, *(note for plan in plans for note in plan.notes))
         return cls(settings, source, device, dtype, tokenizer, tuple(contexts), entries, tuple(dict.fromkeys(notes)))
 
     def load_model(self) -> Any:

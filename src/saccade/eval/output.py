@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError, SaccadeError
+from ..whole_file import replace_text
 
 
 def check_folder(path: Path) -> None:
@@ -49,12 +49,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: if it cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+    replace_text(path, text)
 
 
 def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:

@@ -95,6 +95,10 @@ class ModelSource:
             ) from error
         return replace(shape, weights=stored_hash(self.location)), positions
 
+    def decoder(self) -> ModelShape:
+        """What `shape` says of the decoder alone."""
+        return self.shape()[0]
+
     def tokenizer(self) -> Any:
         """The model's tokenizer.
 

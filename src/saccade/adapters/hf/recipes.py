@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,12 @@ def resolve(written: object, model: str, shape: Shape) -> Chosen:
     if given is None:
         given = _beside(model) or _of_paper(model, shape) or _refuse(model)
     return Chosen(given.checked(shape()).policy, given.notes)
+
+
+def resolve_all(written: Iterable[object], model: str, shape: Shape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """Several policies as `resolve` finds them, and the notes on all of them."""
+    chosen = [resolve(one, model, shape) for one in written]
+    return tuple(one.policy for one in chosen), tuple(note for one in chosen for note in one.notes)
 
 
 def default(model: str, shape: Shape) -> Chosen:

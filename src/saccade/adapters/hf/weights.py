@@ -20,6 +20,9 @@ _TABLES = (
 )
 """What checkpoints call the input embeddings."""
 
+_TINY = 2.0**-14
+"""Smaller values are subnormal in float16, which rounds some of them; all others of bfloat16 it holds exactly."""
+
 
 def hashed_rows(vocabulary: int) -> list[int]:
     """The rows that are hashed."""
@@ -27,8 +30,9 @@ def hashed_rows(vocabulary: int) -> list[int]:
 
 
 def hash_of(rows: Tensor) -> str:
-    """The hash of rows `[3, hidden]`, rounded to bfloat16: a model loaded in float32 is still the same model."""
+    """The hash of rows `[3, hidden]`, rounded so that a bfloat16 model in another dtype is still the same one."""
     rounded = rows.to("cpu", torch.bfloat16).contiguous()
+    rounded = rounded.masked_fill(rounded.abs() < _TINY, 0)
     return hashlib.sha256(rounded.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import PolicyError, ServingError
 from ...spec import Policy
+from ..hf.recipes import Chosen, Shape, resolve
+from .shape import shape_of
 
 KEY = "saccade"
 """Under which the options travel in vLLM's `additional_config`."""
@@ -21,11 +23,13 @@ class ServeOptions:
         policy: what every request decodes with unless it opts out.
         recall: share 0..1 of decoding steps in which attention recall is measured; costs a pass over the keys.
         shortcut: rows that the budget covers go to vLLM's own kernel; off in tests, so that ours is what they test.
+        notes: what the user should know of where the policy comes from; said once, not passed on.
     """
 
     policy: Policy
     recall: float = 0.0
     shortcut: bool = True
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServeOptions | None:
@@ -33,22 +37,27 @@ class ServeOptions:
 
         Raises:
             ServingError: an unknown key or a value out of range.
-            PolicyError: an unknown policy or option.
+            PolicyError: an unknown policy or option, or no recipe for this model.
         """
-        given = getattr(vllm_config, "additional_config", None)
-        if not isinstance(given, Mapping) or KEY not in given:
+        if not given_to(vllm_config):
             return None
-        return cls.read(given[KEY])
+        model = str(vllm_config.model_config.model)
+        return cls.read(vllm_config.additional_config[KEY], model, lambda: shape_of(vllm_config))
 
     @classmethod
-    def read(cls, given: Any) -> ServeOptions:
-        """Inverse of `to_dict`; the policy may also be a spec string.
+    def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:
+        """Inverse of `to_dict`; the policy may also be policy JSON, `auto`, or a recipe.
+
+        Args:
+            given: what stands in `additional_config`.
+            model: folder or hub id, where `auto` looks.
+            shape: of that model, which a recipe is held against.
 
         Raises:
             ServingError: an unknown key or a value out of range.
-            PolicyError: an unknown policy or option.
+            PolicyError: an unknown policy or option, or no recipe for this model.
         """
-        names = [field.name for field in fields(cls)]
+        names = ("policy", "recall", "shortcut")
         if not isinstance(given, Mapping) or "policy" not in given:
             raise ServingError(
                 f'additional_config["{KEY}"]={given!r} needs a policy: {{"policy": "quest:budget=2048"}}'
@@ -63,21 +72,26 @@ class ServeOptions:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")
         if not isinstance(shortcut, bool):
             raise ServingError(f"shortcut={shortcut!r} is not valid: true or false")
-        return cls(_policy(given["policy"]), float(recall), shortcut)
+        chosen = _policy(given["policy"], model, shape)
+        return cls(chosen.policy, float(recall), shortcut, chosen.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {"policy": self.policy.to_spec(), "recall": self.recall, "shortcut": self.shortcut}
 
 
-def _policy(given: Any) -> Policy:
-    """A policy from a spec string, its JSON as text, or its JSON as data."""
-    if isinstance(given, Policy):
-        return given
+def given_to(vllm_config: Any) -> bool:
+    """Whether an engine was started with our options, whatever they are."""
+    given = getattr(vllm_config, "additional_config", None)
+    return isinstance(given, Mapping) and KEY in given
+
+
+def _policy(given: Any, model: str, shape: Shape) -> Chosen:
+    """A policy from its JSON as text or data, or from whatever else stands for one."""
+    if isinstance(given, Policy) or (isinstance(given, str) and not given.lstrip().startswith("{")):
+        return resolve(given, model, shape)
     if isinstance(given, str):
-        if given == "auto":
-            raise PolicyError("policy 'auto' needs a recipe beside the model; none of this version's models has one")
-        return Policy.from_json(given) if given.lstrip().startswith("{") else Policy.from_spec(given)
+        return Chosen(Policy.from_json(given))
     if isinstance(given, Mapping):
-        return Policy.from_dict(dict(given))
+        return Chosen(Policy.from_dict(dict(given)))
     raise PolicyError(f"policy={given!r} is neither a spec string nor policy JSON")

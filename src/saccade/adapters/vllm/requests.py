@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .interfaces import borrowed, problem
-from .options import KEY, ServeOptions
+from .options import KEY, given_to
 from .plugin import refuse_detached
 
 # Every vLLM that finds this package loads this module, also one that it was not written for and that does not use it.
@@ -73,7 +73,7 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """Called when the last request has left the batch of model runner V1; V2 does not say when requests leave."""
         self._slots = rest[0] if rest else None
         self._away: dict[int, RequestRow] = {}
-        self._follows = ServeOptions.of(vllm_config) is not None
+        self._follows = given_to(vllm_config)
         if self._follows:
             refuse_detached(vllm_config)
             publish(vllm_config, self)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from ...bundled import default_spec, model_path
+from ...bundled import model_path
 from ...errors import SaccadeError, ServingError
-from ...spec import Policy
+from ...types import ModelShape
+from ..hf import recipes
 from ..hf.load import ModelSource
 from .interfaces import check_interfaces
 from .options import KEY, ServeOptions
@@ -102,7 +103,8 @@ def prepare(
     Args:
         rest: as for vLLM's server.
         model: a folder or a hub id; None: as `rest` says, or else the bundled model.
-        policy: a spec; None: as `rest` says in `--additional-config`, or else the default.
+        policy: a spec, `auto` or a recipe; None: as `rest` says in `--additional-config`, or else that of the recipe
+            beside the model, or else the default.
         recall: share of steps in which recall is measured; None: as `rest` says, or else none.
 
     Raises:
@@ -115,7 +117,7 @@ def prepare(
         _only(check_interfaces, "every process", "scheduler", "server")
         args = _only(_parse, [*rest, *([] if model is None else ["--model", model])])
         bundled = args.model == str(model_path())
-        options = _only(_options, args, policy, recall, bundled)
+        options = _only(_options, args, policy, recall)
         _fill(args, options, bundled=bundled)
         reasons = [*_not_ours(args), *_unreachable(args)]
         try:
@@ -125,7 +127,8 @@ def prepare(
         reasons = [*_against(config, options), *reasons]
     if reasons:
         raise RefusedError(reasons)
-    from .support import plan_of, shape_of
+    from .shape import shape_of
+    from .support import plan_of
 
     shape = shape_of(config)
     words = (
@@ -142,7 +145,7 @@ def _early(model: str | None, policy: str | None) -> Iterator[str]:
         yield INSTALL
     try:
         if policy is not None:
-            Policy.from_spec(policy)
+            recipes.read(policy)
     except SaccadeError as error:
         yield str(error)
     try:
@@ -186,19 +189,26 @@ def _guess(message: str, parser: Any) -> str:
     return f"{message}; did you mean {near[0]}?" if near else message
 
 
-def _options(args: Namespace, policy: str | None, recall: float | None, bundled: bool) -> ServeOptions:
+def _options(args: Namespace, policy: str | None, recall: float | None) -> ServeOptions:
     if not isinstance(args.additional_config or {}, dict):
         raise ServingError(f"--additional-config {args.additional_config!r} is no JSON object")
     entry: Any = (args.additional_config or {}).get(KEY, {})
+    model = str(args.model)
+
+    def shape() -> ModelShape:
+        return ModelSource.locate(model).decoder()
+
     if not isinstance(entry, dict):
-        return ServeOptions.read(entry)
+        return ServeOptions.read(entry, model, shape)
     for name, value in (("policy", policy), ("recall", recall)):
         if value is None:
             continue
         if name in entry:
             raise ServingError(f"{name} is given twice: --{name} {value}, and in --additional-config {entry[name]!r}")
         entry = {**entry, name: value}
-    return ServeOptions.read({"policy": default_spec(bundled=bundled), **entry})
+    if "policy" not in entry:
+        entry = {**entry, "policy": recipes.default(model, shape).policy}
+    return ServeOptions.read(entry, model, shape)
 
 
 def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
 from ...errors import PolicyError, ServingError
 from ...plan import Plan
-from ...types import ModelShape
 from .options import ServeOptions
+from .shape import shape_of
 
 UNIT = 16
 """Tokens; vLLM's blocks are multiples of it."""
 
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
-
-
-def shape_of(vllm_config: Any) -> ModelShape:
-    """Sizes of the whole decoder, over all tensor-parallel ranks."""
-    config = vllm_config.model_config
-    text = config.hf_text_config
-    return ModelShape(
-        text.num_hidden_layers,
-        text.num_attention_heads,
-        config.get_total_num_kv_heads(),
-        config.get_head_size(),
-        architecture=text.model_type,
-    )
 
 
 def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
@@ -142,9 +130,10 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
-    """The policy bound to the whole model.
+    """The policy bound to the whole model; its notes begin with those of the options.
 
     Raises:
         PolicyError: if it does not fit.
     """
-    return options.policy.plan(shape_of(vllm_config))
+    plan = options.policy.plan(shape_of(vllm_config))
+    return replace(plan, notes=(*options.notes, *plan.notes))

@@ -1,0 +1,131 @@
+"""Recipes on the command line: where commands find them, and what they say of those of other models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import saccade
+from saccade import Recipe
+from saccade.adapters.hf.load import ModelSource
+from saccade.bench.job import BenchJob
+from saccade.published import MARK, PUBLISHED
+
+from .conftest import Invoke
+
+# Policies that are recognised by the note on the layer that nobody gave.
+TIDAL, LESS_IS_MORE = "note: tidal: no reselect given", "note: less_is_more: no reselect given"
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A model of one's own."""
+    return Path(shutil.copytree(model_folder, tmp_path / "mine", copy_function=os.link))
+
+
+@pytest.fixture
+def recipe(folder: Path) -> Recipe:
+    return Recipe(ModelSource.locate(folder).decoder(), saccade.policy("tidal"))
+
+
+def generated(invoke: Invoke, folder: Path, *more: object) -> str:
+    result = invoke("generate", "Names refer to objects.", "--model", folder, "--max-new-tokens", 2, *more)
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def test_generate_takes_the_recipe_beside_the_model(invoke: Invoke, folder: Path, recipe: Recipe) -> None:
+    assert LESS_IS_MORE in generated(invoke, folder)
+    recipe.write(folder / "saccade.json")
+    assert TIDAL in generated(invoke, folder)
+    assert TIDAL in generated(invoke, folder, "--policy", "auto", "--budget", 8)
+    assert LESS_IS_MORE in generated(invoke, folder, "--policy", "less_is_more")
+
+
+def test_generate_takes_a_recipe_from_anywhere(invoke: Invoke, folder: Path, recipe: Recipe, tmp_path: Path) -> None:
+    recipe.write(tmp_path / "elsewhere.json")
+    assert TIDAL in generated(invoke, folder, "--policy", tmp_path / "elsewhere.json")
+
+
+def refused(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    monkeypatch.setattr(ModelSource, "weights", None)  # before any weight is read
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def test_no_recipe_is_said_in_one_line(invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refused(invoke, monkeypatch, "generate", "x", "--model", folder, "--policy", "auto")
+    assert f"saccade calibrate layers --model {folder}" in said
+    said = refused(invoke, monkeypatch, "generate", "x", "--model", folder, "--policy", "none.json")
+    assert "recipe none.json cannot be read: No such file" in said
+
+
+@pytest.mark.parametrize("command", [("generate", "x"), ("compare",), ("accumulate",), ("bench", "soak")])
+@pytest.mark.parametrize("policy", ["auto", "recipe:qwen3-8b"])
+def test_a_recipe_of_another_model_is_refused(
+    invoke: Invoke,
+    folder: Path,
+    recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    policy: str,
+) -> None:
+    text = recipe.to_json()
+    assert recipe.model.weights is not None
+    (folder / "saccade.json").write_text(text.replace(recipe.model.weights, "0" * 16))
+    said = refused(invoke, monkeypatch, *command, "--model", folder, "--policy", policy)
+    assert "belongs to another model" in said
+    assert f"weights={recipe.model.weights}" in said
+    assert ("weights=0000000000000000" if policy == "auto" else "layers=36") in said
+
+
+def test_policies_lists_the_published_ones(invoke: Invoke) -> None:
+    result = invoke("policies", "--recipes")
+    assert result.exit_code == 0, result.output
+    said = result.stdout
+    assert MARK in said
+    for name in PUBLISHED:
+        assert f"recipe:{name}" in said
+    for option in (["--cost"], ["--model", "qwen3-8b"]):
+        result = invoke("policies", "--recipes", *option)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+        assert option[0] in result.stderr
+
+
+def test_costs_of_a_published_recipe(invoke: Invoke) -> None:
+    result = invoke("policies", "--cost", "--model", "qwen3-8b", "--policy", "auto")
+    assert result.exit_code == 0, result.output
+    assert PUBLISHED["qwen3-8b"].note in result.stdout
+    assert "reselect=12" in result.stdout
+
+
+def test_a_benchmark_takes_the_recipe_of_its_shape(folder: Path, recipe: Recipe) -> None:
+    """Its weights are random, so that sizes decide."""
+    text = recipe.to_json()
+    assert recipe.model.weights is not None
+    (folder / "saccade.json").write_text(text.replace(recipe.model.weights, "0" * 16))
+    lists = {"contexts": ["64"], "batches": ["1"], "threads": ["1"], "budgets": ["32"], "baseline": ["none"]}
+    made = BenchJob.check(
+        shape=str(folder), policies=["auto"], steps=2, dtype="float32", device="cpu", json=None, **lists
+    )
+    assert list(map(str, made.policies)) == ["dense", "tidal:budget=32"]
+    made = BenchJob.check(
+        shape="qwen3-8b", policies=["auto"], steps=2, dtype="float32", device="cpu", json=None, **lists
+    )
+    assert list(map(str, made.policies)) == ["dense", "less_is_more:budget=32,reselect=12"]
+    assert PUBLISHED["qwen3-8b"].note in made.notes
+
+
+def test_what_is_compared_is_written_down(invoke: Invoke, folder: Path, recipe: Recipe, tmp_path: Path) -> None:
+    recipe.write(folder / "saccade.json")
+    output = tmp_path / "results"
+    asked = ("--policy", "auto", "--budget", 16, "--context", 1024, "--limit", 1, "--output-dir", output)
+    result = invoke("compare", "--model", folder, *asked)
+    assert result.exit_code == 0, result.output
+    assert json.loads((output / "config.json").read_text())["specs"] == ["dense", "tidal:budget=16"]
