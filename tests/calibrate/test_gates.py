@@ -155,8 +155,6 @@ def test_a_million_samples(kind: str, parameters: dict[str, float]) -> None:
 
 STEP = 1e-4
 ROUNDED = 1e3 * np.finfo(float).eps  # equation 3 as it stands loses three digits at most for the parameters below
-
-
 S = {  # equation 3
     "hardkuma": lambda log_a, log_b, u: (1 - u ** (1 / np.exp(log_b))) ** (1 / np.exp(log_a)),
     "hardconcrete": lambda log_a, u: 1 / (1 + np.exp((np.log(1 - u) - np.log(u) - log_a) / T)),
@@ -190,11 +188,20 @@ def test_gradients_against_central_differences(kind: str) -> None:
             assert oracle is not z or not gradient.numpy()[ended.all(0)].any()
 
 
-def check(kind: str, logarithms: tuple[Array, ...], u: Array) -> None:
-    """Values, samples and gradients of gates with these stored parameters, all of the shape of `u`, float32."""
-    gates = KINDS[kind](u.shape)
+def finite(kind: str, logarithms: tuple[Array, ...], u: Array) -> tuple[Any, Array]:
+    """Gates with these stored parameters, all of the shape of `u`, float32; and z, once values and gradients are finite."""
+    gates: Any = KINDS[kind](u.shape)
     gates.load({name: torch.from_numpy(v).float() for name, v in zip(gates.parameters, logarithms, strict=True)})
-    oracle, leaves = oracle_of(gates), list(gates.parameters.values())
+    drawn, leaves = gates.sample(torch.from_numpy(u)), list(gates.parameters.values())
+    for output in (drawn.sum(), gates.expected_l0(), gates.p_zero().sum(), gates.p_one().sum()):
+        assert all(torch.isfinite(value).all() for value in (output, *torch.autograd.grad(output, leaves)))
+    return gates, drawn.detach().double().numpy()
+
+
+def check(kind: str, logarithms: tuple[Array, ...], u: Array) -> None:
+    """Probabilities, mean and samples against the oracle's."""
+    gates, z = finite(kind, logarithms, u)
+    oracle = oracle_of(gates)
     zero, one = (value().detach().double().numpy() for value in (gates.p_zero, gates.p_one))
     for value, (low, high) in ((zero, oracle.bracket(LOW, below=True)), (one, oracle.bracket(HIGH))):
         assert ((value >= np.maximum(low - TINY, 0)) & (value <= np.minimum(high + TINY, 1))).all()
@@ -207,14 +214,10 @@ def check(kind: str, logarithms: tuple[Array, ...], u: Array) -> None:
     if isinstance(gates, HardKuma):
         assert (abs((gates.cdf(HIGH) + gates.p_one()).detach().numpy() - 1) <= 2 * EPS).all()  # 1 - e^x and e^x
         assert torch.isfinite(gates.density(torch.tensor([1e-12, 0.5, 1 - 1e-12], dtype=torch.float64))).all()
-    drawn = gates.sample(torch.from_numpy(u))
-    z = drawn.detach().double().numpy()
     assert ((z >= 0) & (z <= 1)).all()
     low, high = oracle.bracket((z - P) / (Q - P), x_error=Z_ERROR)
     above = u if kind == "hardkuma" else 1 - u.astype(np.float64)  # P(s > sample): HardKuma's s falls with u
     assert ((above >= low - TINY) | (z == 1)).all() and ((above <= high + TINY) | (z == 0)).all()
-    for output in (drawn.sum(), gates.expected_l0(), gates.p_zero().sum(), gates.p_one().sum()):
-        assert all(torch.isfinite(value).all() for value in (output, *torch.autograd.grad(output, leaves)))
 
 
 EDGES = np.array([EPS, 1e-4, 0.1, 0.5, 0.9, 1 - 1e-4, 1 - EPS], dtype=np.float32)
@@ -224,6 +227,9 @@ def test_extreme_parameters() -> None:
     exponents = np.log(10.0 ** np.linspace(-8, 8, 33))
     *kuma, u = np.meshgrid(exponents, exponents, EDGES, indexing="ij")
     check("hardkuma", tuple(kuma), u)
+    finite(
+        "hardkuma", tuple(88 / np.log(1e8) * value for value in kuma), u
+    )  # as far as float32 holds exp of both signs
     log_a, u = np.meshgrid(np.linspace(-60, 60, 241), EDGES, indexing="ij")
     check("hardconcrete", (log_a,), u)
 

@@ -155,11 +155,7 @@ class HeadSearch:
         """Find roles by every method and seed, score them, write results, roles and recipe."""
         model = self.target.load()
         earlier = self.target.earlier(model)
-        found = [
-            self.find(model, method, seed, advance) for method in self.methods for seed in range(self.settings.seeds)
-        ]
-        roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
-        roles |= {("layers", 0, name): text for name, text in self._layers(model, earlier).items()}
+        found, roles = self.candidates(model, earlier, advance)
         with Ledger(
             self.target.settings.output_dir / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY
         ) as ledger:
@@ -187,6 +183,17 @@ class HeadSearch:
         write_json(self.target.settings.output_dir / RESULTS, results)
         self._write(results, dense, outcomes, shape_of_model(model), earlier)
         return results
+
+    def candidates(
+        self, model: Any, earlier: Recipe | None, advance: Callable[[str], None]
+    ) -> tuple[list[Found], dict[tuple[str, int, str], str]]:
+        """What every method has found, and roles to score by (method, seed, name)."""
+        found = [
+            self.find(model, method, seed, advance) for method in self.methods for seed in range(self.settings.seeds)
+        ]
+        roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
+        roles |= {("layers", 0, name): text for name, text in self._layers(model, earlier).items()}
+        return found, roles
 
     def find(self, model: Any, method: str, seed: int, advance: Callable[[str], None]) -> Found:
         """The roles that one method finds from one seed; a finished training is read from the folder."""

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from ..adapters.hf.load import ModelSource, one_line
 from ..adapters.hf.recipes import Shape, resolve_all
-from ..adapters.hf.support import shape_of
+from ..adapters.hf.support import parameters_read, shape_of
 from ..bench.shapes import SHAPES, read_config
 from ..cost import Cost, cost_of
 from ..errors import ModelFolderError, SaccadeError, UnsupportedModelError
@@ -110,13 +110,10 @@ def _model(name: str | None) -> tuple[ModelShape, int, list[str]]:
     # A configuration that is not a plain decoder's can raise anything in transformers.
     except Exception as error:
         raise UnsupportedModelError(f"model {name!r} is no plain decoder: {one_line(error)}") from error
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    inputs, head = network.get_input_embeddings(), network.get_output_embeddings()
+    parameters, embeddings = parameters_read(network), network.get_input_embeddings().weight.numel()
     notes = []
-    # An embedding that is not the output head as well is looked up row by row, not read.
-    if head is None or inputs.weight is not head.weight:
-        parameters -= inputs.weight.numel()
-        notes.append(f"weights: without the input embedding's {inputs.weight.numel():,}, of which a step reads one row")
+    if parameters < sum(parameter.numel() for parameter in network.parameters()):
+        notes.append(f"weights: without the input embedding's {embeddings:,}, of which a step reads one row")
     if any(getattr(config, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         notes.append("weights: all experts are counted, of which a small batch reads a few")
     return shape, parameters, notes

@@ -63,6 +63,14 @@ def shape_of_model(model: Any) -> ModelShape:
     return replace(shape, weights=hash_of(table.detach()[hashed_rows(table.shape[0])]))
 
 
+def parameters_read(model: Any) -> int:
+    """Weights that a decoding step reads: all but an input embedding that is not the output head as well."""
+    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
+    count = int(sum(parameter.numel() for parameter in model.parameters()))
+    # Of such an embedding a step looks up one row.
+    return count if head is not None and inputs.weight is head.weight else count - int(inputs.weight.numel())
+
+
 def _structure(model: Any) -> list[str]:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):

@@ -1,0 +1,60 @@
+"""What `saccade tune` tries: families of policies, each a ladder of budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import PolicyError
+from ..recipe import Recipe
+from ..spec import Policy
+
+SHARES = (4, 8, 16, 32, 64)
+"""Budgets are the context divided by these, unless the user names them."""
+SMALLEST = 16
+RECTIFIED = 16
+"""Sparse steps between dense passes of the rectified families: few, so that passes fall among a question's tokens."""
+
+
+def ladder(context: int) -> tuple[int, ...]:
+    """Budgets for a context, largest first."""
+    return tuple(dict.fromkeys(max(context // share, SMALLEST) for share in SHARES))
+
+
+def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
+    """One policy per family, without its budget: those named, or every method with what the recipe knows.
+
+    Methods that need a layer or roles which nobody has found are left out.
+
+    Raises:
+        PolicyError: a name or an option that is not valid.
+    """
+    specs = tuple(named)
+    if not specs:
+        specs = ("streaming", "quest", f"quest:rectify={RECTIFIED}", "lychee_cluster", "resa")
+        if recipe is not None and recipe.reselect is not None:
+            layers = "+".join(map(str, recipe.reselect))
+            specs += (
+                f"tidal:reselect={layers}",
+                f"less_is_more:reselect={layers}",
+                f"less_is_more:reselect={layers},rectify={RECTIFIED}",
+            )
+        if recipe is not None and recipe.roles is not None:
+            specs += (f"lychee_decode:roles={recipe.roles}",)
+    return tuple(map(Policy.from_spec, dict.fromkeys(specs)))
+
+
+def rungs(family: Policy, budgets: Sequence[int], context: int) -> list[Policy]:
+    """A family's candidates; budgets that are too small for it are left out. One that has its budget stays alone."""
+    made = (_at(family, budget, context) for budget in budgets)
+    return list({policy.to_spec(): policy for policy in made if policy is not None}.values())
+
+
+def _at(family: Policy, budget: int, context: int) -> Policy | None:
+    """A family at a budget; None if that is too small for it."""
+    if family.name == "resa" and "ratio" not in family.options.model_fields_set:
+        given = {**family.options.model_dump(exclude_unset=True), "ratio": round(min(budget / context, 1.0), 4)}
+        return Policy.create("resa", {"min_pages": 1, **given})
+    try:
+        return family.with_budget(budget)
+    except PolicyError:
+        return None

@@ -1,0 +1,192 @@
+"""The promise of `saccade tune`: what is chosen keeps a share of dense attention's right answers, with 95% confidence.
+
+A candidate c keeps share q of dense attention d iff
+P(c right, d wrong) - P(d right, c wrong) + (1 - q) P(d right) >= 0. Each of the three probabilities gets an exact
+one-sided bound (Clopper and Pearson), and their errors add up to alpha. Questions about one text resemble one another,
+so counts are divided by their design effect (Korn and Graubard, 1998).
+
+Many candidates are tried, and the cheapest that passes is taken: without a correction some would pass by luck.
+Candidates come in families, each walked from its most expensive one down to the first that fails, so that a family
+spends its alpha once (fixed-sequence testing); families share alpha evenly (Bonferroni). So with probability 1 - alpha
+nothing passes that does not keep the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from scipy.optimize import bisect
+from scipy.stats import beta
+
+ALPHA = 0.05
+_SPLIT = (0.8, 0.1, 0.1)
+"""Shares of alpha: losses against dense attention decide, gains and dense attention's own accuracy hardly matter."""
+
+Answers = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
+"""Right or not, `[texts, questions]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a candidate.
+
+    Attributes:
+        share: of dense attention's right answers that it gave, on the questions asked.
+        shown: the share that is shown at the family's confidence; less than `share`.
+        passed: whether `shown` reaches what is wanted.
+    """
+
+    share: float
+    shown: float
+    passed: bool
+
+
+def margin(candidate: Answers, dense: Answers, quality: float, alpha: float, effect: float = 1.0) -> float:
+    """Lower bound, at confidence 1 - alpha, of what must not be negative if the candidate keeps `quality`.
+
+    Args:
+        candidate, dense: right or not, of the same shape.
+        quality: share of dense attention's accuracy, 0..1.
+        alpha: probability of a bound that is too high.
+        effect: design effect, at least 1.
+    """
+    count = dense.size / effect
+    lost, gained, right = ((mask.sum() / effect) for mask in (dense & ~candidate, candidate & ~dense, dense))
+    most_lost = beta.ppf(1 - _SPLIT[0] * alpha, lost + 1, count - lost) if lost < count else 1.0
+    least_gained = beta.ppf(_SPLIT[1] * alpha, gained, count - gained + 1) if gained > 0 else 0.0
+    least_right = beta.ppf(_SPLIT[2] * alpha, right, count - right + 1) if right > 0 else 0.0
+    return float(least_gained - most_lost + (1 - quality) * least_right)
+
+
+def judge(candidate: Answers, dense: Answers, quality: float, alpha: float, effect: float = 1.0) -> Verdict:
+    """Whether a candidate keeps the promise, and what it is shown to keep."""
+    share = float(candidate.sum() / max(dense.sum(), 1))
+
+    def at(wanted: float) -> float:
+        return margin(candidate, dense, wanted, alpha, effect)
+
+    shown = 0.0 if at(0.0) < 0 else 1.0 if at(1.0) >= 0 else float(bisect(at, 0.0, 1.0))
+    return Verdict(share, shown, at(quality) >= 0)
+
+
+def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> float:
+    """How much less the questions of one text say than as many of different texts, mean over candidates; at least 1.
+
+    Args:
+        tables: of all candidates, `[texts, questions]`.
+        dense: of dense attention.
+        quality: as in `margin`.
+    """
+    texts, asked = dense.shape
+    if asked == 1 or texts < 2:
+        return 1.0
+    correlations: list[float] = []
+    for table in tables:
+        values = table.astype(float) - quality * dense
+        means = values.mean(1, keepdims=True)
+        between = asked * ((means - values.mean()) ** 2).sum() / (texts - 1)
+        within = ((values - means) ** 2).sum() / (texts * (asked - 1))
+        if between + within > 0:
+            correlations.append((between - within) / (between + (asked - 1) * within))
+    correlation = sum(correlations) / len(correlations) if correlations else 0.0
+    return float(1 + (asked - 1) * max(correlation, 0.0))
+
+
+def walk(
+    families: Mapping[str, Sequence[str]],
+    tables: Mapping[str, Answers],
+    dense: Answers,
+    quality: float,
+    alpha: float = ALPHA,
+) -> dict[str, Verdict]:
+    """Judge every family's candidates from the most expensive one down to the first that fails.
+
+    Args:
+        families: specs by family, most expensive first.
+        tables: answers by spec.
+        dense: of dense attention.
+        quality: wanted share of its accuracy.
+        alpha: of all families together.
+
+    Returns:
+        Verdicts by spec; a candidate behind a failed one has none.
+    """
+    specs = [spec for members in families.values() for spec in members]
+    effect = design_effect([tables[spec] for spec in specs], dense, quality)
+    verdicts: dict[str, Verdict] = {}
+    for members in families.values():
+        for spec in members:
+            verdicts[spec] = judge(tables[spec], dense, quality, alpha / len(families), effect)
+            if not verdicts[spec].passed:
+                break
+    return verdicts
+
+
+def cheapest(verdicts: Mapping[str, Verdict], costs: Mapping[str, float]) -> str | None:
+    """The cheapest candidate that passed; None if none did."""
+    passed = [spec for spec, verdict in verdicts.items() if verdict.passed]
+    return min(passed, key=lambda spec: costs[spec]) if passed else None
+
+
+def questions_needed(quality: float, families: int, alpha: float = ALPHA) -> int:
+    """The fewest questions with which a candidate that loses none could pass, if dense attention is always right."""
+    low, high = 1, 2
+    while not _could_pass(high, quality, alpha / families):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _could_pass(middle, quality, alpha / families) else (middle, high)
+    return high
+
+
+def _could_pass(count: int, quality: float, alpha: float) -> bool:
+    right = numpy.ones((count, 1), dtype=bool)
+    return margin(right, right, quality, alpha) >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How often the promise held when one half of the texts chose and the other half scored.
+
+    Attributes:
+        splits: how many there were.
+        chosen: how often each candidate was chosen; None: nothing passed, dense attention stays.
+        broken: splits in which the chosen one missed the wanted share on the half that did not choose it.
+        below: splits in which it misses that share on the whole table.
+    """
+
+    splits: int
+    chosen: dict[str | None, int]
+    broken: int
+    below: int
+
+
+def resampled(
+    families: Mapping[str, Sequence[str]],
+    tables: Mapping[str, Answers],
+    dense: Answers,
+    costs: Mapping[str, float],
+    quality: float,
+    *,
+    splits: int = 1000,
+    seed: int = 0,
+    alpha: float = ALPHA,
+) -> Kept:
+    """Choose on one half of the texts and score on the other, again and again."""
+    rng = numpy.random.default_rng(seed)
+    texts = dense.shape[0]
+    chosen: dict[str | None, int] = {}
+    broken = below = 0
+    for _ in range(splits):
+        order = rng.permutation(texts)
+        one, other = order[: texts // 2], order[texts // 2 :]
+        verdicts = walk(families, {spec: table[one] for spec, table in tables.items()}, dense[one], quality, alpha)
+        best = cheapest(verdicts, costs)
+        chosen[best] = chosen.get(best, 0) + 1
+        if best is not None:
+            broken += bool(tables[best][other].sum() < quality * dense[other].sum())
+            below += bool(tables[best].sum() < quality * dense.sum())
+    return Kept(splits, chosen, broken, below)

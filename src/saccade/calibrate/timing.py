@@ -1,0 +1,43 @@
+"""Measured time of a decoded token, candidates taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any
+
+from ..adapters.hf.run import sparsify
+from ..eval.context import Context
+from ..eval.reader import Reader
+from ..spec import Policy
+from .problems import Problem
+
+ROUNDS = 5
+STEPS = 8
+WARM = 2
+
+
+def time_per_token(model: Any, tokenizer: Any, problem: Problem, specs: Sequence[str]) -> dict[str, float]:
+    """Milliseconds per token of each policy behind a text: the median over rounds; a round of dense passes is whole.
+
+    Args:
+        model, tokenizer: loaded; torch's threads are the caller's business.
+        problem: the text, and tokens to decode.
+        specs: policies.
+    """
+    reader = Reader(model, tokenizer, Context(problem.tokens, ()))
+    source = [token for ask in problem.asks for token in (*ask.prompt, *ask.answer)]
+    turns = [Policy.from_spec(spec) for spec in specs]
+    seconds: dict[str, list[float]] = {spec: [] for spec in specs}
+    for _ in range(ROUNDS):
+        for policy in turns:
+            steps = STEPS if policy.rectify is None else policy.rectify.every + 1
+            tokens = (source * (1 + (steps + WARM) // len(source)))[: steps + WARM]
+            try:
+                with sparsify(model, policy, tokenizer=tokenizer) as run, run.decoding():
+                    measured = list(reader.timed(tokens))[WARM:]
+            finally:
+                reader.crop()
+            seconds[policy.to_spec()].append(median(measured) if policy.rectify is None else fmean(measured))
+        turns.reverse()
+    return {spec: 1e3 * median(values) for spec, values in seconds.items()}

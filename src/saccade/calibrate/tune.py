@@ -1,0 +1,298 @@
+"""`saccade tune`: the cheapest policy that keeps a share of dense attention's answers, with 95% confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from ..adapters.hf.recipes import beside
+from ..adapters.hf.support import parameters_read, shape_of_model
+from ..cost import cost_of
+from ..errors import SaccadeError
+from ..eval.entry import parse_budgets
+from ..eval.output import write_json
+from ..recipe import Recipe
+from ..spec import Policy
+from .candidates import families, ladder, rungs
+from .layers import LayerSearch
+from .layers import Settings as LayerSettings
+from .ledger import Ledger
+from .problems import Problems
+from .promise import ALPHA, Answers, Verdict, cheapest, design_effect, judge, questions_needed, walk
+from .sweep import KEY, Sweep
+from .target import Common, Target
+from .timing import time_per_token
+
+LEDGER, RESULTS, SEARCH = "answers.jsonl", "tune.json", "layers"
+SEARCHED_QUESTIONS = 96
+CHOOSING = 1
+"""Which seeds apart: layers are searched on other texts than those that judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user can choose; see `saccade tune --help`."""
+
+    common: Common
+    quality: float
+    policies: tuple[str, ...]
+    budgets: str | None
+    batch: int
+    measure: bool
+    full: bool
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A checked tuning; `run` it.
+
+    Attributes:
+        budgets: largest first.
+        problems: what candidates are judged by.
+        known: what is known of the model before any weight is read.
+        search: for re-selection layers, if none are known and none were named.
+    """
+
+    settings: Settings
+    target: Target
+    budgets: tuple[int, ...]
+    problems: Problems
+    known: Recipe | None
+    search: LayerSearch | None
+
+    @classmethod
+    def check(cls, settings: Settings) -> Tuning:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        if not 0 < settings.quality < 1:
+            raise SaccadeError(
+                f"--quality {settings.quality:g} is not valid: a share above 0 and below 1, such as 0.99"
+            )
+        target = Target.check(settings.common)
+        common = settings.common
+        budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
+        problems = target.problems()
+        known = Recipe.read(target.recipe_path) if target.recipe_path.exists() else None
+        if known is None:
+            known = beside(target.source.location, target.source.decoder)
+        search = None
+        if not settings.policies and (known is None or known.reselect is None):
+            folder = common.output_dir / SEARCH
+            questions = min(SEARCHED_QUESTIONS, common.questions)
+            other = replace(common, output_dir=folder, recipe=None, questions=questions, seed=_apart(common.seed))
+            search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
+        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search)
+        tuning._refuse_hopeless(len(families(known, settings.policies)) + 3 * (search is not None))
+        for family in families(known, settings.policies):
+            for policy in rungs(family, tuning.budgets, common.context):
+                policy.plan(target.shape)
+        return tuning
+
+    def _refuse_hopeless(self, count: int) -> None:
+        asked = sum(len(self.problems[number].asks) for number in range(len(self.problems)))
+        needed = questions_needed(self.settings.quality, count)
+        if asked < needed:
+            raise SaccadeError(
+                f"{asked} questions cannot show a quality of {self.settings.quality:g} for any of {count} families of "
+                f"policies: at least {needed} can, if all answers are right (--questions, or fewer --policy)"
+            )
+
+    @property
+    def units(self) -> int:
+        """Pieces of work of a whole run, at most."""
+        count = len(families(self.known, self.settings.policies)) + 3 * (self.search is not None)
+        return len(self.problems) * (1 + count * len(self.budgets)) + (self.search.units if self.search else 0)
+
+    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
+        """Try, judge, choose; write results and the recipe."""
+        if self.search is not None:
+            self.search.run(advance)
+        model = self.target.load()
+        recipe = Recipe.read(self.search.target.recipe_path) if self.search is not None else self.target.earlier(model)
+        ladders = self._ladders(model, recipe)
+        costs = {spec: bytes_ for ladder in ladders.values() for spec, bytes_ in ladder}
+        folder = self.target.settings.output_dir
+        with Ledger(folder / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY) as ledger:
+            sweep = Sweep(
+                model, self.target.tokenizer, self.problems, ledger, self.target.settings.threads, recall=False
+            )
+            members = {name: [spec for spec, _ in ladder] for name, ladder in ladders.items()}
+            tables, dense = self._tables(sweep, members, advance)
+            verdicts = self._verdicts(members, tables, dense)
+            shares = {spec: sweep.outcome(spec).share for spec in tables}
+        results = self._results(ladders, tables, dense, verdicts, shares, costs, cheapest(verdicts, costs))
+        if self.settings.measure:
+            self._measure(model, results, verdicts)
+        write_json(folder / RESULTS, results)
+        self._write(results, shape_of_model(model), recipe)
+        return results
+
+    def _ladders(self, model: Any, recipe: Recipe | None) -> dict[str, list[tuple[str, float]]]:
+        """Specs and bytes per token of every family, most expensive first; what costs as much as dense is left out."""
+        shape, common = self.target.shape, self.target.settings
+        itemsize = torch.finfo(self.target.dtype).bits // 8
+        ladders: dict[str, list[tuple[str, float]]] = {}
+        for family in families(recipe, self.settings.policies):
+            rows = []
+            for policy in rungs(family, self.budgets, common.context):
+                cost = cost_of(
+                    policy.plan(shape),
+                    policy.rectify,
+                    shape,
+                    context=common.context,
+                    batch=self.settings.batch,
+                    kv_itemsize=itemsize,
+                    weight_bytes=parameters_read(model) * itemsize,
+                )
+                if cost.total < cost.dense_total:
+                    rows.append((policy.to_spec(), cost.total))
+            if rows:
+                ladders[family.to_spec()] = sorted(rows, key=lambda row: -row[1])
+        if not ladders:
+            raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
+        return ladders
+
+    def _tables(
+        self, sweep: Sweep, members: Mapping[str, Sequence[str]], advance: Callable[[str], None]
+    ) -> tuple[dict[str, Answers], Answers]:
+        """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
+        tables: dict[str, Answers] = {}
+        sweep.run(["dense"], advance)
+        dense = _table(sweep, "dense")
+        if not dense.any():
+            raise SaccadeError(
+                f"dense attention answers none of {dense.size} questions of task {self.target.settings.task}, so there "
+                "is nothing to keep; choose another --task"
+            )
+        if self.settings.full:
+            specs = [spec for ladder in members.values() for spec in ladder]
+            sweep.run(specs, advance)
+            return {spec: _table(sweep, spec) for spec in specs}, dense
+        going = dict(members)
+        for rung in range(max(map(len, members.values()))):
+            specs = [ladder[rung] for ladder in going.values() if rung < len(ladder)]
+            sweep.run(specs, advance)
+            tables |= {spec: _table(sweep, spec) for spec in specs}
+            # Without the design effect, which only grows: whatever fails here fails for good.
+            passing = {s for s in specs if judge(tables[s], dense, self.settings.quality, ALPHA / len(members)).passed}
+            going = {name: ladder for name, ladder in going.items() if rung < len(ladder) and ladder[rung] in passing}
+            if not going:
+                break
+        return tables, dense
+
+    def _verdicts(
+        self, members: Mapping[str, Sequence[str]], tables: Mapping[str, Answers], dense: Answers
+    ) -> dict[str, Verdict]:
+        asked = {name: [spec for spec in ladder if spec in tables] for name, ladder in members.items()}
+        return walk(asked, tables, dense, self.settings.quality)
+
+    def _results(
+        self,
+        ladders: Mapping[str, Sequence[tuple[str, float]]],
+        tables: Mapping[str, Answers],
+        dense: Answers,
+        verdicts: Mapping[str, Verdict],
+        shares: Mapping[str, float],
+        costs: Mapping[str, float],
+        chosen: str | None,
+    ) -> dict[str, Any]:
+        quality = self.settings.quality
+        effect = design_effect(list(tables.values()), dense, quality)
+        rows = []
+        for family, members in ladders.items():
+            for spec, _ in members:
+                if spec not in tables:
+                    continue
+                verdict = judge(tables[spec], dense, quality, ALPHA / len(ladders), effect)
+                status = "failed" if not verdict.passed else "kept" if spec in verdicts else "behind a failed one"
+                rows.append(
+                    {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
+                     "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdict), "status": status}
+                )  # fmt: skip
+        shape, itemsize = self.target.shape, torch.finfo(self.target.dtype).bits // 8
+        cache = shape.layers * shape.kv_heads * 2 * shape.head_dim * itemsize * self.settings.batch
+        return {
+            **self.target.about(),
+            "quality": quality,
+            "alpha": ALPHA,
+            "batch": self.settings.batch,
+            "texts": dense.shape[0],
+            "dense_correct": int(dense.sum()),
+            "n": int(dense.size),
+            "design_effect": effect,
+            "families": len(ladders),
+            "dense_cache_bytes": cache * (self.target.settings.context + 1),
+            "rows": rows,
+            "chosen": chosen,
+            "environment": self.target.environment(),
+        }
+
+    def _measure(self, model: Any, results: dict[str, Any], verdicts: Mapping[str, Verdict]) -> None:
+        """Time what passed, and choose by that."""
+        specs = ["dense", *(spec for spec, verdict in verdicts.items() if verdict.passed)]
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.target.settings.threads)
+        try:
+            times = time_per_token(model, self.target.tokenizer, self.problems[0], specs)
+        finally:
+            torch.set_num_threads(before)
+        results["ms_per_token"] = times
+        faster = {spec: value for spec, value in times.items() if spec != "dense" and value < times["dense"]}
+        results["chosen"] = min(faster, key=lambda spec: faster[spec]) if faster else None
+
+    def _write(self, results: dict[str, Any], shape: Any, earlier: Recipe | None) -> None:
+        """The recipe: what was chosen, or dense if nothing keeps the promise."""
+        names = ("task", "context", "questions", "seed", "quality", "batch", "families")
+        found = {
+            "by": "saccade tune",
+            "date": date.today().isoformat(),
+            "chosen_by": "measured time" if self.settings.measure else "bytes per token",
+            **{name: results[name] for name in names},
+        }
+        scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
+        row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
+        if row is not None:
+            scores |= {row["spec"]: [row["correct"], row["n"]], "share_shown": row["shown"]}
+        policy = Policy.from_spec(results["chosen"] or "dense")
+        reselect, roles = (None, None) if earlier is None else (earlier.reselect, earlier.roles)
+        Recipe(shape, policy, reselect, roles, found, scores).write(self.target.recipe_path)
+
+
+def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers], Answers, dict[str, float], float]:
+    """Families, answers by spec, dense attention's, bytes by spec and the quality of a finished `--full` run."""
+    import json
+
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text(encoding="utf-8").splitlines()[1:]]
+    answers: dict[str, dict[int, list[int]]] = {}
+    for line in lines:
+        answers.setdefault(line["spec"], {})[line["problem"]] = line["right"]
+    tables = {
+        spec: numpy.array([rows[number] for number in range(results["texts"])], dtype=bool)
+        for spec, rows in answers.items()
+        if len(rows) == results["texts"]
+    }
+    members: dict[str, list[str]] = {}
+    for row in results["rows"]:
+        members.setdefault(row["family"], []).append(row["spec"])
+    costs = {row["spec"]: row["bytes"] for row in results["rows"]}
+    return members, tables, tables.pop("dense"), costs, results["quality"]
+
+
+def _table(sweep: Sweep, spec: str) -> Answers:
+    return numpy.array(sweep.outcome(spec).right, dtype=bool)
+
+
+def _apart(seed: int) -> int:
+    from .target import SEEDS_APART
+
+    return seed + CHOOSING * SEEDS_APART
