@@ -189,7 +189,7 @@ def test_gradients_against_central_differences(kind: str) -> None:
 
 
 def finite(kind: str, logarithms: tuple[Array, ...], u: Array) -> tuple[Any, Array]:
-    """Gates with these stored parameters, all of the shape of `u`, float32; and z, once values and gradients are finite."""
+    """Gates with these stored parameters, of the shape of `u` (float32), and z: all values and gradients are finite."""
     gates: Any = KINDS[kind](u.shape)
     gates.load({name: torch.from_numpy(v).float() for name, v in zip(gates.parameters, logarithms, strict=True)})
     drawn, leaves = gates.sample(torch.from_numpy(u)), list(gates.parameters.values())

@@ -1,0 +1,208 @@
+"""`saccade calibrate`: find the layers and heads of a model that retrieve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import SaccadeError
+from .group import OneLineErrors
+from .options import Device, Dtype, Model, Seed, at_least
+
+Task = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME_OR_FILE",
+        help="kv: facts in sentences; listing: facts in code; passkey: ten passkeys of 32 words, as in the paper; or a "
+        "file FILE.jsonl of objects with context, question and answer.",
+    ),
+]
+Context = Annotated[int, typer.Option(parser=at_least(128), metavar="TOKENS", help="Length of the texts.")]
+Questions = Annotated[
+    int, typer.Option(parser=at_least(1, 1_000_000), metavar="N", help="Questions in all, a dozen per text.")
+]
+RecipePath = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Recipe to write; what it knows already stays. Put it beside the model's config.json to have it found. "
+        "Default: saccade.json in the results folder.",
+        show_default=False,
+    ),
+]
+OutputDir = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR", help="Results folder. A run that was interrupted goes on where it stopped if it gets the same one."
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        parser=at_least(1, 1024), metavar="N", help="CPU threads of decoding; with 1, texts are shared out among cores."
+    ),
+]
+Budgets = Annotated[str, typer.Option(metavar="N,N", help="Budgets in tokens.")]
+
+calibrate = typer.Typer(
+    cls=OneLineErrors, help="Find the layers and the heads of a model that retrieve, and write them into a recipe."
+)
+
+
+def common(**given: Any) -> Any:
+    """Settings that all calibrations share."""
+    from ..calibrate.target import Common
+
+    return Common(**given)
+
+
+@calibrate.command()
+def layers(
+    model: Model = None,
+    task: Task = "kv",
+    context: Context = 4096,
+    budgets: Budgets = "32,64,128,256",
+    questions: Questions = 144,
+    policy: Annotated[
+        str, typer.Option(metavar="SPEC", help="tidal or less_is_more, with options other than reselect and budget.")
+    ] = "tidal",
+    most: Annotated[
+        int,
+        typer.Option(
+            parser=at_least(1, 8),
+            metavar="N",
+            help="Most layers to choose; a further one is taken if it is better with 95% confidence.",
+        ),
+    ] = 1,
+    output_dir: OutputDir = Path("results/layers"),
+    recipe: RecipePath = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    threads: Threads = 1,
+) -> None:
+    """Try every layer as the one that selects again, and write the best into a recipe.
+
+    Texts are read densely; questions are then decoded under the policy with each candidate layer and budget. One dense
+    pass also says how well each layer's choice would serve the layers above it: a cheap guess, and how far it can be
+    trusted on this model.
+
+    Examples:
+
+      saccade calibrate layers
+
+      saccade calibrate layers --model ./Qwen3-8B --task passkey --context 16384 --budgets 256,1024 --questions 60
+    """
+    from ..calibrate.layers import LayerSearch, Settings
+    from ..report.layers import layer_report, layer_table
+    from .terminal import output, progress, quiet_libraries
+
+    quiet_libraries()
+    shared = common(
+        model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
+        device=device, dtype=dtype, seed=seed, threads=threads,
+    )  # fmt: skip
+    search = LayerSearch.check(Settings(shared, policy, budgets, most))
+    with progress(search.units) as advance:
+        results = search.run(advance)
+    picture = layer_report(results, output_dir)
+    console = output()
+    console.print(layer_table(results))
+    _written(console, search.target.recipe_path, picture)
+
+
+@calibrate.command()
+def heads(
+    model: Model = None,
+    target_heads: Annotated[
+        int | None,
+        typer.Option(
+            parser=at_least(1),
+            metavar="N",
+            help="KV heads that may read everything, those of layer 0 among them. Default: four layers' worth, as "
+            "TidalDecode's four dense layers.",
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="hardkuma, direct, hardconcrete: gates trained by distillation; score: copying in one dense pass; "
+            "random. The first one's first seed goes into the recipe, the others are compared with it.",
+        ),
+    ] = "hardkuma",
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Keep exactly --target-heads heads, the best; not those whose gate exceeds 0.5."),
+    ] = False,
+    seeds: Annotated[int, typer.Option(parser=at_least(1, 100), metavar="N", help="Runs of every method.")] = 1,
+    steps: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Training steps, one text each.")] = 3000,
+    rate: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of gates and multiplier.")] = 0.01,
+    kept: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the text that a sparse head attends to in training.")
+    ] = 0.3,
+    lengths: Annotated[
+        str, typer.Option(metavar="N,N", help="Shortest and longest text of training, in tokens.")
+    ] = "1024,10240",
+    asked: Annotated[int, typer.Option(parser=at_least(1, 64), metavar="N", help="Questions per training text.")] = 10,
+    every: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Steps between two records.")] = 10,
+    task: Task = "passkey",
+    context: Context = 4096,
+    budgets: Budgets = "64,256,1024",
+    questions: Questions = 144,
+    output_dir: OutputDir = Path("results/heads"),
+    recipe: RecipePath = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    threads: Threads = 1,
+) -> None:
+    """Learn which heads retrieve (LycheeDecode), and write them into a role file and a recipe.
+
+    The model stays as it is; only one gate per head is trained, to give the dense model's logits with few heads that read
+    everything. The defaults are the paper's. Roles are then scored on new texts under lychee_decode.
+
+    Examples:
+
+      saccade calibrate heads --model ./Qwen3-8B --target-heads 32
+
+      saccade calibrate heads --task kv --lengths 256,2048 --steps 800 --method hardkuma,score --budgets 16,64
+    """
+    from ..calibrate.heads import HeadSearch, Settings
+    from ..report.heads import head_report, head_table
+    from .terminal import output, progress, quiet_libraries
+
+    quiet_libraries()
+    shared = common(
+        model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
+        device=device, dtype=dtype, seed=seed, threads=threads,
+    )  # fmt: skip
+    shortest, longest = _pair("--lengths", lengths)
+    search = HeadSearch.check(
+        Settings(
+            shared, method, target_heads, exact, seeds, steps, rate, kept, (shortest, longest), asked, every, budgets
+        )
+    )
+    with progress(search.units) as advance:
+        results = search.run(advance)
+    picture = head_report(results, output_dir)
+    console = output()
+    console.print(head_table(results))
+    _written(console, search.target.recipe_path, picture)
+
+
+def _pair(option: str, text: str) -> tuple[int, int]:
+    from ..eval.output import whole_numbers
+
+    numbers = whole_numbers(option, text, at_least=128)
+    if len(numbers) > 2:
+        raise SaccadeError(f"{option} {text!r} is not valid: the shortest and the longest, such as 1024,10240")
+    return numbers[0], numbers[-1]
+
+
+def _written(console: Any, recipe: Path, picture: Path) -> None:
+    for name, path in (("picture", picture), ("recipe", recipe)):
+        console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,82 @@
+"""`saccade tune`: the cheapest policy that keeps a model's answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .calibrate import Context, OutputDir, Questions, RecipePath, Task, Threads, common
+from .options import Device, Dtype, Model, Seed, at_least
+
+
+def tune(
+    model: Model = None,
+    quality: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of dense attention's right answers that must be kept.")
+    ] = 0.99,
+    context: Context = 32_768,
+    task: Task = "kv",
+    questions: Questions = 1200,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="A family of candidates, without a budget; once per family. Default: every method, with the layers and "
+            "heads that calibration has found.",
+            show_default=False,
+        ),
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N", help="Budgets in tokens. Default: a 4th to a 64th of the context.", show_default=False
+        ),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(parser=at_least(1), metavar="N", help="Rows decoded together, for the bytes.")
+    ] = 1,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Choose by measured time per token instead of bytes.")
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Ask everything of every candidate, also of budgets below one that failed."),
+    ] = False,
+    output_dir: OutputDir = Path("results/tune"),
+    recipe: RecipePath = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    threads: Threads = 1,
+) -> None:
+    """Find the cheapest policy that keeps the answers, and write it into a recipe that `--policy auto` takes.
+
+    Every candidate answers the same questions. One keeps the promise if its share of dense attention's right answers is
+    at least --quality with 95% confidence, all candidates counted; the cheapest of those is chosen. Without a known
+    re-selection layer, one is searched first.
+
+    Examples:
+
+      saccade tune --context 2048 --questions 2400
+
+      saccade tune --model ./Qwen3-8B --quality 0.98 --policy less_is_more:reselect=12 --policy quest --measure
+    """
+    from ..calibrate.tune import Settings, Tuning
+    from ..report.tune import front_report, front_table
+    from .calibrate import _written
+    from .terminal import output, progress, quiet_libraries
+
+    quiet_libraries()
+    shared = common(
+        model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
+        device=device, dtype=dtype, seed=seed, threads=threads,
+    )  # fmt: skip
+    tuning = Tuning.check(Settings(shared, quality, tuple(policy or ()), budgets, batch, measure, full))
+    with progress(tuning.units) as advance:
+        results = tuning.run(advance)
+    picture = front_report(results, output_dir)
+    console = output()
+    console.print(front_table(results))
+    _written(console, tuning.target.recipe_path, picture)
