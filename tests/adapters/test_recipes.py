@@ -157,9 +157,12 @@ def test_a_name_and_a_configuration_are_enough() -> None:
         resolve("auto", "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
 
 
-def test_the_file_beside_the_model_comes_before_the_paper(saved: Saved) -> None:
-    folder = saved(POLICY, name="Qwen3-8B")
-    assert resolve("auto", str(folder), ModelSource("", str(folder)).decoder) == Chosen(POLICY)
+def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
+    folder, one = tmp_path / "Qwen3-8B", recipes.published("qwen3-8b")
+    folder.mkdir()
+    assert resolve("auto", str(folder), lambda: one.recipe.model) == Chosen(one.recipe.policy, (one.note,))
+    Recipe(one.recipe.model, POLICY).write(folder / "saccade.json")
+    assert resolve("auto", str(folder), lambda: one.recipe.model) == Chosen(POLICY)
 
 
 def test_two_published_recipes_are_not_chosen_between() -> None:

@@ -411,7 +411,6 @@ def attach(
     shortcut: bool = True,
 ) -> Run:
     """`sparsify` with the dense shortcut below the budget as a switch, so that tests can force the sparse path."""
-    recipes.read(policy)  # what is no policy for any model is said first
     model = _unwrap(model)
     if _RUN_ATTRIBUTE in getattr(model, "__dict__", {}):
         attached = model.__dict__[_RUN_ATTRIBUTE].policy
