@@ -162,7 +162,9 @@ class HeadTraining:
         with safe_open(str(path), framework="pt") as file:
             about = file.metadata()
         self.step, self.multiplier = int(about["step"]), json.loads(about["multiplier"])
-        self.gates.load({name: tensors[f"gates.{name}"] for name in self.gates.parameters})
+        self.gates.load(
+            {key.removeprefix("gates."): value for key, value in tensors.items() if key.startswith("gates.")}
+        )
         for name, parameter in self.gates.parameters.items():
             prefix = f"adam.{name}."
             kept = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

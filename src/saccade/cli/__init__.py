@@ -9,11 +9,13 @@ import typer
 from .. import __version__
 from .accumulate import accumulate
 from .bench import bench
+from .calibrate import calibrate
 from .compare import compare
 from .generate import generate
 from .group import OneLineErrors
 from .policies import policies
 from .serve import SETTINGS, serve
+from .tune import tune
 
 app = typer.Typer(
     name="saccade",
@@ -53,6 +55,8 @@ app.command()(accumulate)
 app.command()(generate)
 app.command()(policies)
 app.command(context_settings=SETTINGS)(serve)
+app.command()(tune)
+app.add_typer(calibrate, name="calibrate")
 app.add_typer(bench, name="bench")
 
 

@@ -35,7 +35,8 @@ RecipePath = Annotated[
 OutputDir = Annotated[
     Path,
     typer.Option(
-        metavar="DIR", help="Results folder. A run that was interrupted goes on where it stopped if it gets the same one."
+        metavar="DIR",
+        help="Results folder. A run that was interrupted goes on where it stopped if it gets the same one.",
     ),
 ]
 Threads = Annotated[

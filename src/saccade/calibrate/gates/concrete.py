@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .gate import Gates, P, Q, quadrature
+from .gate import Gates, P, Q, constant, quadrature
 
 TEMPERATURE = 2 / 3
 """The beta of that paper's experiments."""
@@ -26,7 +26,7 @@ class HardConcrete(Gates):
     kind: ClassVar[str] = "hardconcrete"
 
     def __init__(self, shape: tuple[int, ...], *, log_a: float = 0.0, device: torch.device | None = None) -> None:
-        self.log_a = torch.full(shape, log_a, device=device).requires_grad_()
+        self.log_a = constant(shape, log_a, device)
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .gate import Gates
+from .gate import Gates, constant
 
 
 class DirectGates(Gates):
@@ -25,7 +25,7 @@ class DirectGates(Gates):
     mean_name: ClassVar[str] = "gate"
 
     def __init__(self, shape: tuple[int, ...], *, start: float = 1.0, device: torch.device | None = None) -> None:
-        self.gates = torch.full(shape, start, device=device).requires_grad_()
+        self.gates = constant(shape, start, device)
 
     @property
     def parameters(self) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from ...errors import OutputError
+
 P, Q = -0.1, 1.1
 """The interval onto which hard distributions are stretched (LycheeDecode, appendix F)."""
 
@@ -51,16 +53,28 @@ class Gates(ABC):
         return {name: value.detach().cpu().clone() for name, value in self.parameters.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Inverse of `state`."""
+        """Inverse of `state`.
+
+        Raises:
+            OutputError: a state of other gates, or one that is not finite.
+        """
         with torch.no_grad():
             for name, value in self.parameters.items():
-                value.copy_(state[name])
+                saved = state.get(name)
+                if saved is None or saved.shape != value.shape or not bool(saved.isfinite().all()):
+                    raise OutputError(f"saved gates have no finite {name} of shape {tuple(value.shape)}")
+                value.copy_(saved)
+
+
+def constant(shape: tuple[int, ...], value: float, device: torch.device | None) -> Tensor:
+    """A parameter that begins at one value everywhere."""
+    return torch.full(shape, float(value), dtype=torch.float32, device=device).requires_grad_()
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Uniform numbers, never 0 nor 1 where logarithms would not be finite; made on the host: one seed, one sequence."""
     smallest = torch.finfo(torch.float32).eps
-    return torch.rand(shape, generator=generator).clamp(smallest, 1 - smallest)
+    return torch.rand(shape, generator=generator, dtype=torch.float32).clamp(smallest, 1 - smallest)
 
 
 def quadrature() -> tuple[Tensor, Tensor]:

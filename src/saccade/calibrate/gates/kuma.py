@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .gate import Gates, P, Q, quadrature
+from .gate import Gates, P, Q, constant, quadrature
 
 
 class HardKuma(Gates):
     """z = clip(s (q - p) + p, 0, 1) with s = (1 - u^(1/beta))^(1/alpha) (equations 3 and 4).
 
-    What is stored is ln alpha and ln beta, so that both stay positive without a bound that would stop the gradient; the
-    paper does not say how it keeps them so. Everything is computed through logarithms: no alpha or beta that float32
-    holds makes a NaN.
+    What is stored is ln alpha and ln beta, so that both stay positive without a bound that would stop the gradient;
+    the paper does not say how it keeps them so. Everything is computed through logarithms, which stay finite, gradients
+    too, while both lie between -88 and 88.
 
     Args:
         shape: of the gates.
@@ -28,8 +29,8 @@ class HardKuma(Gates):
     def __init__(
         self, shape: tuple[int, ...], *, alpha: float = 1.0, beta: float = 1.0, device: torch.device | None = None
     ) -> None:
-        self.log_alpha = torch.full(shape, alpha, device=device).log().requires_grad_()
-        self.log_beta = torch.full(shape, beta, device=device).log().requires_grad_()
+        self.log_alpha = constant(shape, log(alpha), device)
+        self.log_beta = constant(shape, log(beta), device)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -42,7 +43,7 @@ class HardKuma(Gates):
         return (s * (Q - P) + P).clamp(0.0, 1.0)
 
     def cdf(self, x: Tensor | float) -> Tensor:
-        """P(s <= x) = 1 - (1 - x^alpha)^beta of the unstretched variable (equation 11), 0 < x < 1."""
+        """P(s <= x) = 1 - (1 - x^alpha)^beta of the unstretched variable (equation 11), 0 < x < 1, elementwise."""
         return -torch.expm1(self._log_survival(x, self.log_alpha, self.log_beta))
 
     def p_zero(self) -> Tensor:
