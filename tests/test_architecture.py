@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     "chunk_selector": {*SELECTION, "scorers"},
     "roles": {"errors", "types"},
     "head_list": {"errors", "types", "roles"},
-    "role_file": {"errors", "types", "roles", "identity", "strict_json"},
+    "role_file": {"errors", "types", "roles", "identity", "strict_json", "whole_file"},
     "options": {"errors", "rectify", "head_list"},
     "plan": {"errors", "types", "roles", "select"},
     "methods": {

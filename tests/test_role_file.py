@@ -94,7 +94,7 @@ def test_a_file_names_its_models_architecture() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(saccade.PolicyError, match=r"nowhere.*cannot be written: No such file"):
+    with pytest.raises(saccade.OutputError, match=r"nowhere.*cannot be written: No such file"):
         RoleFile(SHAPE, role_map(ROLES)).write(tmp_path / "nowhere" / "roles.json")
 
 

@@ -13,6 +13,7 @@ from .identity import read_model, same_model, to_dict
 from .roles import RoleMap
 from .strict_json import Reader, short
 from .types import ModelShape, Role
+from .whole_file import replace_text
 
 VERSION = 1
 
@@ -73,16 +74,13 @@ class RoleFile:
         )
 
     def write(self, path: str | Path) -> None:
-        """Write the file.
+        """Write the file whole, or leave the one that is there as it is.
 
         Raises:
-            PolicyError: as `to_json`, or the file cannot be written.
+            PolicyError: as `to_json`.
+            OutputError: the file cannot be written.
         """
-        text = self.to_json()
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise PolicyError(f"role file {path} cannot be written: {error.strerror or error}") from None
+        replace_text(path, self.to_json(), "role file")
 
     def belongs_to(self, shape: ModelShape) -> bool:
         """Whether the roles were found on this model: its sizes, and what both sides know of its identity."""

@@ -248,7 +248,7 @@ def test_uniform_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (HardKuma, HardConcrete):
         gates = kind((1000, 50))
         assert torch.equal(gates.sample(first), gates.sample(again))
-    monkeypatch.setattr(torch, "rand", lambda shape, generator: torch.tensor([0.0, 0.5, 1 - 2**-24]))
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.tensor([0.0, 0.5, 1 - 2**-24]))
     assert uniform((3,), torch.Generator()).tolist() == [EPS, 0.5, 1 - EPS]
 
 

@@ -84,10 +84,6 @@ class Sweep:
     threads: int = 1
     recall: bool = True
 
-    def units(self, specs: Sequence[str]) -> int:
-        """Pieces of work that `run` has left."""
-        return sum(not self.ledger.has(number, spec) for number in range(len(self.problems)) for spec in specs)
-
     def run(self, specs: Sequence[str], advance: Callable[[str], None]) -> None:
         """Ask what the ledger does not hold yet."""
         open_problems = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import OutputError
@@ -145,7 +144,7 @@ class HeadTraining:
                 tensors[f"adam.{name}.{key}"] = torch.as_tensor(value).cpu().clone()
         part = self._folder / f"{CHECKPOINT}.part"
         try:
-            about = {"step": str(self.step), "multiplier": json.dumps(self.multiplier)}
+            about = {"step": str(self.step), "multiplier": repr(self.multiplier)}
             save_file(tensors, part, metadata=about)
             os.replace(part, self._folder / CHECKPOINT)
         except (OSError, SafetensorError) as error:
@@ -156,12 +155,12 @@ class HeadTraining:
         path = self._folder / CHECKPOINT
         if not path.exists():
             return
-        from safetensors import safe_open
-
-        tensors = load_file(path)
-        with safe_open(str(path), framework="pt") as file:
-            about = file.metadata()
-        self.step, self.multiplier = int(about["step"]), json.loads(about["multiplier"])
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.step, self.multiplier = int(about["step"]), float(about["multiplier"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise OutputError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
         self.gates.load(
             {key.removeprefix("gates."): value for key, value in tensors.items() if key.startswith("gates.")}
         )

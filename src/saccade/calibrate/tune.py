@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -14,7 +15,7 @@ import torch
 from ..adapters.hf.recipes import beside
 from ..adapters.hf.support import parameters_read, shape_of_model
 from ..cost import cost_of
-from ..errors import SaccadeError
+from ..errors import OutputError, SaccadeError
 from ..eval.entry import parse_budgets
 from ..eval.output import write_json
 from ..recipe import Recipe
@@ -26,7 +27,7 @@ from .ledger import Ledger
 from .problems import Problems
 from .promise import ALPHA, Answers, Verdict, cheapest, design_effect, judge, questions_needed, walk
 from .sweep import KEY, Sweep
-from .target import Common, Target
+from .target import SEEDS_APART, Common, Target
 from .timing import time_per_token
 
 LEDGER, RESULTS, SEARCH = "answers.jsonl", "tune.json", "layers"
@@ -223,6 +224,7 @@ class Tuning:
         return {
             **self.target.about(),
             "quality": quality,
+            "full": self.settings.full,
             "alpha": ALPHA,
             "batch": self.settings.batch,
             "texts": dense.shape[0],
@@ -268,22 +270,28 @@ class Tuning:
 
 
 def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers], Answers, dict[str, float], float]:
-    """Families, answers by spec, dense attention's, bytes by spec and the quality of a finished `--full` run."""
-    import json
+    """What a finished `--full` run has left: families, answers by spec, dense attention's, bytes by spec, the quality.
 
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    lines = [json.loads(line) for line in (folder / LEDGER).read_text(encoding="utf-8").splitlines()[1:]]
+    Raises:
+        OutputError: a folder without such results.
+    """
+    try:
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        lines = [json.loads(line) for line in (folder / LEDGER).read_text(encoding="utf-8").splitlines()[1:]]
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{str(folder)!r} holds no finished run of saccade tune: {error}") from error
     answers: dict[str, dict[int, list[int]]] = {}
     for line in lines:
         answers.setdefault(line["spec"], {})[line["problem"]] = line["right"]
-    tables = {
-        spec: numpy.array([rows[number] for number in range(results["texts"])], dtype=bool)
-        for spec, rows in answers.items()
-        if len(rows) == results["texts"]
-    }
     members: dict[str, list[str]] = {}
     for row in results["rows"]:
         members.setdefault(row["family"], []).append(row["spec"])
+    if not results["full"]:
+        raise OutputError(f"{str(folder)!r} holds a run that left out what had no chance; run saccade tune --full")
+    tables = {
+        spec: numpy.array([answers[spec][number] for number in range(results["texts"])], dtype=bool)
+        for spec in ("dense", *(spec for ladder in members.values() for spec in ladder))
+    }
     costs = {row["spec"]: row["bytes"] for row in results["rows"]}
     return members, tables, tables.pop("dense"), costs, results["quality"]
 
@@ -293,6 +301,4 @@ def _table(sweep: Sweep, spec: str) -> Answers:
 
 
 def _apart(seed: int) -> int:
-    from .target import SEEDS_APART
-
     return seed + CHOOSING * SEEDS_APART

@@ -163,8 +163,8 @@ def heads(
 ) -> None:
     """Learn which heads retrieve (LycheeDecode), and write them into a role file and a recipe.
 
-    The model stays as it is; only one gate per head is trained, to give the dense model's logits with few heads that read
-    everything. The defaults are the paper's. Roles are then scored on new texts under lychee_decode.
+    The model stays as it is; only one gate per head is trained, to give the dense model's logits with few heads that
+    read everything. The defaults are the paper's. Roles are then scored on new texts under lychee_decode.
 
     Examples:
 
@@ -207,3 +207,37 @@ def _pair(option: str, text: str) -> tuple[int, int]:
 def _written(console: Any, recipe: Path, picture: Path) -> None:
     for name, path in (("picture", picture), ("recipe", recipe)):
         console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
+
+
+@calibrate.command()
+def promise(
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Results folder of `saccade tune --full`.")] = Path(
+        "results/tune"
+    ),
+    splits: Annotated[int, typer.Option(parser=at_least(1, 1_000_000), metavar="N", help="Random halvings.")] = 1000,
+    seed: Seed = 0,
+) -> None:
+    """Check the promise of a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
+
+    Example:
+
+      saccade calibrate promise --results results/tune --splits 1000
+    """
+    from ..calibrate.promise import resampled
+    from ..calibrate.tune import read_tables
+    from ..eval.interval import wilson
+    from .terminal import output
+
+    families, tables, dense, costs, quality = read_tables(results)
+    kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
+    console = output()
+    half = dense.shape[0] // 2 * dense.shape[1]
+    console.print(f"{splits} halvings of {dense.size} questions, quality {quality:g}:", highlight=False)
+    for name, count in (
+        (f"missed on the other half ({dense.size - half} questions)", kept.broken),
+        ("missed on the whole table", kept.below),
+    ):
+        low, high = wilson(count, splits)
+        console.print(f"  {count / splits:.1%} ({low:.1%} to {high:.1%}) {name}", highlight=False)
+    for spec, count in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
+        console.print(f"  {count:>6} {spec or 'dense: nothing passed'}", highlight=False, soft_wrap=True)

@@ -23,8 +23,8 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="A family of candidates, without a budget; once per family. Default: every method, with the layers and "
-            "heads that calibration has found.",
+            help="A family of candidates, without a budget; once per family. Default: every method, with the layers "
+            "and heads that calibration has found.",
             show_default=False,
         ),
     ] = None,
