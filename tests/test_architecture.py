@@ -86,7 +86,7 @@ ARROWS: dict[str, set[str]] = {
     "bench": {*TOOLS, "machine", "eval"},
     "testbed": {*TOOLS, "eval", "bundled"},
     "calibrate": {*TOOLS, "eval", "testbed"},
-    "report": {*TOOLS, "eval", "bench"},
+    "report": {*TOOLS, "eval", "bench", "calibrate"},
 }
 ARROWS["cli"] = {*ARROWS, "saccade"}
 ARROWS["__main__"] = {"cli"}

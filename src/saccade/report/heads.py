@@ -1,0 +1,315 @@
+"""Table and picture of `saccade calibrate heads`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import SubplotSpec
+from matplotlib.ticker import FixedLocator
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ..calibrate.gates import KINDS, HardKuma
+from ..calibrate.gates.gate import P, Q
+from ..eval.interval import wilson
+from ..eval.output import write_text
+from .drawing import as_svg, canvas
+from .layers import settle
+from .palette import GRID, INK, MUTED, marks
+from .wording import NOTHING
+
+PICTURE = "heads.svg"
+
+_SHARP = 200
+"""Dots per inch of the heat maps, which would be too many paths."""
+_HIGHEST = 6.0
+"""Densities are cut here: where gates have decided, they have no bound."""
+_MOMENTS = 4
+_LABELS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one training has recorded."""
+
+    method: str
+    seed: int
+    target: int
+    records: list[dict[str, Any]]
+
+    @property
+    def steps(self) -> list[int]:
+        return [record["step"] for record in self.records]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Roles of one method and kind, over all its seeds."""
+
+    method: str
+    roles: str
+    rows: list[Mapping[str, Any]]
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}, {self.roles}"
+
+    @property
+    def heads(self) -> str:
+        counts = [row["heads"] for row in self.rows]
+        return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+    def at(self, budget: int) -> tuple[int, int, float]:
+        """Right answers, questions and mean recall of all seeds."""
+        own = [row for row in self.rows if row["budget"] == budget]
+        right, count = (sum(row[name] for row in own) for name in ("correct", "n"))
+        return right, count, fmean(row["recall"] for row in own)
+
+
+def head_table(results: Mapping[str, Any]) -> Table:
+    """Right answers and recall by method, kind of roles and budget, all seeds together."""
+    dense, groups = results["dense"], _groups(results)
+    title = (
+        f"heads that retrieve: model {results['model']}, task {results['task']}, context {results['context']:,}, "
+        f"{results['target_heads']} heads wanted, {results['seeds']} seed(s), {dense['n']:,} questions each in "
+        f"{results['texts']:,} texts; dense attention {dense['correct']:,}/{dense['n']:,}"
+    )
+    table = Table(
+        title=Text(title),
+        caption=Text("\n".join(_notes(results))),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("method", no_wrap=True)
+    table.add_column("roles", no_wrap=True)
+    for header in ("seeds", "heads", "grey", "budget", "right", "95%\ninterval", "recall"):
+        table.add_column(header, justify="right", no_wrap=True)
+    grey = _grey(results)
+    method, roles = _written_down(results)
+    for group in groups:
+        table.add_section()
+        for budget in _budgets(results):
+            right, count, recall = group.at(budget)
+            low, high = wilson(right, count)
+            table.add_row(
+                group.method,
+                group.roles,
+                str(len({row["seed"] for row in group.rows})),
+                group.heads,
+                f"{grey[group.method]:.0%}" if group.method in grey else NOTHING,
+                f"{budget:,}",
+                f"{right:,}/{count:,}",
+                f"{low:.2f}-{high:.2f}",
+                f"{recall:.3f}",
+                style="bold" if (group.method, group.roles) == (method, roles) else None,
+            )
+    return table
+
+
+def head_report(results: Mapping[str, Any], folder: Path) -> Path:
+    """Draw how gates polarised, from the logs below `folder`, and what roles achieve; returns the picture's path.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    runs = [_read(folder, found) for found in results["found"] if found["grey"] is not None]
+    path = folder / PICTURE
+    write_text(path, _picture(results, runs))
+    return path
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    """What stands below the table."""
+    method, roles = _written_down(results)
+    heads = next(row["heads"] for row in results["rows"] if row["list"] == results["chosen"])
+    notes = [f"role file and recipe: {method}, seed {results['found'][0]['seed']}, {roles}: {heads} heads"]
+    if results["seeds"] > 1:
+        notes.append("intervals: Wilson, of all seeds' answers together, though seeds are asked the same questions")
+    if _grey(results):
+        notes.append("grey: gates that have not decided, between 0.1 and 0.9 at the end of training, mean over seeds")
+    return notes
+
+
+def _picture(results: Mapping[str, Any], runs: Sequence[_Run]) -> str:
+    """Gates over the training, densities of two of them, the curves of training, and right answers."""
+    first = list({run.method: run for run in reversed(runs)}.values())[::-1]
+    kuma = next((run for run in first if run.method == HardKuma.kind), None)
+    count = numpy.size(first[0].records[0]["mean"]) if first else 0
+    heights = [*((min(max(0.045 * count, 2.4), 6.5) + 0.5, 2.7) if first else ()), *((2.4,) if kuma else ()), 3.0]
+    with canvas(11.0, sum(heights)) as figure:
+        figure.set_dpi(_SHARP)
+        rows = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+        if first:
+            _polarisation(figure, _panels(figure, rows[0], len(first)), first)
+            _training(_panels(figure, rows[1], 3), runs)
+        if kuma:
+            _densities(_panels(figure, rows[2], 2), kuma)
+        _answers(figure.add_subplot(rows[-1]), results)
+        settle(figure)
+        return as_svg(figure)
+
+
+def _panels(figure: Figure, row: SubplotSpec, count: int) -> list[Axes]:
+    parts = row.subgridspec(1, count)
+    return [figure.add_subplot(parts[0, column]) for column in range(count)]
+
+
+def _polarisation(figure: Figure, panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
+    """A heat map per method, heads in layer-major order against steps, of its first seed."""
+    for axes, run in zip(panels, runs, strict=True):
+        means = numpy.array([record["mean"] for record in run.records])
+        layers, heads = means.shape[1:]
+        steps = numpy.array(run.steps, dtype=float)
+        edges = numpy.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
+        image = axes.pcolormesh(
+            edges,
+            numpy.arange(layers * heads + 1),
+            means.reshape(len(steps), -1).T,
+            cmap="RdBu_r",
+            vmin=0,
+            vmax=1,
+            rasterized=True,
+        )
+        axes.grid(visible=False)
+        axes.set_title(f"{run.method}: {KINDS[run.method].mean_name} of every head, seed {run.seed}")
+        axes.set_xlabel("step")
+        every = -(-layers // _LABELS)
+        named = range(0, layers, every)
+        axes.set_yticks([heads * (layer + 0.5) for layer in named], [str(layer + 1) for layer in named])
+        axes.yaxis.set_minor_locator(FixedLocator([heads * layer for layer in range(layers + 1)]))
+        axes.tick_params(axis="y", which="major", length=0)
+        axes.set_ylim(layers * heads, 0)
+    panels[0].set_ylabel("heads by layer\n(red: reads everything)")
+    figure.colorbar(image, ax=panels, aspect=30, pad=0.01)
+
+
+def _training(panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
+    """Loss, expected number of heads and multiplier over steps; methods by colour, a thin line per seed."""
+    drawn = marks(run.method for run in runs)
+    named: set[str] = set()
+    for run in runs:
+        label = None if run.method in named else run.method
+        named.add(run.method)
+        for axes, name in zip(panels, ("loss", "expected_l0", "multiplier"), strict=True):
+            # The first record has no loss, and a logarithmic axis no zero.
+            points = [(r["step"], r[name]) for r in run.records if r[name] is not None and (r[name] or name != "loss")]
+            axes.plot(*zip(*points, strict=True), color=drawn[run.method].color, linewidth=0.9, alpha=0.8, label=label)
+    panels[0].set_yscale("log")
+    panels[0].set_title("distillation loss")
+    panels[1].set_title("expected heads that read everything")
+    target = runs[0].target
+    panels[1].axhline(target, color=INK, linestyle="dashed", linewidth=1)
+    panels[1].set_ylim(bottom=0)
+    panels[2].set_title("multiplier of the constraint")
+    for axes in panels:
+        axes.set_xlabel("step")
+    panels[1].legend(panels[1].lines[-1:], [f"wanted: {target}"], fontsize=8)
+    panels[2].legend(fontsize=8)
+
+
+def _densities(panels: Sequence[Axes], run: _Run) -> None:
+    """Densities of the unstretched variable of the heads that end highest and lowest."""
+    final = numpy.array(run.records[-1]["mean"])
+    heads = final.shape[1]
+    x = torch.linspace(0.002, 0.998, 499, dtype=torch.float64)
+    moments = sorted({round(place) for place in numpy.linspace(0, len(run.records) - 1, _MOMENTS)})
+    for axes, flat in zip(panels, (int(final.argmax()), int(final.argmin())), strict=True):
+        layer, head = divmod(flat, heads)
+        highest = 0.0
+        for number, moment in enumerate(moments):
+            record = run.records[moment]
+            gates = HardKuma(final.shape)
+            gates.load({name: torch.tensor(value) for name, value in record["parameters"].items()})
+            density = gates.density(x)[layer, head].numpy()
+            highest = max(highest, density.max())
+            shade = 0.25 + 0.75 * (number + 1) / len(moments)
+            axes.plot(x.numpy(), density, color=INK, alpha=shade, linewidth=0.6 + 0.4 * number, label=record["step"])
+        for low, high, gate in ((0.0, -P / (Q - P), "z = 0"), ((1 - P) / (Q - P), 1.0, "z = 1")):
+            axes.axvspan(low, high, color=GRID, zorder=0)
+            axes.text((low + high) / 2, 0.97, gate, transform=axes.get_xaxis_transform(), rotation=90, fontsize=7.5,
+                      color=MUTED, ha="center", va="top")  # fmt: skip
+        axes.set_ylim(0, min(1.08 * highest, _HIGHEST))
+        axes.set_xlim(0, 1)
+        axes.set_title(f"density of s, layer {layer + 1} head {head}, at the end E[z] = {final[layer, head]:.2f}")
+        axes.set_xlabel("s, before it is stretched and cut")
+        axes.legend(title="step", fontsize=8, title_fontsize=8, loc="upper center")
+
+
+def _answers(axes: Axes, results: Mapping[str, Any]) -> None:
+    """Share of right answers by budget with Wilson's intervals, groups side by side."""
+    budgets, groups, dense = _budgets(results), _groups(results), results["dense"]
+    drawn = marks(group.label for group in groups)
+    axes.axhline(dense["accuracy"], color=MUTED, linestyle="dashed", linewidth=1, label="dense")
+    for number, group in enumerate(groups):
+        counted = [group.at(budget)[:2] for budget in budgets]
+        shares = numpy.array([right / count for right, count in counted])
+        low, high = numpy.array([wilson(right, count) for right, count in counted]).T
+        shift = min(0.12, 0.8 / len(groups)) * (number - (len(groups) - 1) / 2)
+        axes.errorbar(
+            numpy.arange(len(budgets)) + shift,
+            shares,
+            yerr=[numpy.clip(shares - low, 0, None), numpy.clip(high - shares, 0, None)],
+            color=drawn[group.label].color,
+            marker=drawn[group.label].marker,
+            markersize=5,
+            linewidth=1,
+            linestyle="none",
+            capsize=2,
+            label=f"{group.label} ({group.heads} heads)",
+        )
+    axes.set_xticks(range(len(budgets)), [f"{budget:,}" for budget in budgets])
+    axes.set_xlim(-0.6, len(budgets) - 0.4)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xlabel("budget")
+    axes.set_title(f"answers right, {results['seeds']} seed(s)")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def _read(folder: Path, found: Mapping[str, Any]) -> _Run:
+    """The log of one training; its first line holds the settings."""
+    path = folder / "training" / f"{found['method']}-{found['seed']}" / "steps.jsonl"
+    head, *records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return _Run(found["method"], found["seed"], head["settings"]["target"], records)
+
+
+def _groups(results: Mapping[str, Any]) -> list[_Group]:
+    """Rows by method and kind of roles, in order of appearance."""
+    names = dict.fromkeys((row["method"], row["roles"]) for row in results["rows"])
+    return [
+        _Group(method, roles, [row for row in results["rows"] if (row["method"], row["roles"]) == (method, roles)])
+        for method, roles in names
+    ]
+
+
+def _budgets(results: Mapping[str, Any]) -> list[int]:
+    return list(dict.fromkeys(row["budget"] for row in results["rows"]))
+
+
+def _grey(results: Mapping[str, Any]) -> dict[str, float]:
+    """Share of undecided gates by trained method, mean over seeds."""
+    found: dict[str, list[float]] = {}
+    for one in results["found"]:
+        if one["grey"] is not None:
+            found.setdefault(one["method"], []).append(one["grey"])
+    return {method: fmean(shares) for method, shares in found.items()}
+
+
+def _written_down(results: Mapping[str, Any]) -> tuple[str, str]:
+    """Method and kind of the roles that went into the recipe."""
+    first = results["found"][0]
+    kind = "exact" if results["exact"] or "threshold" not in first["roles"] else "threshold"
+    return first["method"], kind

@@ -1,0 +1,215 @@
+"""Table and picture of `saccade tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ..eval.output import write_text
+from .drawing import as_svg, canvas
+from .layers import settle
+from .palette import FACT, INK, MUTED, Mark, marks
+from .wording import NOTHING
+
+PICTURE = "front.svg"
+ZOOM = 5
+"""The second panel shows the wanted quality with so many times its distance from 1."""
+
+Row = Mapping[str, Any]
+
+_NARROWEST = 18
+"""Columns of a terminal that a family's name gets at least."""
+_LONGEST = 40
+"""Characters of a family's name in the legend."""
+
+
+def front_table(results: Mapping[str, Any]) -> Table:
+    """Every candidate that was asked, family by family; the promise and what was chosen below."""
+    times, name, size = results.get("ms_per_token"), *_unit(results["rows"])
+    title = (
+        f"candidates that read less than dense attention: model {results['model']}, task {results['task']}, context "
+        f"{results['context']:,}, batch {results['batch']}, {results['n']:,} questions in {results['texts']:,} texts; "
+        f"dense attention {results['dense_correct']:,}/{results['n']:,}"
+    )
+    table = Table(
+        title=Text(title),
+        caption=Text("\n".join(_notes(results))),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("family", overflow="fold", min_width=_NARROWEST)
+    headers = ["budget", f"right of\n{results['n']:,}", "share\nof dense", "shown\nat 95%", f"{name} per\ntoken"]
+    for header in [*headers, "ms per\ntoken"] if times else headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("status")
+    for family, rows in _families(results).items():
+        table.add_section()
+        for row in rows:
+            chosen = row["spec"] == results["chosen"]
+            cells = [_rung(row, rows), f"{row['correct']:,}", f"{row['share']:.4f}", f"{row['shown']:.4f}"]
+            cells.append(f"{row['bytes'] / size:,.4g}")
+            if times:
+                cells.append(f"{times[row['spec']]:.2f}" if row["spec"] in times else NOTHING)
+            status = f"{row['status']}, chosen" if chosen else row["status"]
+            # A family of learnt roles has a name of many lines; once is enough.
+            label = Text(family if row is rows[0] else "")
+            table.add_row(label, *cells, status, style="bold" if chosen else None)
+    return table
+
+
+def front_report(results: Mapping[str, Any], folder: Path) -> Path:
+    """Draw quality against bytes into the results folder; returns the picture's path.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    path = folder / PICTURE
+    write_text(path, _picture(results))
+    return path
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    """What stands below the table."""
+    confidence = f"{1 - results['alpha']:.0%}"
+    notes = [
+        f"promise: what is chosen keeps at least {results['quality']:.2%} of dense attention's right answers, with "
+        f"{confidence} confidence, all candidates of {results['families']} families counted",
+        f"design effect {results['design_effect']:.2f}: {results['n']:,} questions say as much as "
+        f"{results['n'] / results['design_effect']:,.0f} of different texts",
+    ]
+    times = results.get("ms_per_token")
+    if times:
+        notes.append(f"ms per token of what kept the promise; dense attention {times['dense']:.2f}")
+    if results["chosen"] is not None:
+        measure = "measured time" if times else "bytes per token"
+        notes.append(f"chosen, by {measure}: {results['chosen']}")
+    elif times and len(times) > 1:
+        notes.append("nothing that keeps the promise is faster: dense attention stays")
+    else:
+        notes.append("nothing is shown to keep the promise: dense attention stays")
+    return notes
+
+
+def _picture(results: Mapping[str, Any]) -> str:
+    """All candidates, and again those near the wanted quality."""
+    rows, lowest = results["rows"], 1 - ZOOM * (1 - results["quality"])
+    near = [row for row in rows if row["share"] > lowest]
+    closer = bool(near) and min(row["shown"] for row in rows) < lowest
+    with canvas(11.0 if closer else 7.5, 5.2) as figure:
+        panels = figure.subplots(1, 2 if closer else 1, squeeze=False)[0]
+        for axes in panels:
+            _front(axes, results)
+        if closer:
+            panels[0].set_title("all candidates")
+            panels[1].set_title("near the wanted share")
+            panels[1].set_ylim(lowest, max(1.0, *(row["share"] for row in near)) + 0.5 * (1 - results["quality"]))
+        panels[0].set_ylabel("share of dense attention's right answers")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3 if closer else 2, fontsize=8)
+        figure.suptitle(
+            f"model {results['model']}, task {results['task']}, context {results['context']:,}, batch "
+            f"{results['batch']}, {results['n']:,} questions\n"
+            "filled: kept the promise; hollow: not; whiskers reach down to the share that is shown",
+            x=0.01,
+            ha="left",
+            fontsize=10,
+        )
+        settle(figure)
+        return as_svg(figure)
+
+
+def _front(axes: Axes, results: Mapping[str, Any]) -> None:
+    """Candidates by family, the best share for the bytes, what is wanted, and what was chosen."""
+    unit, size = _unit(results["rows"])
+    families = _families(results)
+    drawn = marks(families)
+    axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
+    axes.axhline(
+        results["quality"], color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {results['quality']:g}"
+    )
+    best = _best(results["rows"])
+    edge = max(row["bytes"] for row in results["rows"])
+    axes.step(
+        [row["bytes"] / size for row in best] + [edge / size],
+        [row["share"] for row in best] + [best[-1]["share"]],
+        where="post",
+        color=INK,
+        linewidth=1,
+        alpha=0.45,
+        label="largest share for the bytes",
+    )
+    for family, rows in families.items():
+        _family(axes, family, rows, drawn[family], size)
+    for row in results["rows"]:
+        if row["spec"] == results["chosen"]:
+            axes.plot(row["bytes"] / size, row["share"], marker="o", markersize=15, markerfacecolor="none",
+                      markeredgecolor=FACT, markeredgewidth=1.8, linestyle="none", label="chosen")  # fmt: skip
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel(f"{unit} per token")
+
+
+def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
+    """One family's candidates: filled if the promise is kept, hollow if not."""
+    places, shares = [row["bytes"] / size for row in rows], [row["share"] for row in rows]
+    whiskers = [max(row["share"] - row["shown"], 0.0) for row in rows]
+    axes.errorbar(
+        places, shares, yerr=[whiskers, [0.0] * len(rows)], color=mark.color, linestyle="none", linewidth=1, alpha=0.7
+    )
+    for row, place, share in zip(rows, places, shares, strict=True):
+        face = mark.color if row["status"] == "kept" else "white"
+        axes.plot(
+            place, share, marker=mark.marker, color=mark.color, markerfacecolor=face, markersize=6.5, linestyle=""
+        )
+    axes.plot([], [], marker=mark.marker, color=mark.color, markersize=6.5, linestyle="", label=_short(family))
+
+
+def _best(rows: Sequence[Row]) -> list[Row]:
+    """Candidates with a larger share than every cheaper one, cheapest first."""
+    best: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["bytes"], -row["share"])):
+        if not best or row["share"] > best[-1]["share"]:
+            best.append(row)
+    return best
+
+
+def _families(results: Mapping[str, Any]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in results["rows"]:
+        found.setdefault(row["family"], []).append(row)
+    return found
+
+
+def _rung(row: Row, rows: Sequence[Row]) -> str:
+    """What tells a candidate from the others of its family: a budget, or other options."""
+    given = [other["spec"].partition(":")[2].split(",") for other in rows]
+    known = {*row["family"].partition(":")[2].split(","), *(set.intersection(*map(set, given)) if rows[1:] else ())}
+    own = [option for option in row["spec"].partition(":")[2].split(",") if option not in known]
+    if len(own) == 1 and own[0].startswith("budget="):
+        return f"{int(own[0].removeprefix('budget=')):,}"
+    return "\n".join(own) or NOTHING
+
+
+def _unit(rows: Sequence[Row]) -> tuple[str, float]:
+    """In what bytes are said, so that the largest has one to three digits before the point."""
+    largest = max(row["bytes"] for row in rows)
+    return ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6) if largest >= 1e6 else ("kB", 1e3)
+
+
+def _short(name: str) -> str:
+    """Both ends of a long name: lists of heads differ in either."""
+    return name if len(name) <= _LONGEST else f"{name[:26]}…{name[-13:]}"
