@@ -95,6 +95,11 @@ STYLES = {
 }
 
 
+def needles_in(task: str, length: int) -> int:
+    """How many needles a text of `length` tokens holds, and so the most questions that can be put to it."""
+    return max(1, min(STYLES[task].most, length // STYLES[task].tokens))
+
+
 class NeedleProblems:
     """Needles in stretches of the held-out library, each problem made from the seed and its number.
 
@@ -157,8 +162,7 @@ class NeedleProblems:
 
     def _try(self, length: int, rng: numpy.random.Generator) -> Problem | None:
         style = self._style
-        count = max(1, min(style.most, length // style.tokens))
-        facts = style.values(make_facts(count, rng, "eval"), rng)
+        facts = style.values(make_facts(needles_in(self._task, length), rng, "eval"), rng)
         added = sum(len(encode(self._tokenizer, f" {style.state(fact)}")[0]) for fact in facts)
         begin = int(rng.integers(0, len(self._ends) - length))
         stretch = self._text[self._ends[begin] : self._ends[begin + max(length - added, 1)]]

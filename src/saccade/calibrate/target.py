@@ -16,7 +16,7 @@ from ..eval.output import check_folder
 from ..recipe import NAME, Recipe
 from ..types import ModelShape
 from ..versions import versions
-from .problems import TASKS, NeedleProblems, Problems
+from .problems import TASKS, NeedleProblems, Problems, needles_in
 from .task_file import FileProblems
 
 SEEDS_APART = 1_000_000
@@ -90,6 +90,8 @@ class Target:
         if self.settings.task not in TASKS:
             return FileProblems(self.tokenizer, Path(self.settings.task), positions=self.positions)
         context = self.settings.context
+        if lengths is None:
+            asked = min(asked, needles_in(self.settings.task, context))
         return NeedleProblems(
             self.tokenizer,
             self.settings.task,
