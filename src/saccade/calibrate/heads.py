@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from typing import Any
 
 import numpy
@@ -260,17 +259,14 @@ class HeadSearch:
     ) -> None:
         """The role file, and the recipe: its policy is the learnt roles at the largest budget; earlier layers stay."""
         chosen, best = results["chosen"], outcomes[-1]
-        names = ("task", "context", "questions", "seed", "target_heads", "steps", "rate", "kept", "lengths", "exact")
-        found = {
-            "by": "saccade calibrate heads",
-            "date": date.today().isoformat(),
-            "method": self.methods[0],
-            **{name: results[name] for name in names},
-        }
-        RoleFile(shape, HeadList.parse(chosen).role_map(shape), found).write(self.target.settings.output_dir / ROLES)
+        names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
+        found = {"method": self.methods[0], **{name: results[name] for name in names}}
+        roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
+        roles.write(self.target.settings.output_dir / ROLES)
         scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
-        reselect = None if earlier is None else earlier.reselect
-        Recipe(shape, Policy.from_spec(best.spec), reselect, chosen, found, scores).write(self.target.recipe_path)
+        self.target.write_recipe(
+            "calibrate heads", Policy.from_spec(best.spec), shape, earlier, found=found, scores=scores, roles=chosen
+        )
 
 
 def _spec(roles: str, budget: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from statistics import fmean
 from typing import Any
 
@@ -254,15 +253,11 @@ class LayerSearch:
             )
         enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
         best = enough[0] if enough else outcomes[-1]
-        found = {
-            "by": "saccade calibrate layers",
-            "date": date.today().isoformat(),
-            **{name: results[name] for name in ("task", "context", "questions", "seed", "policy", "budgets")},
-        }
         scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
-        roles = None if earlier is None else earlier.roles
-        recipe = Recipe(shape, Policy.from_spec(best.spec), chosen, roles, found, scores)
-        recipe.write(self.target.recipe_path)
+        found = {"policy": str(self.policy), "budgets": list(self.budgets)}
+        self.target.write_recipe(
+            "calibrate layers", Policy.from_spec(best.spec), shape, earlier, found=found, scores=scores, reselect=chosen
+        )
 
 
 def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:

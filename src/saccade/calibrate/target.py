@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ..adapters.hf.support import refuse_unsupported, shape_of_model
 from ..errors import SaccadeError
 from ..eval.output import check_folder
 from ..recipe import NAME, Recipe
+from ..spec import Policy
 from ..types import ModelShape
 from ..versions import versions
 from .problems import TASKS, NeedleProblems, Problems, needles_in
@@ -140,6 +143,32 @@ class Target:
             recipe.refuse_other(f"recipe {self.recipe_path}", shape)
             return recipe
         return beside(self.source.location, lambda: shape)
+
+    def write_recipe(
+        self,
+        command: str,
+        policy: Policy,
+        shape: ModelShape,
+        earlier: Recipe | None,
+        *,
+        found: Mapping[str, Any],
+        scores: Mapping[str, Any],
+        reselect: tuple[int, ...] | None = None,
+        roles: str | None = None,
+    ) -> None:
+        """Write what a command has found; what earlier ones found for this model stays, each under its command's name.
+
+        Raises:
+            OutputError: if it cannot be written; an earlier recipe is then as it was.
+        """
+        before = (earlier.found, earlier.scores) if earlier is not None else ({}, {})
+        if earlier is not None:
+            reselect = earlier.reselect if reselect is None else reselect
+            roles = earlier.roles if roles is None else roles
+        about = {"date": date.today().isoformat(), **self.about(), **found}
+        Recipe(
+            shape, policy, reselect, roles, {**before[0], command: about}, {**before[1], command: dict(scores)}
+        ).write(self.recipe_path)
 
     def environment(self) -> dict[str, Any]:
         """What made a result."""

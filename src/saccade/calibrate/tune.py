@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -253,20 +252,16 @@ class Tuning:
 
     def _write(self, results: dict[str, Any], shape: Any, earlier: Recipe | None) -> None:
         """The recipe: what was chosen, or dense if nothing keeps the promise."""
-        names = ("task", "context", "questions", "seed", "quality", "batch", "families")
         found = {
-            "by": "saccade tune",
-            "date": date.today().isoformat(),
             "chosen_by": "measured time" if self.settings.measure else "bytes per token",
-            **{name: results[name] for name in names},
+            **{name: results[name] for name in ("quality", "batch", "families")},
         }
         scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
         row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
         if row is not None:
-            scores |= {row["spec"]: [row["correct"], row["n"]], "share_shown": row["shown"]}
+            scores |= {row["spec"]: [row["correct"], row["n"]], "share_shown": round(row["shown"], 4)}
         policy = Policy.from_spec(results["chosen"] or "dense")
-        reselect, roles = (None, None) if earlier is None else (earlier.reselect, earlier.roles)
-        Recipe(shape, policy, reselect, roles, found, scores).write(self.target.recipe_path)
+        self.target.write_recipe("tune", policy, shape, earlier, found=found, scores=scores)
 
 
 def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers], Answers, dict[str, float], float]:
