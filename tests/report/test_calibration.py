@@ -1,0 +1,390 @@
+"""Tables and pictures of calibration: the right figures, valid SVG, the same for the same results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from saccade.calibrate.gates import KINDS, Gates
+from saccade.eval.interval import wilson
+from saccade.report import heads as head_module
+from saccade.report import layers as layer_module
+from saccade.report import tune as tune_module
+from saccade.report.drawing import as_svg
+from saccade.report.heads import head_report, head_table
+from saccade.report.layers import layer_report, layer_table
+from saccade.report.tune import front_report, front_table
+
+LAYERS, KV_HEADS, QUERY_HEADS = 4, 2, 4
+
+ABOUT = {"model": "tiny", "task": "kv", "context": 2048, "questions": 24, "seed": 0, "dtype": "float32", "texts": 2}
+
+
+def printed(table: Table, width: int = 160) -> list[str]:
+    """Lines of a table as a terminal shows them."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def said(table: Table) -> str:
+    """All words of a table, however its lines are broken."""
+    return " ".join(" ".join(printed(table)).split())
+
+
+def cells(table: Table, width: int = 160) -> list[list[str]]:
+    return [line.split() for line in printed(table, width)]
+
+
+def drawn_twice(report: Callable[[Any, Path], Path], results: Mapping[str, Any], folder: Path, name: str) -> str:
+    """The picture's text, after it was found whole, valid and the same again."""
+    path = report(results, folder)
+    text = path.read_text(encoding="utf-8")
+    assert path == folder / name
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert report(results, folder).read_text(encoding="utf-8") == text
+    return text
+
+
+def outcome(correct: int, n: int, recall: float, **names: Any) -> dict[str, Any]:
+    return {
+        **names,
+        "correct": correct,
+        "n": n,
+        "accuracy": correct / n,
+        "interval": wilson(correct, n),
+        "recall": recall,
+        "recall_per_layer": [recall] * LAYERS,
+        "share_attended": 0.25,
+    }
+
+
+DENSE = outcome(23, 24, 1.0, spec="dense")
+
+
+def layer_results(budgets: tuple[int, ...] = (32, 64), candidates: int = 2, **changes: Any) -> dict[str, Any]:
+    """A search over the last `candidates` layers; layer r gives 5 r right answers, one more at each further budget."""
+    tried: list[list[int]] = [[], *([layer] for layer in range(LAYERS - candidates, LAYERS))]
+    rows = [
+        outcome(sum(reselect) * 5 + number, 24, 0.125 * (number + 1) + sum(reselect) / 8, reselect=reselect, budget=b)
+        for reselect in tried
+        for number, b in enumerate(budgets)
+    ]
+    names = ["+".join(map(str, reselect)) or "none" for reselect in tried]
+    single = [int(name) for name in names[1:]]
+    correlation = {"with_accuracy": -0.25, "with_recall": None, "its_best": 2}
+    return {
+        **ABOUT,
+        "policy": "tidal",
+        "budgets": list(budgets),
+        "dense": DENSE,
+        "rows": rows,
+        "chosen": tried[-1],
+        "further_layers": [],
+        "gold_mass_per_head": [[0.0, 0.125, 0.0, layer / 8] for layer in range(LAYERS)],
+        "gold_mass": [max(0.125, layer / 8) for layer in range(LAYERS)],
+        "predicted_recall": {name: [0.5 + number / 100] * len(budgets) for number, name in enumerate(names)},
+        "rank_correlation": {"gold_mass": correlation} if single else {},
+        **changes,
+    }
+
+
+def test_layers_have_counts_means_and_a_mark() -> None:
+    lines = cells(layer_table(layer_results()))
+    assert ["none", "0", "1", "0.188", "-", "0.500"] in lines
+    assert ["2", "10", "11", "0.438", "0.250", "0.510"] in lines
+    assert ["3", "15", "16", "0.562", "0.375", "0.520", "chosen"] in lines
+    text = said(layer_table(layer_results()))
+    assert "model tiny, task kv, context 2,048, 24 questions in 2 texts; dense attention 23/24" in text
+    assert "gold mass: -0.25 with right answers, - with recall; its best layer is 2" in text
+
+
+def test_further_layers_are_told_with_their_p() -> None:
+    further = [outcome(20 + number, 24, 0.5, reselect=[2, 3], budget=b) for number, b in enumerate((32, 64))]
+    results = layer_results(further_layers=[{"from": (3,), "to": (2, 3), "p": 0.0123, "taken": True}], chosen=[2, 3])
+    results["rows"] += further
+    assert ["2+3", "20", "21", "0.500", "-", "-", "chosen"] in cells(layer_table(results))
+    text = said(layer_table(results))
+    assert "further layer: 3 -> 2+3, p = 0.0123, taken" in text
+    assert "chosen: layers 2+3" in text
+    results["further_layers"][0] |= {"p": 0.25, "taken": False}
+    assert "p = 0.25, not taken" in said(layer_table(results | {"chosen": [3]}))
+
+
+def test_no_gold_is_said_and_not_drawn(tmp_path: Path) -> None:
+    results = layer_results(gold_mass=None, gold_mass_per_head=None)
+    assert ["2", "10", "11", "0.438", "-", "0.510"] in cells(layer_table(results))
+    assert "no gold mass" in said(layer_table(results))
+    without = drawn_twice(layer_report, results, tmp_path, "layers.svg")
+    assert without.count("<image") < layer_report(layer_results(), tmp_path).read_text().count("<image")
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        layer_results(),
+        layer_results(budgets=(32,)),
+        layer_results(candidates=1),
+        layer_results(candidates=0),
+        layer_results(chosen=[]),
+        layer_results(budgets=(32, 64, 128, 256, 512, 1024), rank_correlation={}),
+    ],
+    ids=["two", "one budget", "one layer", "no layer", "none chosen", "many budgets"],
+)
+def test_layers_are_drawn(results: dict[str, Any], tmp_path: Path) -> None:
+    drawn_twice(layer_report, results, tmp_path, "layers.svg")
+    assert sum(line[-1:] == ["chosen"] for line in cells(layer_table(results))) == 1
+
+
+def kept_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What a module exports from now on."""
+    figures: list[Figure] = []
+
+    def kept(figure: Figure) -> str:
+        figures.append(figure)
+        return as_svg(figure)
+
+    monkeypatch.setattr(module, "as_svg", kept)
+    return figures
+
+
+@pytest.mark.parametrize(("layers", "named"), [(12, 13), (80, 81), (400, 101)])
+def test_names_of_layers_have_room(layers: int, named: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every layer of a large model has its name; of one that is too large some have, and the chosen one always."""
+    figures = kept_figures(layer_module, monkeypatch)
+    results = layer_results(chosen=[3])
+    results["dense"] = DENSE | {"recall_per_layer": [1.0] * layers}
+    results["gold_mass_per_head"] = [[0.5] * QUERY_HEADS] * layers
+    layer_report(results, tmp_path)
+    axes = figures[0].axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert "3" in names
+    assert len(names) == named if layers < 100 else len(names) <= named
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    boxes.sort(key=lambda box: box.y0)
+    assert all(above.y0 >= below.y0 + 0.6 * below.height for below, above in pairwise(boxes))
+
+
+def head_results(methods: tuple[str, ...] = ("hardkuma", "direct", "score"), seeds: int = 2) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for method in methods:
+        for seed in range(seeds):
+            trained = method in KINDS
+            kinds = ("threshold", "exact") if trained else ("exact",)
+            roles = {kind: f"heads:0+{1 + seed}.{int(kind == 'exact')}" for kind in kinds}
+            grey = 0.25 + 0.5 * seed if trained else None
+            found.append({"method": method, "seed": seed, "values": None, "roles": roles, "grey": grey})
+            rows += [
+                outcome(
+                    12 + 6 * seed + number, 24, 0.5 + 0.25 * seed, method=method, seed=seed, roles=kind, budget=budget,
+                    heads=3 + seed * (kind == "threshold"), list=roles[kind],
+                )
+                for kind in kinds for number, budget in enumerate((64, 1024))
+            ]  # fmt: skip
+    rows += [
+        outcome(5, 24, 0.5, method="layers", seed=0, roles="tidal", heads=4, list="heads:0+1", budget=budget)
+        for budget in (64, 1024)
+    ]
+    chosen = next(iter(found[0]["roles"].values()))
+    return {
+        **ABOUT, "target_heads": 3, "exact": False, "seeds": seeds, "dense": DENSE, "found": found, "rows": rows,
+        "chosen": chosen,
+    }  # fmt: skip
+
+
+def train(folder: Path, results: Mapping[str, Any]) -> None:
+    """Logs as trainings write them, of gates that part from each other."""
+    shape = (LAYERS - 1, KV_HEADS)
+    for one in results["found"]:
+        if one["grey"] is None:
+            continue
+        gates: Gates = KINDS[one["method"]](shape)
+        lines: list[dict[str, Any]] = [{"settings": {"target": 1, "kind": one["method"]}}]
+        for step in (0, 10, 20, 30, 40, 45):
+            for sign, parameter in zip((1, -1), gates.parameters.values(), strict=False):
+                parameter.data[0, 0] += sign * step / 20
+                parameter.data[2, 1] -= sign * step / 20
+            gates.project()
+            lines.append(
+                {
+                    "step": step,
+                    "loss": None if step == 0 else 100.0 / step,
+                    "expected_l0": float(gates.expected_l0().detach()),
+                    "multiplier": step / 10,
+                    "mean": gates.mean().tolist(),
+                    "parameters": {name: value.tolist() for name, value in gates.state().items()},
+                }
+            )
+        path = folder / "training" / f"{one['method']}-{one['seed']}" / "steps.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_heads_pool_seeds() -> None:
+    lines = cells(head_table(head_results()))
+    # 12 and 18 of 24; 13 and 19 at the larger budget; 3 heads and 4 by threshold.
+    low, high = wilson(30, 48)
+    interval = f"{low:.2f}-{high:.2f}"
+    assert ["hardkuma", "threshold", "2", "3", "to", "4", "50%", "64", "30/48", interval, "0.625"] in lines
+    assert ["hardkuma", "exact", "2", "3", "50%", "64", "30/48", interval, "0.625"] in lines
+    assert ["score", "exact", "2", "3", "-", "64", "30/48", interval, "0.625"] in lines
+    assert [line[5:7] for line in lines if line[:2] == ["direct", "exact"]] == [["64", "30/48"], ["1,024", "32/48"]]
+    assert ["layers", "tidal", "1", "4", "-", "64", "5/24"] in [line[:7] for line in lines]
+    text = said(head_table(head_results()))
+    assert "3 heads wanted, 2 seed(s), 24 questions each in 2 texts; dense attention 23/24" in text
+    assert "role file and recipe: hardkuma, seed 0, threshold: 3 heads" in text
+    assert "all seeds" in text
+    assert "all seeds" not in said(head_table(head_results(seeds=1)))
+
+
+def test_exact_roles_are_the_ones_written_if_asked_for() -> None:
+    results = head_results() | {"exact": True}
+    results["chosen"] = results["found"][0]["roles"]["exact"]
+    assert "hardkuma, seed 0, exact: 3 heads" in said(head_table(results))
+
+
+def test_a_table_of_heads_fits_80_columns() -> None:
+    lines = printed(head_table(head_results(methods=("hardconcrete",))), 80)
+    assert all(len(line) <= 80 for line in lines)
+    assert "…" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("methods", "maps"),
+    [(("hardkuma", "direct", "hardconcrete", "score"), 3), (("direct",), 1), (("hardkuma",), 1), (("random",), 0)],
+)
+def test_heads_are_drawn(methods: tuple[str, ...], maps: int, tmp_path: Path) -> None:
+    results = head_results(methods)
+    train(tmp_path, results)
+    text = drawn_twice(head_report, results, tmp_path, "heads.svg")
+    # One image per method that was trained, and the bar of their colours.
+    assert text.count("<image") == maps + bool(maps)
+
+
+def row(family: str, spec: str, size: float, correct: int, shown: float, status: str) -> dict[str, Any]:
+    return {
+        "family": family, "spec": spec, "bytes": size, "correct": correct, "n": 2400, "share_attended": 0.1,
+        "share": correct / 2380, "shown": shown, "passed": status != "failed", "status": status,
+    }  # fmt: skip
+
+
+ROLES = "heads:0+" + "+".join(f"{layer}.{layer % 4}" for layer in range(1, 60))
+ROWS = [
+    row("quest", "quest:budget=1024", 8.0e6, 2378, 0.9921, "kept"),
+    row("quest", "quest:budget=64", 6.5e6, 2000, 0.8123, "failed"),
+    row("resa", "resa:ratio=0.25,min_pages=1", 8.4e6, 2300, 0.9512, "failed"),
+    row("resa", "resa:ratio=0.125,min_pages=1", 7.2e6, 2380, 0.9934, "behind a failed one"),
+    row("tidal:reselect=7", "tidal:budget=128,reselect=7", 7.1e6, 2381, 0.9945, "kept"),
+    row(f"lychee_decode:roles={ROLES}", f"lychee_decode:budget=64,roles={ROLES}", 7.0e6, 5, 0.0, "failed"),
+]  # fmt: skip
+
+
+def front_results(**changes: Any) -> dict[str, Any]:
+    return {
+        **ABOUT,
+        "questions": 2400,
+        "quality": 0.99,
+        "alpha": 0.05,
+        "batch": 1,
+        "texts": 200,
+        "dense_correct": 2380,
+        "n": 2400,
+        "design_effect": 1.2,
+        "families": 4,
+        "rows": ROWS,
+        "chosen": "tidal:budget=128,reselect=7",
+        **changes,
+    }
+
+
+def test_the_front_says_what_was_shown_and_chosen() -> None:
+    lines = cells(front_table(front_results()))
+    assert ["quest", "1,024", "2,378", "0.9992", "0.9921", "8", "kept"] in lines
+    assert ["64", "2,000", "0.8403", "0.8123", "6.5", "failed"] in lines
+    assert ["ratio=0.125", "2,380", "1.0000", "0.9934", "7.2", "behind", "a", "failed", "one"] in lines
+    assert ["tidal:reselect=7", "128", "2,381", "1.0004", "0.9945", "7.1", "kept,", "chosen"] in lines
+    text = said(front_table(front_results()))
+    assert "MB per" in text
+    assert "dense attention 2,380/2,400" in text
+    assert "at least 99.00% of dense attention's right answers, with 95% confidence, all candidates of 4" in text
+    assert "design effect 1.20: 2,400 questions say as much as 2,000 of different texts" in text
+    assert "chosen, by bytes per token: tidal:budget=128,reselect=7" in text
+
+
+def test_a_long_family_is_named_whole_and_once() -> None:
+    for width in (80, 160):
+        text = "".join(line.split(" ")[0] for line in printed(front_table(front_results()), width))
+        assert text.count(ROLES[-20:]) == 1
+        assert max(map(len, printed(front_table(front_results()), width))) <= width
+
+
+def test_nothing_chosen_leaves_dense_attention(tmp_path: Path) -> None:
+    rows = [one | {"status": "failed", "passed": False, "shown": 0.5} for one in ROWS]
+    results = front_results(rows=rows, chosen=None)
+    text = said(front_table(results))
+    assert "nothing is shown to keep the promise: dense attention stays" in text
+    assert "chosen" not in text.replace("what is chosen keeps", "")
+    drawn_twice(front_report, results, tmp_path, "front.svg")
+
+
+def test_measured_times_stand_beside_bytes(tmp_path: Path) -> None:
+    times = {"dense": 9.25, "quest:budget=1024": 7.5, "tidal:budget=128,reselect=7": 8.0}
+    results = front_results(ms_per_token=times, chosen="quest:budget=1024")
+    lines = cells(front_table(results))
+    assert ["quest", "1,024", "2,378", "0.9992", "0.9921", "8", "7.50", "kept,", "chosen"] in lines
+    assert ["64", "2,000", "0.8403", "0.8123", "6.5", "-", "failed"] in lines
+    text = said(front_table(results))
+    assert "dense attention 9.25" in text
+    assert "chosen, by measured time: quest:budget=1024" in text
+    assert "is faster: dense attention stays" in said(front_table(results | {"chosen": None}))
+    nothing = results | {"chosen": None, "ms_per_token": {"dense": 9.25}}
+    assert "nothing is shown to keep the promise" in said(front_table(nothing))
+    drawn_twice(front_report, results, tmp_path, "front.svg")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [ROWS, ROWS[:1], [one | {"share": 0.1, "shown": 0.05} for one in ROWS[:2]], [one | {"bytes": 3e9} for one in ROWS]],
+    ids=["all", "one", "far below", "equal bytes"],
+)
+def test_the_front_is_drawn(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    drawn_twice(front_report, front_results(rows=rows), tmp_path, "front.svg")
+
+
+def test_the_front_line_is_what_nothing_cheaper_reaches() -> None:
+    best = tune_module._best(ROWS)
+    assert [one["spec"] for one in best] == ["quest:budget=64", "tidal:budget=128,reselect=7"]
+
+
+@pytest.mark.parametrize(("size", "unit"), [(2e9, "GB"), (2e6, "MB"), (2e3, "kB")])
+def test_bytes_have_a_fitting_unit(size: float, unit: str) -> None:
+    lines = printed(front_table(front_results(rows=[ROWS[0] | {"bytes": size}])))
+    assert any(f"{unit} per" in line for line in lines)
+    assert any(line.split()[:6] == ["quest", "1,024", "2,378", "0.9992", "0.9921", "2"] for line in lines)
+
+
+@pytest.mark.parametrize("name", ["layers", "heads", "tune"])
+def test_no_last_bit_of_the_layout_is_left(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pictures would differ now and then: too rarely to be found by drawing twice."""
+    module, report, results = {
+        "layers": (layer_module, layer_report, layer_results()),
+        "heads": (head_module, head_report, head_results(("direct",), seeds=1)),
+        "tune": (tune_module, front_report, front_results()),
+    }[name]
+    figures = kept_figures(module, monkeypatch)
+    train(tmp_path, head_results(("direct",), seeds=1))
+    report(results, tmp_path)
+    edges = [value * 1e6 for axes in figures[0].axes for value in axes.get_position(original=True).extents]
+    assert edges == pytest.approx([round(edge) for edge in edges], abs=1e-6)
