@@ -297,6 +297,7 @@ def front_results(**changes: Any) -> dict[str, Any]:
         "questions": 2400,
         "quality": 0.99,
         "alpha": 0.05,
+        "dense_bytes": 1.5 * max(row["bytes"] for row in changes.get("rows", ROWS)),
         "batch": 1,
         "texts": 200,
         "dense_correct": 2380,

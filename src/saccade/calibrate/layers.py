@@ -215,6 +215,8 @@ class LayerSearch:
     def _correlations(self, tried: dict[tuple[int, ...], list[Outcome]], proxies: dict[str, Any]) -> dict[str, Any]:
         """Spearman's rank correlation over single layers, of each proxy with what the search has measured."""
         single = self.candidates[1:]
+        if not single:  # a model whose only layer above the dense ones is the first selecting one
+            return {}
         accuracy = [fmean(outcome.accuracy for outcome in tried[one]) for one in single]
         recall = [fmean(fmean(outcome.recall) for outcome in tried[one]) for one in single]
         guesses = {

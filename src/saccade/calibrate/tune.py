@@ -118,8 +118,8 @@ class Tuning:
             self.search.run(advance)
         model = self.target.load()
         recipe = Recipe.read(self.search.target.recipe_path) if self.search is not None else self.target.earlier(model)
-        ladders = self._ladders(model, recipe)
-        costs = {spec: bytes_ for ladder in ladders.values() for spec, bytes_ in ladder}
+        ladders, dense_bytes = self._ladders(model, recipe)
+        costs = {"dense": dense_bytes, **dict(row for ladder in ladders.values() for row in ladder)}
         folder = self.target.settings.output_dir
         with Ledger(folder / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY) as ledger:
             sweep = Sweep(
@@ -136,11 +136,15 @@ class Tuning:
         self._write(results, shape_of_model(model), recipe)
         return results
 
-    def _ladders(self, model: Any, recipe: Recipe | None) -> dict[str, list[tuple[str, float]]]:
-        """Specs and bytes per token of every family, most expensive first; what costs as much as dense is left out."""
+    def _ladders(self, model: Any, recipe: Recipe | None) -> tuple[dict[str, list[tuple[str, float]]], float]:
+        """Specs and bytes per token of every family, most expensive first, and dense attention's bytes.
+
+        What costs as much as dense attention is left out.
+        """
         shape, common = self.target.shape, self.target.settings
         itemsize = torch.finfo(self.target.dtype).bits // 8
         ladders: dict[str, list[tuple[str, float]]] = {}
+        dense = 0.0
         for family in families(recipe, self.settings.policies):
             rows = []
             for policy in rungs(family, self.budgets, common.context):
@@ -153,13 +157,14 @@ class Tuning:
                     kv_itemsize=itemsize,
                     weight_bytes=parameters_read(model) * itemsize,
                 )
-                if cost.total < cost.dense_total:
+                dense = cost.dense_total
+                if cost.total < dense:
                     rows.append((policy.to_spec(), cost.total))
             if rows:
                 ladders[family.to_spec()] = sorted(rows, key=lambda row: -row[1])
         if not ladders:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
-        return ladders
+        return ladders, dense
 
     def _tables(
         self, sweep: Sweep, members: Mapping[str, Sequence[str]], advance: Callable[[str], None]
@@ -218,8 +223,6 @@ class Tuning:
                     {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
                      "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdict), "status": status}
                 )  # fmt: skip
-        shape, itemsize = self.target.shape, torch.finfo(self.target.dtype).bits // 8
-        cache = shape.layers * shape.kv_heads * 2 * shape.head_dim * itemsize * self.settings.batch
         return {
             **self.target.about(),
             "quality": quality,
@@ -231,7 +234,7 @@ class Tuning:
             "n": int(dense.size),
             "design_effect": effect,
             "families": len(ladders),
-            "dense_cache_bytes": cache * (self.target.settings.context + 1),
+            "dense_bytes": costs["dense"],
             "rows": rows,
             "chosen": chosen,
             "environment": self.target.environment(),

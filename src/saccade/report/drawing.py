@@ -45,6 +45,16 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
 
 def as_svg(figure: Figure) -> str:
     """The figure as SVG text."""
+    _settle(figure)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
     return buffer.getvalue()
+
+
+def _settle(figure: Figure) -> None:
+    """Fix the layout of a finished figure: its solver's last bits vary between runs, and SVG names clips by them."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = axes.get_position(original=True).bounds
+        axes.set_position((round(left, 6), round(bottom, 6), round(width, 6), round(height, 6)))

@@ -24,7 +24,6 @@ from ..calibrate.gates.gate import P, Q
 from ..eval.interval import wilson
 from ..eval.output import write_text
 from .drawing import as_svg, canvas
-from .layers import settle
 from .palette import GRID, INK, MUTED, marks
 from .wording import NOTHING
 
@@ -159,7 +158,6 @@ def _picture(results: Mapping[str, Any], runs: Sequence[_Run]) -> str:
         if kuma:
             _densities(_panels(figure, rows[2], 2), kuma)
         _answers(figure.add_subplot(rows[-1]), results)
-        settle(figure)
         return as_svg(figure)
 
 

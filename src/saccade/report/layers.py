@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib
 import numpy
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from rich import box
 from rich.table import Table
@@ -86,15 +85,6 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def settle(figure: Figure) -> None:
-    """Fix the layout of a finished figure: its solver's last bits vary between runs, and SVG names clips by them."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        left, bottom, width, height = axes.get_position(original=True).bounds
-        axes.set_position((round(left, 6), round(bottom, 6), round(width, 6), round(height, 6)))
-
-
 def _verdict(results: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
     lines = [f"chosen: {_named(results['chosen'])}, by right answers over all budgets, then by mean recall"]
@@ -167,7 +157,6 @@ def _picture(results: Mapping[str, Any]) -> str:
             ha="left",
             fontsize=10,
         )
-        settle(figure)
         return as_svg(figure)
 
 

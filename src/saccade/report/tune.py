@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ..eval.output import write_text
 from .drawing import as_svg, canvas
-from .layers import settle
 from .palette import FACT, INK, MUTED, Mark, marks
 from .wording import NOTHING
 
@@ -85,6 +84,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     notes = [
         f"promise: what is chosen keeps at least {results['quality']:.2%} of dense attention's right answers, with "
         f"{confidence} confidence, all candidates of {results['families']} families counted",
+        f"dense attention reads and writes {_amount(results['dense_bytes'], results['rows'])} per token",
         f"design effect {results['design_effect']:.2f}: {results['n']:,} questions say as much as "
         f"{results['n'] / results['design_effect']:,.0f} of different texts",
     ]
@@ -125,7 +125,6 @@ def _picture(results: Mapping[str, Any]) -> str:
             ha="left",
             fontsize=10,
         )
-        settle(figure)
         return as_svg(figure)
 
 
@@ -139,7 +138,7 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
         results["quality"], color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {results['quality']:g}"
     )
     best = _best(results["rows"])
-    edge = max(row["bytes"] for row in results["rows"])
+    edge = results["dense_bytes"]
     axes.step(
         [row["bytes"] / size for row in best] + [edge / size],
         [row["share"] for row in best] + [best[-1]["share"]],
@@ -155,6 +154,7 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
         if row["spec"] == results["chosen"]:
             axes.plot(row["bytes"] / size, row["share"], marker="o", markersize=15, markerfacecolor="none",
                       markeredgecolor=FACT, markeredgewidth=1.8, linestyle="none", label="chosen")  # fmt: skip
+    axes.plot(edge / size, 1, marker="_", markersize=14, markeredgewidth=3, color=MUTED, linestyle="none")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -213,3 +213,9 @@ def _unit(rows: Sequence[Row]) -> tuple[str, float]:
 def _short(name: str) -> str:
     """Both ends of a long name: lists of heads differ in either."""
     return name if len(name) <= _LONGEST else f"{name[:26]}…{name[-13:]}"
+
+
+def _amount(count: float, rows: Sequence[Row]) -> str:
+    """Bytes in the unit of the candidates'."""
+    name, size = _unit(rows)
+    return f"{count / size:,.4g} {name}"
