@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-from scipy.optimize import bisect
 from scipy.stats import beta
 
 ALPHA = 0.05
@@ -44,32 +43,53 @@ class Verdict:
     passed: bool
 
 
-def margin(candidate: Answers, dense: Answers, quality: float, alpha: float, effect: float = 1.0) -> float:
-    """Lower bound, at confidence 1 - alpha, of what must not be negative if the candidate keeps `quality`.
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One-sided bounds that hold together at some confidence; see the module's head.
 
-    Args:
-        candidate, dense: right or not, of the same shape.
-        quality: share of dense attention's accuracy, 0..1.
-        alpha: probability of a bound that is too high.
-        effect: design effect, at least 1.
+    Attributes:
+        gained: at least this share of questions is right under the candidate only,
+        lost: at most this one under dense attention only,
+        right: and at least this one under dense attention.
     """
-    count = dense.size / effect
-    lost, gained, right = ((mask.sum() / effect) for mask in (dense & ~candidate, candidate & ~dense, dense))
-    most_lost = beta.ppf(1 - _SPLIT[0] * alpha, lost + 1, count - lost) if lost < count else 1.0
-    least_gained = beta.ppf(_SPLIT[1] * alpha, gained, count - gained + 1) if gained > 0 else 0.0
-    least_right = beta.ppf(_SPLIT[2] * alpha, right, count - right + 1) if right > 0 else 0.0
-    return float(least_gained - most_lost + (1 - quality) * least_right)
+
+    gained: float
+    lost: float
+    right: float
+
+    @classmethod
+    def of(cls, candidate: Answers, dense: Answers, alpha: float, effect: float = 1.0) -> Bounds:
+        """Bounds of which any is wrong with a probability of at most alpha.
+
+        Args:
+            candidate, dense: right or not, of the same shape.
+            alpha: above 0 and below 1.
+            effect: design effect, at least 1.
+        """
+        count = dense.size / effect
+        lost, gained, right = ((mask.sum() / effect) for mask in (dense & ~candidate, candidate & ~dense, dense))
+        most_lost = beta.ppf(1 - _SPLIT[0] * alpha, lost + 1, count - lost) if lost < count else 1.0
+        least_gained = beta.ppf(_SPLIT[1] * alpha, gained, count - gained + 1) if gained > 0 else 0.0
+        least_right = beta.ppf(_SPLIT[2] * alpha, right, count - right + 1) if right > 0 else 0.0
+        return cls(float(least_gained), float(most_lost), float(least_right))
+
+    def margin(self, quality: float) -> float:
+        """What must not be negative for a candidate that keeps `quality`."""
+        return self.gained - self.lost + (1 - quality) * self.right
+
+    @property
+    def shown(self) -> float:
+        """The largest share that has no negative margin, 0..1."""
+        if self.right == 0:
+            return 0.0
+        return min(max(1 - (self.lost - self.gained) / self.right, 0.0), 1.0)
 
 
 def judge(candidate: Answers, dense: Answers, quality: float, alpha: float, effect: float = 1.0) -> Verdict:
-    """Whether a candidate keeps the promise, and what it is shown to keep."""
+    """Whether a candidate keeps the promise, and what it is shown to keep; arguments as in `Bounds.of`."""
+    bounds = Bounds.of(candidate, dense, alpha, effect)
     share = float(candidate.sum() / max(dense.sum(), 1))
-
-    def at(wanted: float) -> float:
-        return margin(candidate, dense, wanted, alpha, effect)
-
-    shown = 0.0 if at(0.0) < 0 else 1.0 if at(1.0) >= 0 else float(bisect(at, 0.0, 1.0))
-    return Verdict(share, shown, at(quality) >= 0)
+    return Verdict(share, bounds.shown, bounds.margin(quality) >= 0)
 
 
 def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> float:
@@ -78,7 +98,7 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
     Args:
         tables: of all candidates, `[texts, questions]`.
         dense: of dense attention.
-        quality: as in `margin`.
+        quality: wanted share of dense attention's accuracy.
     """
     texts, asked = dense.shape
     if asked == 1 or texts < 2:
@@ -93,6 +113,13 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
             correlations.append((between - within) / (between + (asked - 1) * within))
     correlation = sum(correlations) / len(correlations) if correlations else 0.0
     return float(1 + (asked - 1) * max(correlation, 0.0))
+
+
+def family_effect(
+    families: Mapping[str, Sequence[str]], tables: Mapping[str, Answers], dense: Answers, quality: float
+) -> float:
+    """The design effect by each family's first candidate, which is always asked."""
+    return design_effect([tables[members[0]] for members in families.values()], dense, quality)
 
 
 def walk(
@@ -114,8 +141,7 @@ def walk(
     Returns:
         Verdicts by spec; a candidate behind a failed one has none.
     """
-    specs = [spec for members in families.values() for spec in members]
-    effect = design_effect([tables[spec] for spec in specs], dense, quality)
+    effect = family_effect(families, tables, dense, quality)
     verdicts: dict[str, Verdict] = {}
     for members in families.values():
         for spec in members:
@@ -144,7 +170,7 @@ def questions_needed(quality: float, families: int, alpha: float = ALPHA) -> int
 
 def _could_pass(count: int, quality: float, alpha: float) -> bool:
     right = numpy.ones((count, 1), dtype=bool)
-    return margin(right, right, quality, alpha) >= 0
+    return judge(right, right, quality, alpha).passed
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from .layers import LayerSearch
 from .layers import Settings as LayerSettings
 from .ledger import Ledger
 from .problems import Problems
-from .promise import ALPHA, Answers, Verdict, cheapest, design_effect, judge, questions_needed, walk
+from .promise import ALPHA, Answers, Verdict, cheapest, family_effect, judge, questions_needed, walk
 from .sweep import KEY, Sweep
 from .target import SEEDS_APART, Common, Target
 from .timing import time_per_token
@@ -211,7 +211,7 @@ class Tuning:
         chosen: str | None,
     ) -> dict[str, Any]:
         quality = self.settings.quality
-        effect = design_effect(list(tables.values()), dense, quality)
+        effect = family_effect({family: [members[0][0]] for family, members in ladders.items()}, tables, dense, quality)
         rows = []
         for family, members in ladders.items():
             for spec, _ in members:

@@ -215,6 +215,10 @@ def promise(
         "results/tune"
     ),
     splits: Annotated[int, typer.Option(parser=at_least(1, 1_000_000), metavar="N", help="Random halvings.")] = 1000,
+    quality: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Another share than the run's own, on its answers.", show_default=False),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Check the promise of a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
@@ -228,7 +232,10 @@ def promise(
     from ..eval.interval import wilson
     from .terminal import output
 
-    families, tables, dense, costs, quality = read_tables(results)
+    families, tables, dense, costs, own = read_tables(results)
+    quality = own if quality is None else quality
+    if not 0 < quality < 1:
+        raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
     kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
     console = output()
     half = dense.shape[0] // 2 * dense.shape[1]
