@@ -9,10 +9,11 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from adapters import tiny
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+
+from adapters import tiny
 
 NAME = "naive-mixture"
 
