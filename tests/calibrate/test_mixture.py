@@ -152,7 +152,7 @@ def test_only_the_places_asked_for_have_logits() -> None:
 
 @pytest.mark.parametrize("kind", [("llama", 2), ("qwen3", 4)], ids=["llama-2", "qwen3-4"])
 def test_gradients_are_those_of_finite_differences(kind: tuple[str, int]) -> None:
-    """Of the loss (equation 6), which the equations give in float64; the package rounds scores and logits to float32."""
+    """Of the loss (equation 6), which the oracle gives in float64; the package rounds scores and logits to float32."""
     model = exact(*kind).requires_grad_(False)
     past, text = 12, tokens(0, 16)
     mixture = Mixture(model, KEPT)
