@@ -188,7 +188,7 @@ def test_a_walk_ends_at_the_first_failure() -> None:
     dense = np.ones((100, 4), dtype=bool)
     good, bad = dense.copy(), dense.copy()
     bad[:, 0] = False
-    families = {"one": ["a", "b", "c"], "other": ["d", "e"], "none": []}
+    families = {"one": ["a", "b", "c"], "other": ["d", "e"]}
     verdicts = walk(families, {"a": good, "b": bad, "c": good, "d": good, "e": good}, dense, 0.95)
     assert {spec: verdict.passed for spec, verdict in verdicts.items()} == {"a": 1, "b": 0, "d": 1, "e": 1}
     costs = {"a": 5.0, "b": 1.0, "c": 0.5, "d": 4.0, "e": 3.0}
@@ -264,15 +264,16 @@ def test_size_where_the_questions_of_a_text_resemble_one_another(correlation: fl
 
 def test_size_of_a_clustered_candidate_among_independent_ones() -> None:
     """Others whose losses are spread evenly must not make a candidate's few losing texts count for more."""
-    rng, trials, quality = np.random.default_rng(3), 300, 0.95
+    rng, trials, quality = np.random.default_rng(3), 150, 0.95
     dense = np.ones((100, 12), dtype=bool)
     passed = 0
     for _ in range(trials):
-        others = {f"other {n}": texts_of(0.8, 100, 12, rng) for n in range(8)}
-        tables = {"candidate": clustered(quality, 0.8, 100, 12, rng), **others}
-        passed += walk({"one": ["candidate"], "two": list(others)}, tables, dense, quality)["candidate"].passed
-    # Both families together may be wrong with probability alpha. 300 trials: more once in a thousand times.
-    assert passed <= stats.binom.isf(1e-3, trials, ALPHA)
+        tables = {f"other {n}": texts_of(0.8, 100, 12, rng) for n in range(4)}
+        tables["candidate"] = clustered(quality, 0.8, 100, 12, rng)
+        passed += walk({name: [name] for name in tables}, tables, dense, quality)["candidate"].passed
+    # A fifth of alpha is its family's; half as much again is let pass, since effects are estimated. More than this in
+    # 150 trials happens once in a thousand times.
+    assert passed <= stats.binom.isf(1e-3, trials, 1.5 * ALPHA / 5)
 
 
 def fresh(rng: np.random.Generator, texts: int, asked: int) -> tuple[dict[str, Table], Table]:
@@ -291,8 +292,8 @@ COSTS = {name: float(len(SHARES) - place) for place, name in enumerate(SHARES)}
 
 
 def test_what_is_chosen_on_new_data_breaks_the_promise_rarely() -> None:
-    """Borderline candidates in four families, the cheaper the worse: 200 samples of 40 texts of 10 questions."""
-    rng, trials = np.random.default_rng(4), 200
+    """Borderline candidates in four families, the cheaper the worse: 120 samples of 40 texts of 10 questions."""
+    rng, trials = np.random.default_rng(4), 120
     chosen = [
         cheapest(walk(FAMILIES, tables, dense, QUALITY), COSTS)
         for tables, dense in (fresh(rng, 40, 10) for _ in range(trials))
@@ -315,13 +316,13 @@ def test_halves_of_a_table_say_the_same() -> None:
                     break
                 one[text, question] = one.sum() < wanted
             assert one.sum() == wanted
-    kept = resampled(FAMILIES, tables, dense, COSTS, QUALITY, splits=120, seed=1)
-    assert kept.splits == 120 == sum(kept.chosen.values())
+    kept = resampled(FAMILIES, tables, dense, COSTS, QUALITY, splits=80, seed=1)
+    assert kept.splits == 80 == sum(kept.chosen.values())
     assert kept.below == sum(count for name, count in kept.chosen.items() if name not in (None, "a1"))
     # A half of a table deviates from it less than from the world, so that alpha is more than enough.
-    assert kept.below <= ALPHA * 120
-    assert kept.broken <= ALPHA * 120
-    assert kept.chosen["a1"] > 60
+    assert kept.below <= ALPHA * 80
+    assert kept.broken <= ALPHA * 80
+    assert kept.chosen["a1"] > 40
     few = [resampled(FAMILIES, tables, dense, COSTS, QUALITY, splits=5, seed=seed) for seed in (1, 1)]
     assert few[0] == few[1]
 
@@ -332,7 +333,7 @@ def test_broken_counts_the_other_half() -> None:
     bad = dense.copy()
     bad[:3] = False
     # Half of 40 texts holds none of 3 bad ones with probability 20·19·18 / (40·39·38) = 0.1154.
-    kept = resampled({"a": ["bad"]}, {"bad": bad}, dense, {"bad": 1.0}, 0.9, splits=400, seed=2)
-    assert kept.chosen.get("bad", 0) == pytest.approx(0.1154 * 400, abs=4 * (400 * 0.1154 * 0.8846) ** 0.5)
+    kept = resampled({"a": ["bad"]}, {"bad": bad}, dense, {"bad": 1.0}, 0.9, splits=200, seed=2)
+    assert kept.chosen.get("bad", 0) == pytest.approx(0.1154 * 200, abs=4 * (200 * 0.1154 * 0.8846) ** 0.5)
     assert kept.broken == kept.chosen["bad"]  # 3 of 20 texts are lost on the other half
     assert kept.below == 0  # 37 of 40 is above 0.9
