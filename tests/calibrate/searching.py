@@ -1,0 +1,118 @@
+"""Settings of calibrations on a tiny random model in a folder, and a task that it can do."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from saccade.adapters.hf.load import ModelSource
+from saccade.calibrate import heads, layers, tune
+from saccade.calibrate.target import Common
+
+POSITIONS = 700
+
+
+def make_model(folder: Path, *, kv_heads: int = 4, layers: int = 5, seed: int = 0) -> Path:
+    """Random weights in a folder, with the bundled model's tokenizer; 4 query heads."""
+    torch.manual_seed(seed)
+    tokenizer = ModelSource.locate(None).tokenizer()
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=8,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragged: bool = False) -> Path:
+    """Questions that the model in `folder` answers right: the answer is the word it would say."""
+    source = ModelSource.locate(folder)
+    tokenizer, model = source.tokenizer(), Qwen3ForCausalLM.from_pretrained(folder).eval()
+    lines: list[str] = []
+    for text in range(texts):
+        wanted = asked - (1 if ragged and text == texts - 1 else 0)
+        found, number = 0, 0
+        context = " ".join(f"Text {text} says that word {word} comes before word {word + 1}." for word in range(8))
+        while found < wanted:
+            number += 1
+            question = f"{text} and {number}?"
+            row = tokenizer(f"{context}\n\nQuestion: {question}\nAnswer:", add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                said = tokenizer.decode([int(model(torch.tensor([row])).logits[0, -1].argmax())])
+            if said.startswith(" ") and said.strip() == said[1:] and len(said) > 2 and said.isprintable():
+                found += 1
+                lines.append(json.dumps({"context": context, "question": question, "answer": said[1:]}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def common(folder: Path | None, output: Path, **changes: Any) -> Common:
+    options: dict[str, Any] = {
+        "model": None if folder is None else str(folder),
+        "task": "kv",
+        "context": 200,
+        "questions": 6,
+        "output_dir": output,
+        "recipe": None,
+        "device": "cpu",
+        "dtype": "auto",
+        "seed": 0,
+        "threads": 1,
+    }
+    return Common(**{**options, **changes})
+
+
+def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.Settings:
+    names = Common.__dataclass_fields__
+    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
+    options: dict[str, Any] = {
+        "methods": "hardkuma",
+        "target_heads": 8,
+        "exact": False,
+        "seeds": 1,
+        "steps": 3,
+        "rate": 0.3,
+        "kept": 0.3,
+        "lengths": (128, 160),
+        "asked": 2,
+        "every": 1,
+        "budgets": "16,32",
+    }
+    return heads.Settings(shared, **{**options, **changes})
+
+
+def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.Settings:
+    names = Common.__dataclass_fields__
+    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
+    return layers.Settings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, **changes})
+
+
+def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.Settings:
+    names = Common.__dataclass_fields__
+    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
+    options: dict[str, Any] = {
+        "quality": 0.5,
+        "policies": ("streaming", "quest:page=4"),
+        "budgets": "16,32",
+        "batch": 1,
+        "measure": False,
+        "full": False,
+    }
+    return tune.Settings(shared, **{**options, **changes})

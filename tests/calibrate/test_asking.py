@@ -1,0 +1,199 @@
+"""Questions as rows of a batch against questions decoded alone, token by token; recall of answers against loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+import saccade
+from adapters import tiny
+from policies import oracles
+from saccade.calibrate import asking
+from saccade.calibrate.asking import Reading
+from saccade.calibrate.problems import Ask, Problem
+
+POLICIES = {
+    "dense": "dense",
+    "tidal": "tidal:reselect=3,dense_layers=1,budget=6",
+    "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget=8",
+    "quest": "quest:page=4,dense_layers=1,budget=8",
+    "lychee_decode": "lychee_decode:roles=heads:0+2.1,budget=5",
+}
+RECTIFIED = {f"{name}, rectified": f"{spec},rectify=3" for name, spec in POLICIES.items() if name != "dense"}
+SPECS = POLICIES | RECTIFIED
+TEXT = tuple(tiny.prompt(44, seed=3)[0].tolist())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.fresh("llama")
+
+
+def greedy(model: Any, spec: str, prompt: Sequence[int], new: int) -> list[int]:
+    """What a model says under a policy to a text and a question, token by token."""
+    cache, said = DynamicCache(), list[int]()
+    with torch.inference_mode(), saccade.sparsify(model, spec):
+        model(torch.tensor([TEXT]), past_key_values=cache)
+        for token in prompt:
+            logits = model(torch.tensor([[token]]), past_key_values=cache).logits
+        while len(said) < new:
+            said.append(int(logits[0, -1].argmax()))
+            logits = model(torch.tensor([[said[-1]]]), past_key_values=cache).logits
+    return said
+
+
+def says(model: Any, spec: str, ask: Ask) -> bool:
+    """Whether greedy decoding under a policy gives the answer."""
+    return tuple(greedy(model, spec, ask.prompt, len(ask.answer))) == ask.answer
+
+
+@pytest.fixture(scope="module")
+def problem(model: Any) -> Problem:
+    """Questions and answers of all lengths, the answers being what different policies say."""
+    generator = torch.Generator().manual_seed(5)
+    asks = []
+    for number, spec in enumerate([*POLICIES.values(), *RECTIFIED.values()]):
+        prompt = torch.randint(2, 64, (1 + number % 4,), generator=generator).tolist()
+        answer = greedy(model, spec, prompt, 1 + number % 5)
+        asks.append(Ask(tuple(prompt), tuple(answer), (2, 20)))
+    # A wrong first token, a wrong last one, and an answer of one token to a long question.
+    asks.append(Ask((9, 8, 7, 6, 5, 4, 3, 2), tuple(greedy(model, "dense", (9, 8, 7, 6, 5, 4, 3, 2), 1)), None))
+    right = greedy(model, "dense", (11, 12), 4)
+    asks.append(Ask((11, 12), ((right[0] + 1) % 64, *right[1:]), None))
+    asks.append(Ask((11, 12), (*right[:-1], (right[-1] + 1) % 64), None))
+    return Problem(TEXT, tuple(asks))
+
+
+@pytest.fixture(scope="module")
+def alone(model: Any, problem: Problem) -> dict[str, tuple[bool, ...]]:
+    """Whether each question is right under each policy, decoded alone."""
+    return {name: tuple(says(model, spec, ask) for ask in problem.asks) for name, spec in SPECS.items()}
+
+
+@pytest.mark.parametrize("rows", [1, 2, None])
+def test_answers_are_those_of_questions_decoded_alone(
+    model: Any, problem: Problem, alone: dict[str, tuple[bool, ...]], rows: int | None
+) -> None:
+    """Twelve questions: sheets of 1, of 2, and one sheet of all, filled up to the longest."""
+    reading = Reading(model, problem, rows)
+    for name, spec in SPECS.items():
+        got = reading.ask(saccade.Policy.from_spec(spec), recall=False)
+        assert got.right == alone[name], name
+        assert got.recall == got.token_recall == ()
+    assert all(any(right) and not all(right) for right in alone.values())
+    assert len(set(alone.values())) > 5  # policies answer differently, so that a mixed-up one shows
+
+
+def test_the_text_in_the_cache_stays_as_it_was(model: Any, problem: Problem) -> None:
+    reading = Reading(model, problem, 5)
+    first = [reading.ask(saccade.Policy.from_spec(spec)) for spec in SPECS.values()]
+    again = [reading.ask(saccade.Policy.from_spec(spec)) for spec in reversed(SPECS.values())][::-1]
+    assert first == again
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_an_error_in_the_middle_of_a_pass_leaves_the_text_as_it_was(model: Any, problem: Problem) -> None:
+    """Some layers have the questions' tokens by then, others have not."""
+    reading = Reading(model, problem, 5)
+    first = reading.ask(saccade.Policy.from_spec(POLICIES["tidal"]))
+    with pytest.raises(ZeroDivisionError):
+        reading.observe(_Failing())
+    assert model.config._attn_implementation == "sdpa"
+    assert reading.ask(saccade.Policy.from_spec(POLICIES["tidal"])) == first
+
+
+class _Failing(asking.AnswerObserver):
+    def see(self, *_: Any) -> None:
+        raise ZeroDivisionError
+
+
+def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of this model is 44 tokens, 4 layers, 2 heads of 8, keys and values of 4 bytes."""
+    row = 44 * 4 * 2 * 8 * 2 * 4
+    widths: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(args[0].shape[0]), with_kwargs=True)
+    for room, rows in ((row - 1, 1), (3 * row, 3), (50 * row, len(problem.asks))):
+        monkeypatch.setattr(asking, "ROWS_BYTES", room)
+        reading = Reading(model, problem)
+        widths.clear()
+        reading.ask(saccade.Policy.from_spec("dense"), recall=False)
+        assert set(widths) == {rows}
+    hook.remove()
+
+
+class Seen:
+    """An observer that keeps each step's queries and keys, layer by layer, of one row."""
+
+    def __init__(self) -> None:
+        self.q: list[np.ndarray] = []
+        self.k: list[np.ndarray] = []
+        self.scale = 0.0
+
+    def observe(self, layer: int, span: Any, q: torch.Tensor, kv: Any, selection: Any, scale: float) -> None:
+        slots = int(kv.rows.row_start[0]) + torch.arange(int(kv.rows.seq_lens[0]))
+        keys = kv.k[kv.rows.page_table[0].long()[slots // kv.page], slots % kv.page]
+        self.q.append(q[0].double().numpy())
+        self.k.append(keys.transpose(0, 1).double().numpy())
+        self.scale = scale
+
+
+def naive_recall(model: Any, problem: Problem) -> tuple[list[float], list[float], float]:
+    """Both recalls of each layer under `tidal`, and the share attended to, from sets that loops choose."""
+    options = {"budget": 6, "reselect": (3,), "dense_layers": 1, "heads": "kv"}
+    mass, tokens, shares = ([list[float]() for _ in range(4)] for _ in range(3))
+    for ask in problem.asks:
+        cache, row = DynamicCache(), [*ask.prompt, *ask.answer]
+        seen = Seen()
+        policy = saccade.Policy.from_spec(POLICIES["tidal"])
+        with torch.inference_mode(), saccade.sparsify(model, policy, observers=[seen]):
+            model(torch.tensor([TEXT]), past_key_values=cache)
+            for place, token in enumerate(row[:-1]):
+                seen.q, seen.k = [], []
+                model(torch.tensor([[token]]), past_key_values=cache)
+                sets = oracles.tidal(seen.q, seen.k, **options)
+                for layer, (q, k) in enumerate(zip(seen.q, seen.k, strict=True)):
+                    shares[layer] += [len(one) / k.shape[1] for one in sets[layer]]
+                    if place < len(ask.prompt) - 1:
+                        continue  # its next token is one of the question
+                    mass[layer] += oracles.attention_recall(q, k, sets[layer], seen.scale)
+                    for head, one in enumerate(sets[layer]):
+                        scores = (k[head // 2] @ q[head]).tolist()
+                        own = oracles.best(scores, range(len(scores)), len(one))
+                        tokens[layer].append(len({*own} & {*one}) / len(one))
+    mean = lambda values: [sum(layer) / len(layer) for layer in values]  # noqa: E731  # three times the same
+    return mean(mass), mean(tokens), sum(mean(shares)) / 4
+
+
+def test_recall_is_over_the_tokens_of_answers(model: Any, problem: Problem) -> None:
+    mass, tokens, share = naive_recall(model, problem)
+    answers = Reading(model, problem, 1).ask(saccade.Policy.from_spec(POLICIES["tidal"]))
+    # Each mass is a float32 softmax of a row of 60: a few roundings. Shares are sums of 60 float32 numbers.
+    assert answers.recall == pytest.approx(mass, abs=1e-5)
+    # Overlaps are fractions of 6; only a tie within rounding could move one of several hundred, and none is here.
+    assert answers.token_recall == pytest.approx(tokens, abs=1e-6)
+    assert answers.share == pytest.approx(share, abs=1e-5)
+    assert mass[0] == mass[1] == mass[3] == 1 and 0.1 < mass[2] < 0.9 and 0.1 < tokens[2] < 0.9
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, None])
+def test_recall_does_not_depend_on_the_rows(model: Any, problem: Problem, rows: int | None) -> None:
+    """Of 12 questions a sheet of 5 is filled up with 3 that were asked before: they count once."""
+    policy = saccade.Policy.from_spec(POLICIES["tidal"])
+    alone, together = (Reading(model, problem, number).ask(policy) for number in (1, rows))
+    assert together.right == alone.right
+    # The same numbers in another order; batched matrix products round otherwise.
+    assert together.recall == pytest.approx(alone.recall, abs=1e-5)
+    assert together.token_recall == pytest.approx(alone.token_recall, abs=1e-5)
+
+
+def test_one_question_works(model: Any, problem: Problem, alone: dict[str, tuple[bool, ...]]) -> None:
+    one = Problem(problem.tokens, problem.asks[:1])
+    for name, spec in SPECS.items():
+        answers = Reading(model, one).ask(saccade.Policy.from_spec(spec))
+        assert answers.right == alone[name][:1]
+        assert len(answers.recall) == 4

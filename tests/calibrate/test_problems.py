@@ -1,0 +1,303 @@
+"""Texts with needles, and tasks of the user's own: what is asked, where its answer stands, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, trainers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from saccade.adapters.hf.load import ModelSource
+from saccade.calibrate import problems as problems_module
+from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
+from saccade.calibrate.task_file import FileProblems
+from saccade.errors import DocumentError
+from saccade.eval.document import library_sources
+
+POSITIONS = 32768
+STATED = {
+    "kv": r"The code of the (\w+ \w+) is (\d{4})\.",
+    "listing": r'"(\w+ \w+)": (\d{4}),',
+    "passkey": r"The passkey of the (\w+ \w+) is (\w+(?: \w+){31})\.",
+}
+ASKED = {
+    "kv": "\n\nQuestion: What is the code of the {0}?\nAnswer: The code of the {0} is",
+    "listing": '\n\ndata["{0}"] =',
+    "passkey": "\n\nQuestion: What is the passkey of the {0}?\nAnswer: The passkey of the {0} is",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_library() -> Iterator[None]:
+    """Less of the library, and found once: every source of problems looks for it and counts its tokens anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problems_module, "CHARACTERS", 100_000)
+        patch.setattr(problems_module, "library_sources", functools.cache(problems_module.library_sources))
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return ModelSource.locate(None).tokenizer()
+
+
+@pytest.fixture(scope="module")
+def with_start(plain: Any) -> Any:
+    """Puts a token before every text, as Llama's does."""
+    made = copy.deepcopy(plain)
+    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 5)])
+    assert made("a")["input_ids"][0] == 5
+    return made
+
+
+@pytest.fixture(scope="module")
+def coarse() -> Any:
+    """Pieces that cross spaces and full stops: an answer's tokens hold more than the answer."""
+    made = Tokenizer(models.BPE())
+    text = library_sources(held_out=True, characters=30_000)[:30_000]
+    facts = [f"The code of the amber crow is {n}. The passkey of the wild fox is bear apple.\n" for n in range(100)]
+    alphabet = sorted({*text, *map(chr, range(32, 127)), "\n"})
+    made.train_from_iterator([text, *facts], trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="a")
+
+
+@pytest.fixture(params=["plain", "with_start", "coarse"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def needles(tokenizer: Any, task: str = "kv", length: int = 600, **changes: Any) -> NeedleProblems:
+    options = {"lengths": (length, length), "count": 6, "asked": 4, "seed": 0, "positions": POSITIONS, **changes}
+    return NeedleProblems(tokenizer, task, **options)
+
+
+def long_enough(tokenizer: Any, task: str) -> int:
+    """Ten passkeys take 2600 of the coarse tokens."""
+    return 4000 if task == "passkey" and tokenizer.unk_token == "a" else 600
+
+
+def pieces(tokenizer: Any, tokens: Any) -> list[str]:
+    """The characters that each token of a text stands for."""
+    return [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in tokens]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_question_is_about_a_needle_whose_value_is_the_gold(tokenizer: Any, task: str) -> None:
+    source = needles(tokenizer, task, long_enough(tokenizer, task))
+    for number in range(len(source)):
+        problem = source[number]
+        parts = pieces(tokenizer, problem.tokens)
+        stated = dict(re.findall(STATED[task], "".join(parts)))
+        assert len(problem.asks) == min(4, len(stated)) and len(stated) >= 4
+        assert len({ask.prompt for ask in problem.asks}) == len(problem.asks)  # another needle each
+        for ask in problem.asks:
+            asked = "".join(pieces(tokenizer, ask.prompt))
+            key = next(key for key in stated if asked == ASKED[task].format(key))
+            assert "".join(pieces(tokenizer, ask.answer)) == f" {stated[key]}"
+            first, stop = ask.gold
+            found = "".join(parts[first:stop])
+            # The fewest tokens that hold the value.
+            assert (stated[key] in found and found.strip(" .,") == stated[key]) or tokenizer.unk_token == "a"
+            assert stated[key] in found
+            assert stated[key] not in "".join(parts[first + 1 : stop])
+            assert stated[key] not in "".join(parts[first : stop - 1])
+            # It is that needle's value, not an equal number elsewhere.
+            assert key in "".join(parts[max(first - 40, 0) : first])
+            assert "".join(pieces(tokenizer, ask.after)) == ("" if task == "listing" else ".")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_problem_is_the_same_whoever_asks_first(plain: Any, task: str) -> None:
+    forth, back = needles(plain, task, lengths=(200, 700)), needles(plain, task, lengths=(200, 700))
+    one = [forth[number] for number in range(6)]
+    two = [back[number] for number in reversed(range(6))][::-1]
+    assert one == two
+    assert one == [forth[number] for number in range(6)]
+    assert len({problem.tokens for problem in one}) == 6
+    # More problems, or fewer questions about each, do not change which texts there are.
+    assert needles(plain, task, lengths=(200, 700), count=9)[4] == one[4]
+    fewer = needles(plain, task, lengths=(200, 700), asked=1)[4]
+    assert fewer.tokens == one[4].tokens and fewer.asks == one[4].asks[:1]
+    others = needles(plain, task, lengths=(200, 700), seed=1)
+    assert not {problem.tokens for problem in one} & {others[number].tokens for number in range(6)}
+    assert others[0].asks != one[0].asks
+
+
+def test_tasks_have_texts_of_their_own(plain: Any) -> None:
+    made = [needles(plain, task)[0].tokens for task in TASKS]
+    assert len({tokens[:50] for tokens in made}) == 3
+
+
+@pytest.mark.parametrize("length", [128, 500, 3000])
+@pytest.mark.parametrize("task", TASKS)
+def test_texts_are_as_long_as_was_asked(with_start: Any, task: str, length: int) -> None:
+    source = needles(with_start, task, length, count=5)
+    for number in range(5):
+        problem = source[number]
+        count = len(re.findall(STATED[task], "".join(pieces(with_start, problem.tokens))))
+        assert count == max(1, min({"passkey": 10}.get(task, 24), length // {"passkey": 128}.get(task, 40)))
+        # At each of a needle's two joints one token can become two or two can become one; the first token is no text.
+        assert abs(len(problem.tokens) - 1 - length) <= 2 * count
+        assert problem.tokens[0] == 5
+
+
+def test_lengths_are_spread_over_what_was_asked(plain: Any) -> None:
+    source = needles(plain, lengths=(200, 1000), count=60)
+    lengths = sorted(len(source[number].tokens) for number in range(60))
+    assert 195 <= lengths[0] < 300 and 900 < lengths[-1] <= 1020
+    # 60 even draws: fewer than 15 or more than 45 below the middle happen once in 25 000 times.
+    assert 15 <= sum(length < 600 for length in lengths) <= 45
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lengths": (100, 100)}, ["--context 100", "128"]),
+        ({"lengths": (600, 600), "positions": 620}, ["--context 600", "620"]),
+        ({"lengths": (600, 30_000), "positions": 29_000}, ["--context 30000", "29000"]),
+        ({"lengths": (10**6, 10**6), "positions": 10**8}, ["--context 1000000", "--task"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once(plain: Any, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(DocumentError) as refused:
+        needles(plain, **changes)
+    assert "\n" not in str(refused.value)
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_accepted_fits_whichever_problem_it_is(tokenizer: Any, task: str) -> None:
+    """One position less than the longest of all problems takes is refused, also if that one is not among the first."""
+    length = long_enough(tokenizer, task)
+    source = needles(tokenizer, task, length, count=40)
+    longest = max(source[number].longest for number in range(40))
+    with pytest.raises(DocumentError):
+        needles(tokenizer, task, length, count=40, positions=longest - 1)
+
+
+def test_numbers_outside_are_index_errors(plain: Any) -> None:
+    source = needles(plain)
+    assert len(source) == 6 == len(list(source))  # iteration ends
+    for number in (-1, 6):
+        with pytest.raises(IndexError):
+            source[number]
+
+
+def test_the_longest_counts_text_question_and_answer(plain: Any) -> None:
+    problem = needles(plain, "passkey")[0]
+    rows = [(*problem.tokens, *ask.prompt, *ask.answer) for ask in problem.asks]
+    assert problem.longest == max(map(len, rows))
+
+
+# --- tasks of the user's own --------------------------------------------------------------------------------------
+
+TEXT = "The sky is blue. Grass is green, and green is my favourite. The key is 4711."
+GOOD = [
+    {"context": TEXT, "question": "What is the key?", "answer": "4711"},
+    {"context": TEXT, "question": "Which colour is the sky?", "answer": "blue"},
+    {"context": TEXT, "question": "Which colour is grass?", "answer": "green"},
+    {"context": " Another text: seven. ", "question": "Which number?", "answer": "seven"},
+]
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def read(tokenizer: Any, path: Path, positions: int = POSITIONS) -> list[Problem]:
+    source = FileProblems(tokenizer, path, positions=positions)
+    return [source[number] for number in range(len(source))]
+
+
+def test_lines_of_one_context_are_one_problem(tokenizer: Any, tmp_path: Path) -> None:
+    shuffled = [GOOD[0], GOOD[3], GOOD[1], GOOD[2]]
+    first, second = read(tokenizer, write(tmp_path / "task.jsonl", shuffled))
+    start = tokenizer("a")["input_ids"][: len(tokenizer("a")["input_ids"]) - 1]
+    assert "".join(pieces(tokenizer, first.tokens[len(start) :])) == TEXT
+    assert list(first.tokens[: len(start)]) == start
+    assert "".join(pieces(tokenizer, second.tokens[len(start) :])) == " Another text: seven. "  # as it stands there
+    parts = pieces(tokenizer, first.tokens)
+    for ask, line in zip((*first.asks, *second.asks), GOOD, strict=True):
+        assert "".join(pieces(tokenizer, ask.answer)) == f" {line['answer']}"
+        assert "".join(pieces(tokenizer, ask.prompt)) == f"\n\nQuestion: {line['question']}\nAnswer:"
+    key, sky, grass = (ask.gold for ask in first.asks)
+    assert "4711" in "".join(parts[slice(*key)]) and "4711" not in "".join(parts[slice(*key)][1:])
+    assert "blue" in "".join(parts[slice(*sky)]) and "blue" not in "".join(parts[slice(*sky)][:-1])
+    assert grass is None  # it stands there twice: nobody knows which one is looked for
+
+
+def test_blank_lines_and_another_order_of_keys_are_fine(plain: Any, tmp_path: Path) -> None:
+    path = tmp_path / "task.jsonl"
+    turned = json.dumps(dict(reversed(GOOD[0].items())))
+    path.write_bytes(f"\n{turned}\r\n\n  \n{json.dumps(GOOD[1])}".encode())
+    (problem,) = read(plain, path)
+    assert len(problem.asks) == 2
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u0085", "\x0b", "\u2029"])
+def test_only_line_feeds_end_a_line(plain: Any, tmp_path: Path, mark: str) -> None:
+    """JSON Lines: other separators of Unicode may stand in a string as they are (RFC 8259, section 7), or escaped."""
+    path = tmp_path / "task.jsonl"
+    context = f"A line.{mark}The key is 4711."
+    raw = json.dumps({**GOOD[0], "context": context}, ensure_ascii=mark == "\x0b")
+    path.write_text(f"{raw}\n", encoding="utf-8")
+    (problem,) = read(plain, path)
+    assert plain.decode(problem.tokens, clean_up_tokenization_spaces=False) == context
+
+
+BAD = {
+    "no answer": '{"context": "a", "question": "b"}',
+    "wrong key": '{"context": "a", "question": "b", "answer": "c", "id": 1}',
+    "not json": '{"context": "a", ',
+    "no object": "[1, 2]",
+    "a number": "17",
+    "empty answer": '{"context": "a", "question": "b", "answer": " "}',
+    "answer of another type": '{"context": "a", "question": "b", "answer": 4711}',
+    "deep": "[" * 100_000,
+    "digits": "1" * 5000,
+    "half a character": '{"context": "a", "question": "b", "answer": "\\ud800"}',
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_named(plain: Any, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{json.dumps(GOOD[0])}\n\n{BAD[name]}\n{json.dumps(GOOD[1])}\n", encoding="utf-8")
+    with pytest.raises(DocumentError) as refused:
+        FileProblems(plain, path, positions=POSITIONS)
+    message = str(refused.value)
+    assert "\n" not in message and len(message) < 500
+    assert str(path) in message and "line 3" in message, message
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b'{"context": "\xff'])
+def test_a_file_without_a_task_is_named(plain: Any, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "mine.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DocumentError, match=re.escape(repr(str(path)))) as refused:
+        FileProblems(plain, path, positions=POSITIONS)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_no_task_file(plain: Any, tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="cannot be read"):
+        FileProblems(plain, tmp_path, positions=POSITIONS)
+
+
+def test_a_text_longer_than_the_model_is_refused(plain: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [GOOD[3], {**GOOD[0], "context": "word " * 50 + "4711"}])
+    longest = max(problem.longest for problem in read(plain, path))
+    assert len(read(plain, path, longest)) == 2
+    with pytest.raises(DocumentError, match=f"text 2.*{longest}.*{longest - 1}") as refused:
+        read(plain, path, longest - 1)
+    assert str(path) in str(refused.value)

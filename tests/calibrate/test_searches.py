@@ -1,0 +1,381 @@
+"""Whole calibrations: bad input is one line before any work; a tiny model without groups goes from text to recipe."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from searching import (
+    POSITIONS,
+    head_settings,
+    layer_settings,
+    make_model,
+    make_task,
+    tune_settings,
+)
+
+import saccade
+from saccade.adapters.hf.load import ModelSource
+from saccade.calibrate import problems as problems_module
+from saccade.calibrate.heads import HeadSearch
+from saccade.calibrate.layers import LayerSearch
+from saccade.calibrate.tune import Tuning
+from saccade.errors import OutputError, SaccadeError
+from saccade.recipe import Recipe
+from saccade.role_file import RoleFile
+
+SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "heads": (HeadSearch, head_settings),
+    "layers": (LayerSearch, layer_settings),
+    "tune": (Tuning, tune_settings),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_library() -> Iterator[None]:
+    """Less of the library, and found once."""
+    import functools
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problems_module, "CHARACTERS", 60_000)
+        patch.setattr(problems_module, "library_sources", functools.cache(problems_module.library_sources))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many KV heads as query heads."""
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("grouped"), kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def task(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_task(folder, tmp_path_factory.mktemp("task") / "mine.jsonl", texts=4)
+
+
+SEED = 4  # of models that say whole words
+
+
+def nothing(_: str) -> None:
+    pass
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
+    ({"task": "riddles"}, ["riddles", "passkey", "FILE.jsonl"]),
+    ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
+    ({"context": 4000}, ["--context 4000", str(POSITIONS)]),
+    ({"context": POSITIONS}, [f"--context {POSITIONS}", str(POSITIONS)]),
+    ({"context": 10}, ["--context 10", "128"]),
+    ({"model": "/absent/model"}, ["/absent/model"]),
+    ({"device": "abacus"}, ["abacus", "cpu"]),
+    ({"dtype": "int3"}, ["int3", "bfloat16"]),
+    ({"budgets": "16,many"}, ["many", "numbers"]),
+    ({"budgets": "0"}, ["0", "at least 1"]),
+    ({"budgets": "-5"}, ["-5"]),
+    ({"budgets": ""}, ["budget"]),
+]
+OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
+    "heads": [
+        ({"target_heads": 3}, ["--target-heads 3", "4", "20"]),
+        ({"target_heads": 21}, ["--target-heads 21", "4", "20"]),
+        ({"methods": "hardkuma,guess"}, ["guess", "hardconcrete", "random"]),
+        ({"methods": ""}, ["--method"]),
+        ({"kept": 0.0}, ["--kept 0"]),
+        ({"kept": 1.5}, ["--kept 1.5"]),
+        ({"kept": float("nan")}, ["--kept nan"]),
+        ({"rate": 0.0}, ["--rate 0"]),
+        ({"rate": float("inf")}, ["--rate inf"]),
+        ({"lengths": (200, 150)}, ["--lengths 200,150"]),
+        ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
+    ],
+    "layers": [
+        ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
+        ({"policy": "dense"}, ["dense", "tidal"]),
+        ({"policy": "nonsense"}, ["nonsense"]),
+        ({"policy": "tidal:reselect=3"}, ["reselect"]),
+        ({"policy": "tidal:budget=64"}, ["budget"]),
+        ({"policy": "tidal:dense_layers=40"}, ["dense_layers"]),
+        ({"policy": "tidal:nonsense=1"}, ["nonsense"]),
+        ({"policy": "less_is_more", "budgets": "2"}, ["budget"]),
+    ],
+    "tune": [
+        ({"quality": 0.0}, ["--quality 0"]),
+        ({"quality": 1.0}, ["--quality 1"]),
+        ({"quality": float("nan")}, ["--quality nan"]),
+        ({"quality": 0.99, "questions": 12}, ["questions cannot show", "0.99"]),
+        ({"policies": ("nonsense",)}, ["nonsense"]),
+        ({"policies": ("tidal:reselect=40",), "questions": 60}, ["40"]),
+    ],
+}
+CASES = [(name, changes, words) for name in SEARCHES for changes, words in (*EVERYWHERE, *OWN[name])]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"), CASES, ids=[f"{name} {changes}".replace("/", "|") for name, changes, _ in CASES]
+)
+def test_bad_input_is_one_line_before_any_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], words: list[str]
+) -> None:
+    monkeypatch.setattr(ModelSource, "weights", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.chdir(tmp_path)
+    search, settings = SEARCHES[name]
+    changes = dict(changes)
+    model = Path(changes.pop("model", folder))
+    with pytest.raises(SaccadeError) as refused:
+        search.check(settings(model, tmp_path / "out", **changes))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    search, settings = SEARCHES[name]
+    with pytest.raises(OutputError, match="cannot be written") as refused:
+        search.check(settings(folder, tmp_path / "file" / "out"))
+    assert "\n" not in str(refused.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_sound_input_is_not_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    """Or the tests above would pass for another reason."""
+    search, settings = SEARCHES[name]
+    checked = search.check(settings(folder, tmp_path, questions=60))
+    assert checked.units > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_texts_fit_the_model_with_all_their_questions(folder: Path, tmp_path: Path) -> None:
+    """In training the questions of a text are decoded one behind another, which takes more than any one of them."""
+    search = HeadSearch.check(head_settings(folder, tmp_path, lengths=(500, 500), asked=12))
+    texts = search.texts("hardkuma", 0)
+    for number in range(3):
+        problem = texts[number]
+        asks = [len(ask.prompt) + len(ask.answer) + len(ask.after) for ask in problem.asks]
+        assert len(problem.tokens) + sum(asks) <= POSITIONS
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+
+def test_heads_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:
+    settings = head_settings(folder, tmp_path, methods="hardkuma,direct,hardconcrete,random", task=str(task))
+    search = HeadSearch.check(settings)
+    units: list[str] = []
+    results = search.run(units.append)
+    assert len(units) <= search.units
+    recipe = Recipe.read(tmp_path / "saccade.json")
+    assert recipe.policy.name == "lychee_decode" and recipe.roles == results["chosen"]
+    roles = RoleFile.read(tmp_path / "roles.json").roles.layers
+    assert len(roles) == 5 and all(len(layer) == 4 for layer in roles)
+    assert {role.value for role in roles[0]} == {"publish"}
+    for row in results["rows"]:
+        assert row["n"] == 8 and 0 <= row["correct"] <= 8
+        assert row["roles"] != "exact" or row["heads"] == 8
+    assert results["dense"]["correct"] == 8  # the task was made so
+    assert json.loads((tmp_path / "heads.json").read_text()) == json.loads(json.dumps(results))
+    prompt = torch.tensor([[5, 6, 7, 8] * 20])
+    model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
+    model.generation_config.eos_token_id = None
+    for found in (tmp_path / "saccade.json", str(tmp_path / "saccade.json")):
+        with saccade.sparsify(model, found) as run:
+            assert run.policy == recipe.policy
+            assert model.generate(prompt, do_sample=False, max_new_tokens=3).shape == (1, 83)
+    # What is in the folder is not done again.
+    again: list[str] = []
+    HeadSearch.check(settings).run(again.append)
+    assert again == []
+
+
+def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:
+    settings = layer_settings(folder, tmp_path, task=str(task))
+    search = LayerSearch.check(settings)
+    units: list[str] = []
+    results = search.run(units.append)
+    assert len(units) <= search.units
+    recipe = Recipe.read(tmp_path / "saccade.json")
+    assert recipe.policy.name == "tidal" and list(recipe.reselect) == results["chosen"]
+    # The chosen layers are those with most right answers, then recall; computed from the rows.
+    merit: dict[tuple[int, ...], list[float]] = {}
+    for row in results["rows"]:
+        sums = merit.setdefault(tuple(row["reselect"]), [0, 0.0])
+        sums[0] += row["correct"]
+        sums[1] += row["recall"] / 2
+    singles = {one: tuple(sums) for one, sums in merit.items() if len(one) <= 1}
+    assert set(singles) == {(), (3,), (4,)}
+    assert singles[tuple(results["chosen"])] == max(singles.values())
+    model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
+    with saccade.sparsify(model, tmp_path / "saccade.json") as run:
+        assert run.policy == recipe.policy
+    again: list[str] = []
+    LayerSearch.check(settings).run(again.append)
+    assert again == []
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("layers", [3, 4])
+def test_layers_of_a_model_with_few_of_them(tmp_path: Path, layers: int, most: int) -> None:
+    """With 3 no layer is left to choose beside the first selection layer; with 4 there is one, not three."""
+    model = make_model(tmp_path / "model", layers=layers, seed=SEED)
+    task = make_task(model, tmp_path / "mine.jsonl", texts=1)
+    search = LayerSearch.check(layer_settings(model, tmp_path / "out", task=str(task), budgets="16", most=most))
+    results = search.run(nothing)
+    assert results["chosen"] in ([], [3])
+    assert list(Recipe.read(tmp_path / "out" / "saccade.json").reselect) == results["chosen"]
+
+
+def test_tune_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:
+    settings = tune_settings(folder, tmp_path, quality=0.1, task=str(task), policies=("streaming",), context=150)
+    search = Tuning.check(settings)
+    results = search.run(nothing)
+    recipe = Recipe.read(tmp_path / "saccade.json")
+    assert str(recipe.policy) == (results["chosen"] or "dense")
+    assert results["dense_correct"] == results["n"] == 8
+    model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
+    with saccade.sparsify(model, tmp_path / "saccade.json") as run:
+        assert run.policy == recipe.policy
+
+
+def test_tune_with_texts_of_different_numbers_of_questions(folder: Path, tmp_path: Path) -> None:
+    """A task file may ask one text twice and another once: judged, or refused in one line before any work."""
+    task = make_task(folder, tmp_path / "mine.jsonl", texts=4, ragged=True)
+    settings = tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",))
+    try:
+        search = Tuning.check(settings)
+    except SaccadeError as error:
+        refused = str(error)
+    else:
+        assert search.run(nothing)["n"] == 7
+        return
+    assert "question" in refused and "\n" not in refused
+
+
+def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Path) -> None:
+    for name in ("layers", "tune"):
+        search, settings = SEARCHES[name]
+        with pytest.raises(SaccadeError, match="answers none") as refused:
+            search.check(settings(folder, tmp_path / name, questions=60, budgets="32")).run(nothing)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / name / "saccade.json").exists()
+
+
+@pytest.mark.parametrize(("name", "file"), [("heads", "training"), ("layers", "answers.jsonl"), ("tune", "answers")])
+def test_a_folder_of_another_run_is_refused(grouped: Path, tmp_path: Path, name: str, file: str) -> None:
+    """Texts of another seed are other texts, whatever is already in the folder."""
+    task = make_task(grouped, tmp_path / "mine.jsonl", texts=4)
+    changes: dict[str, Any] = {"task": str(task), "budgets": "16", **({"quality": 0.1} if name == "tune" else {})}
+    search, settings = SEARCHES[name]
+    search.check(settings(grouped, tmp_path / "out", **changes)).run(nothing)
+    with pytest.raises(OutputError, match="seed=0") as refused:
+        search.check(settings(grouped, tmp_path / "out", seed=1, **changes)).run(nothing)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("changed", "word"), [({"lengths": (140, 160)}, "lengths"), ({"asked": 1}, "asked")])
+def test_a_training_on_other_texts_is_not_taken_up(
+    grouped: Path, tmp_path: Path, changed: dict[str, Any], word: str
+) -> None:
+    HeadSearch.check(head_settings(grouped, tmp_path)).run(nothing)
+    with pytest.raises(OutputError, match=word):
+        HeadSearch.check(head_settings(grouped, tmp_path, **changed)).run(nothing)
+
+
+def test_a_training_of_another_seed_is_not_taken_up(grouped: Path, tmp_path: Path) -> None:
+    """Stopped while training, so that no other file of the folder tells."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(_: str) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        HeadSearch.check(head_settings(grouped, tmp_path)).run(stop)
+    with pytest.raises(OutputError, match="seed"):
+        HeadSearch.check(head_settings(grouped, tmp_path, seed=1)).run(stop)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_full_disk_leaves_the_recipe_that_was_there(
+    folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    search, settings = SEARCHES[name]
+    changes: dict[str, Any] = {"task": str(task), "budgets": "16", **({"quality": 0.1} if name == "tune" else {})}
+    recipe = tmp_path / "mine.json"
+    search.check(settings(folder, tmp_path / "out", recipe=recipe, **changes)).run(nothing)
+    content = recipe.read_bytes()
+    replaced = os.replace
+
+    def full(source: Any, target: Any, *args: Any, **options: Any) -> None:
+        if Path(target) == recipe:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replaced(source, target, *args, **options)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match=r"mine\.json.*No space left") as refused:
+        search.check(settings(folder, tmp_path / "out", recipe=recipe, **changes)).run(nothing)
+    assert "\n" not in str(refused.value)
+    assert recipe.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "out"]  # nothing half-written beside it
+    monkeypatch.undo()
+    search.check(settings(folder, tmp_path / "out", recipe=recipe, **changes)).run(nothing)
+    assert Recipe.read(recipe).policy == Recipe.from_json(content.decode()).policy
+
+
+def test_what_one_calibration_found_the_next_one_keeps(folder: Path, task: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.json"
+    shared: dict[str, Any] = {"task": str(task), "recipe": recipe}
+    LayerSearch.check(layer_settings(folder, tmp_path / "layers", **shared)).run(nothing)
+    reselect = Recipe.read(recipe).reselect
+    HeadSearch.check(head_settings(folder, tmp_path / "heads", methods="random", **shared)).run(nothing)
+    roles = Recipe.read(recipe).roles
+    assert Recipe.read(recipe).reselect == reselect and roles is not None
+    Tuning.check(tune_settings(folder, tmp_path / "tune", quality=0.1, **shared)).run(nothing)
+    last = Recipe.read(recipe)
+    assert last.reselect == reselect and last.roles == roles
+
+
+def test_heads_by_score_and_whole_layers(folder: Path, task: Path, tmp_path: Path) -> None:
+    """The score needs answers that stand in their texts, as needles do; whole layers with the best heads go with it."""
+    settings = head_settings(folder, tmp_path / "out", methods="score,hardkuma", exact=True, target_heads=12)
+    results = HeadSearch.check(settings).run(nothing)
+    values = np.array(results["found"][0]["values"])
+    assert values.shape == (4, 4) and 0 < values.max() <= 1 + 1e-6
+    kept = {
+        tuple(map(int, one.split("."))) for one in results["chosen"].removeprefix("heads:").split("+") if "." in one
+    }
+    whole = {int(one) for one in results["chosen"].removeprefix("heads:").split("+") if "." not in one}
+    order = sorted((-values[layer, head], layer + 1, head) for layer in range(4) for head in range(4))
+    best = {(layer, head) for _, layer, head in order[:8]}
+    assert {*kept, *((layer, head) for layer in whole - {0} for head in range(4))} == best and 0 in whole
+    (scored,) = {row["list"] for row in results["rows"] if row["method"] == "layers"}
+    top = sorted(range(4), key=lambda layer: -values[layer].max())[:2]
+    assert scored == "heads:" + "+".join(map(str, [0, *sorted(layer + 1 for layer in top)]))
+    with pytest.raises(SaccadeError, match="--method score") as refused:
+        HeadSearch.check(head_settings(folder, tmp_path / "other", methods="score", task=str(task))).run(nothing)
+    assert "\n" not in str(refused.value)
+
+
+def test_random_roles_are_as_many_as_wanted_and_differ_by_seed(folder: Path, task: Path, tmp_path: Path) -> None:
+    settings = head_settings(folder, tmp_path, methods="random", seeds=3, task=str(task), budgets="16")
+    results = HeadSearch.check(settings).run(nothing)
+    lists = [one["roles"]["exact"] for one in results["found"]]
+    assert len(set(lists)) == 3
+    sizes = [row["heads"] for row in results["rows"]]
+    assert np.unique(sizes).tolist() == [8]

@@ -1,0 +1,264 @@
+"""Ledgers and sweeps: what a crash, another job or a full disk does to records, and that nothing is asked twice."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adapters import tiny
+from saccade.calibrate import sweep as sweep_module
+from saccade.calibrate.asking import Reading
+from saccade.calibrate.ledger import Ledger
+from saccade.calibrate.problems import Ask, Problem
+from saccade.calibrate.sweep import KEY, Sweep
+from saccade.errors import OutputError
+from saccade.spec import Policy
+
+SETTINGS = {"task": "kv", "lengths": [128, 256], "rate": 0.1}
+RECORDS = [{"n": number, "spec": "tidal", "right": [1, 0]} for number in range(4)]
+
+
+def opened(path: Path, settings: Any = SETTINGS) -> Ledger:
+    return Ledger(path, settings, ("n", "spec"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A ledger of four records."""
+    where = tmp_path / "answers.jsonl"
+    with opened(where) as ledger:
+        for record in RECORDS:
+            ledger.add(record)
+    return where
+
+
+def test_records_are_there_when_a_ledger_is_opened_again(path: Path) -> None:
+    content = path.read_bytes()
+    with opened(path, {**SETTINGS, "lengths": (128, 256)}) as ledger:  # JSON knows no tuples
+        assert list(ledger.records.values()) == RECORDS
+        assert ledger.has(2, "tidal") and not ledger.has(2, "quest") and not ledger.has(7, "tidal")
+        assert ledger.get(3, "tidal") == RECORDS[3]
+        assert path.read_bytes() == content
+        ledger.add({"n": 0, "spec": "quest"})
+        assert path.read_bytes().endswith(b'{"n": 0, "spec": "quest"}\n')  # in the file already
+    assert path.read_bytes().startswith(content)
+    assert len(opened(path).records) == 5
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_line_that_was_cut_off_is_dropped_and_the_file_mended(path: Path, cut: int) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    with opened(path) as ledger:
+        assert list(ledger.records.values()) == RECORDS[:-1]
+        ledger.add(RECORDS[-1])
+    assert path.read_bytes() == whole
+
+
+def test_a_first_line_that_was_cut_off_is_a_new_ledger(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:12])
+    with opened(path) as ledger:
+        assert ledger.records == {}
+        ledger.add(RECORDS[0])
+    assert opened(path).has(0, "tidal")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({**SETTINGS, "rate": 0.2}, ["rate=0.1", "0.2"]),
+        ({**SETTINGS, "lengths": [128, 512]}, ["lengths=[128, 256]", "[128, 512]"]),
+        ({**SETTINGS, "more": 1}, ["more=None", "1"]),
+        ({"task": "kv", "rate": 0.1}, ["lengths=[128, 256]", "None"]),
+    ],
+)
+def test_a_ledger_of_other_settings_is_refused(path: Path, other: dict[str, Any], words: list[str]) -> None:
+    content = path.read_bytes()
+    with pytest.raises(OutputError) as refused:
+        opened(path, other)
+    message = str(refused.value)
+    assert "\n" not in message and str(path) in message
+    assert all(word in message for word in words), message
+    assert path.read_bytes() == content
+
+
+FOREIGN = {
+    "text": b"Dear diary,\ntoday\n",
+    "no settings": b'{"n": 1}\n',
+    "a list": b"[1, 2]\n",
+    "a broken line": b'{"settings": {"task": "kv"}}\n{"n": \n',
+    "records without a key": b'{"settings": {"task": "kv"}}\n{"right": [1]}\n',
+    "not UTF-8": b'{"settings": {}}\n\xff\xfe\n',
+    "settings that are none": b'{"settings": [1]}\n',
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(FOREIGN[name])
+    with pytest.raises(OutputError) as refused:
+        opened(path, {"task": "kv"})
+    assert "\n" not in str(refused.value) and str(path) in str(refused.value)
+    assert path.read_bytes() == FOREIGN[name]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent" / "answers.jsonl"):
+        with pytest.raises(OutputError, match="cannot be written") as refused:
+            opened(path)
+        assert "\n" not in str(refused.value)
+
+
+class Limited:
+    """Inside, no file of this process can grow beyond `size` bytes: as on a full disk, writes fail in the middle."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._size, self._before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
+
+
+def test_a_full_disk_keeps_what_was_written(path: Path) -> None:
+    size = path.stat().st_size
+    ledger = opened(path)
+    with Limited(size + 10):
+        with pytest.raises(OutputError, match="cannot be written") as refused:
+            ledger.add({"n": 9, "spec": "tidal"})
+        assert "\n" not in str(refused.value)
+        assert not ledger.has(9, "tidal")
+        with pytest.raises(OutputError):
+            ledger.close()
+    again = opened(path)
+    assert list(again.records.values()) == RECORDS
+
+
+def test_mending_on_a_full_disk_loses_nothing(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    with Limited(len(whole) // 2):
+        try:
+            ledger = opened(path)
+        except OutputError:
+            pass  # it may say that it cannot
+        else:
+            ledger.close()
+    assert list(opened(path).records.values()) == RECORDS[:-1]
+
+
+# --- sweeps -------------------------------------------------------------------------------------------------------
+
+SPECS = ["dense", "tidal:reselect=3,dense_layers=1,budget=6", "quest:page=4,dense_layers=1,budget=8"]
+
+
+def made_up(seed: int) -> Problem:
+    words = torch.randint(2, 64, (100,), generator=torch.Generator().manual_seed(seed)).tolist()
+    asks = [Ask(tuple(words[40 + 9 * n : 43 + 9 * n]), tuple(words[44 + 9 * n : 46 + 9 * n]), (3, 9)) for n in range(3)]
+    return Problem(tuple(words[:40]), tuple(asks))
+
+
+PROBLEMS = [made_up(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.fresh("llama")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """What has been asked of a model, as (problem, spec)."""
+    calls: list[tuple[int, str]] = []
+
+    class Counting(Reading):
+        def __init__(self, model: Any, problem: Problem, rows: int | None = None) -> None:
+            super().__init__(model, problem, rows)
+            self._number = PROBLEMS.index(problem)
+
+        def ask(self, policy: Policy, *args: Any, **kwargs: Any) -> Any:
+            calls.append((self._number, str(policy)))
+            return super().ask(policy, *args, **kwargs)
+
+    monkeypatch.setattr(sweep_module, "Reading", Counting)
+    return calls
+
+
+def swept(model: Any, path: Path, advance: Callable[[str], None] = lambda _: None, **options: Any) -> Sweep:
+    with Ledger(path, SETTINGS, KEY) as ledger:
+        made = Sweep(model, None, PROBLEMS, ledger, **options)
+        made.run(SPECS, advance)
+        return made
+
+
+def test_a_sweep_that_was_interrupted_asks_nothing_twice(model: Any, tmp_path: Path, asked: list[Any]) -> None:
+    whole = swept(model, tmp_path / "whole.jsonl")
+    everything = list(asked)
+    assert len(everything) == 9 == len(set(everything))
+    asked.clear()
+
+    class StoppedError(Exception):
+        pass
+
+    seen: list[str] = []
+
+    def stop(spec: str) -> None:
+        seen.append(spec)
+        if len(seen) == 5:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        swept(model, tmp_path / "parts.jsonl", stop)
+    assert asked == everything[:5]
+    lines = (tmp_path / "parts.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    asked.clear()
+    steps: list[str] = []
+    parts = swept(model, tmp_path / "parts.jsonl", steps.append)
+    assert asked == everything[5:] and len(steps) == 4
+    assert (tmp_path / "parts.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert (tmp_path / "parts.jsonl").read_text().splitlines()[:6] == lines
+    for spec in SPECS:
+        assert parts.outcome(spec) == whole.outcome(spec)
+    asked.clear()
+    swept(model, tmp_path / "parts.jsonl")
+    assert asked == []
+
+
+def test_workers_find_the_same(model: Any, tmp_path: Path) -> None:
+    swept(model, tmp_path / "one.jsonl")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        swept(model, tmp_path / "two.jsonl")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+
+
+def test_outcomes_are_means_over_problems(model: Any, tmp_path: Path) -> None:
+    sweep = swept(model, tmp_path / "answers.jsonl")
+    outcome = sweep.outcome(SPECS[1])
+    answers = [Reading(model, problem).ask(Policy.from_spec(SPECS[1])) for problem in PROBLEMS]
+    assert outcome.right == tuple(one.right for one in answers)
+    assert outcome.count == 9 and outcome.correct == sum(sum(one.right) for one in answers)
+    assert outcome.accuracy == outcome.correct / 9
+    for layer in range(4):  # records are rounded to 5 decimals
+        assert outcome.recall[layer] == pytest.approx(sum(one.recall[layer] for one in answers) / 3, abs=5e-6)
+    assert outcome.share == pytest.approx(sum(one.share for one in answers) / 3, abs=5e-7)
+    row = json.loads(json.dumps(outcome.to_dict()))
+    assert row["n"] == 9 and row["interval"][0] <= row["accuracy"] <= row["interval"][1]
+    without = swept(model, tmp_path / "none.jsonl", recall=False).outcome(SPECS[1])
+    assert without.recall == () and without.right == outcome.right
+    assert without.to_dict()["recall"] is None
