@@ -170,7 +170,7 @@ def test_gradients_are_those_of_finite_differences(kind: tuple[str, int]) -> Non
     plain = torch.autograd.grad(loss(gates)[0], gates)[0]
     noisy = [torch.autograd.grad(loss(gates, 10 * NOISE)[0], gates)[0] for _ in range(3)]
     # Both logits rounded to float32: each difference errs by a roundoff of the largest logit, some count in each slope.
-    rounded = 2 * FLOAT32 * float(target.abs().max()) * float(plain.abs().max()) / float((loss(gates)[0]).sqrt())
+    rounded = 2 * FLOAT32 * float(target.abs().max()) * float(plain.abs().max()) / float(loss(gates)[0].detach().sqrt())
     allowed = 4 * max(float((one - plain).abs().max()) for one in noisy) / 10 + rounded * target.numel() ** 0.5
     step = 1e-5
     wanted = torch.zeros_like(slope)
