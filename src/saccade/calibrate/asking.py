@@ -50,18 +50,22 @@ class Sheet:
         asks: the questions.
         tokens: int64 `[R, n]`, each question with its answer but for the last token.
         past: tokens of the text before them.
+        real: how many of the rows are questions of their own; those behind repeat the last one.
     """
 
     asks: tuple[Ask, ...]
     tokens: Tensor
     past: int
+    real: int
 
     @classmethod
-    def of(cls, asks: Sequence[Ask], past: int, device: torch.device) -> Sheet:
-        rows = [[*ask.prompt, *ask.answer[:-1]] for ask in asks]
+    def of(cls, asks: Sequence[Ask], rows_wanted: int, past: int, device: torch.device) -> Sheet:
+        """A batch of so many rows: a smaller last one is filled up, because the cache has that many."""
+        filled_up = [*asks, *[asks[-1]] * (rows_wanted - len(asks))]
+        rows = [[*ask.prompt, *ask.answer[:-1]] for ask in filled_up]
         width = max(map(len, rows))
         filled = [row + row[-1:] * (width - len(row)) for row in rows]
-        return cls(tuple(asks), torch.tensor(filled, device=device), past)
+        return cls(tuple(filled_up), torch.tensor(filled, device=device), past, len(asks))
 
     @property
     def first(self) -> int:
@@ -70,7 +74,8 @@ class Sheet:
 
     def answering(self, position: int) -> list[bool]:
         """Which rows' token at `position` is followed by one of the answer."""
-        return [len(a.prompt) - 1 <= position < len(a.prompt) + len(a.answer) - 1 for a in self.asks]
+        spans = ((len(ask.prompt) - 1, len(ask.prompt) + len(ask.answer) - 1) for ask in self.asks)
+        return [row < self.real and begin <= position < end for row, (begin, end) in enumerate(spans)]
 
     def right(self, logits: Tensor) -> list[bool]:
         """Which rows' answers are the most likely ones, by the logits `[R, n - first, V]` from `first` on."""
@@ -195,17 +200,14 @@ class Reading:
             run.decoding(),
         ):
             for begin in range(0, len(asks), self._rows):
-                some = asks[begin : begin + self._rows]
-                # A last, smaller batch is filled up with its last question: the cache has that many rows.
-                sheet = Sheet.of([*some, *some[-1:] * (self._rows - len(some))], self._past, self._device)
+                sheet = Sheet.of(asks[begin : begin + self._rows], self._rows, self._past, self._device)
                 for observer in observers:
                     observer.sheet = sheet
                 try:
-                    right += sheet.right(self._feed(sheet, every))[: len(some)]
+                    right += sheet.right(self._feed(sheet, every))[: sheet.real]
                 finally:
-                    surplus = int(self._cache.get_seq_length()) - self._past
-                    if surplus > 0:
-                        self._cache.crop(-surplus)
+                    # To a length: after an error in the middle of a pass not all layers have as many tokens too many.
+                    self._cache.crop(self._past)
             layers = run.stats().layers
         return right, sum(layer.share for layer in layers) / len(layers)
 

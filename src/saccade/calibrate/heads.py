@@ -24,7 +24,7 @@ from .gold import GoldObserver
 from .ledger import Ledger
 from .problems import Problems
 from .sweep import KEY, Outcome, Sweep
-from .target import Common, Target
+from .target import CHOOSING_HEADS, TRAINING, Common, Target
 from .training import HeadTraining, Training
 
 UNTRAINED = ("score", "random")
@@ -35,9 +35,6 @@ SCORED_TEXTS = 16
 THRESHOLD = 0.5
 GREY = (0.1, 0.9)
 """Between these a gate has not decided."""
-
-CHOOSING, TRAINING = 1, 2
-"""Which seeds apart: texts of the retrieval score, and of training; scoring uses the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +128,10 @@ class HeadSearch:
         """What a method looks at; with a file of the user's the same as everywhere."""
         asked = self.settings.asked
         if method in KINDS:
-            seed = 1000 * TRAINING + seed
             return self.target.problems(
-                seed=seed, asked=asked, lengths=self.settings.lengths, count=self.settings.steps
+                seed=TRAINING + seed, asked=asked, lengths=self.settings.lengths, count=self.settings.steps
             )
-        return self.target.problems(seed=1000 * CHOOSING + seed, count=SCORED_TEXTS)
+        return self.target.problems(seed=CHOOSING_HEADS + seed, count=SCORED_TEXTS)
 
     def training(self, method: str, seed: int) -> Training:
         shape, settings = self.target.shape, self.settings

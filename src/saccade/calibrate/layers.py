@@ -120,6 +120,8 @@ class LayerSearch:
             steps = []
             for _ in range(self.most - len(chosen)):
                 wider = [tuple(sorted({*chosen, layer})) for (layer,) in self.candidates[1:] if layer not in chosen]
+                if not wider:
+                    break
                 sweep.run(self.specs(wider), advance)
                 tried |= {reselect: self._outcomes(sweep, reselect) for reselect in wider}
                 best = max(wider, key=lambda reselect: _merit(tried[reselect]))

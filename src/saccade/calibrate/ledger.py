@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,19 @@ class Ledger:
             old = path.read_bytes() if path.exists() else b""
             kept = old[: old.rfind(b"\n") + 1]
             if kept:
-                self._take_up(kept.decode("utf-8"), json.loads(head)["settings"])
-            if kept != old or not kept:
-                path.write_bytes(kept or head.encode())
+                self._take_up(kept, json.loads(head)["settings"])
+            if not kept:
+                path.write_bytes(head.encode())
+            elif kept != old:
+                os.truncate(path, len(kept))
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
-    def _take_up(self, text: str, settings: dict[str, Any]) -> None:
+    def _take_up(self, kept: bytes, settings: dict[str, Any]) -> None:
         try:
-            first, *rest = (json.loads(line) for line in text.splitlines())
-            earlier = first["settings"]
+            first, *rest = (json.loads(line) for line in kept.decode("utf-8").splitlines())
+            earlier = dict(first["settings"])
             for record in rest:
                 self.records[self._name(record)] = record
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
 
 from ..adapters.hf.support import attention_modules
+from ..rules import Ratio
 
 NAME = "saccade-mixture"
 _SLOT = "_saccade_mixture"
@@ -31,13 +32,13 @@ class _Pass:
         context: keys and values `[1, Hkv, T, d]` of the text, layer by layer.
         gates: float32 `[L - 1, Hkv]`; None: the teacher, all heads dense.
         kept: share of the row that a set holds.
-        chosen: the set that the layer below has left to the next one, bool `[Hkv, n, T + n]`.
+        below: queries, text keys and own keys of the layer below, which choose this layer's set; None: the first layer.
     """
 
     context: Sequence[tuple[Tensor, Tensor]]
     gates: Tensor | None
     kept: float
-    chosen: Tensor | None = None
+    below: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class Mixture:
@@ -124,41 +125,55 @@ def _attention(
     if now.gates is None:
         return _dense(query, keys, values, key, value, scale), None
     q = query[0].unflatten(0, (key.shape[1], -1))
-    inherited = now.chosen
-    with torch.no_grad():
-        now.chosen = _choose(q, keys[0], key[0], now.kept)
-    if inherited is None:  # all heads of the first layer retrieve
+    below, now.below = now.below, (q.detach(), keys[0], key[0].detach())
+    if below is None:  # all heads of the first layer retrieve
         return _dense(query, keys, values, key, value, scale), None
     output: Tensor = checkpoint(
-        _mixed, q, keys[0], values[0], key[0], value[0], inherited, now.gates[layer - 1], scale, use_reentrant=False
+        _mixed,
+        q,
+        keys[0],
+        values[0],
+        key[0],
+        value[0],
+        below,
+        now.kept,
+        now.gates[layer - 1],
+        scale,
+        use_reentrant=False,
     )
     return output.flatten(0, 1).transpose(0, 1)[None], None
 
 
 def _dense(query: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     q = query[0].unflatten(0, (key.shape[1], -1))
-    output: Tensor = checkpoint(_mixed, q, keys[0], values[0], key[0], value[0], None, None, scale, use_reentrant=False)
+    output: Tensor = checkpoint(
+        _mixed, q, keys[0], values[0], key[0], value[0], None, 1.0, None, scale, use_reentrant=False
+    )
     return output.flatten(0, 1).transpose(0, 1)[None]
 
 
 def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
     """q·k of new tokens with the text and with one another, float32 `[Hkv, g, n, T + n]`; -inf where not yet said."""
-    old = q @ keys[:, None].transpose(-1, -2)
-    new = q @ key[:, None].transpose(-1, -2)
+    old, new = (q.float() @ k.float()[:, None].transpose(-1, -2) for k in (keys, key))
     later = torch.ones(new.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return torch.cat((old.float(), new.float().masked_fill(later, float("-inf"))), dim=-1)
+    return torch.cat((old, new.masked_fill(later, float("-inf"))), dim=-1)
 
 
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
-    """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`."""
-    scores = _scores(q.mean(1, keepdim=True), keys, key)[:, 0]
+    """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`.
+
+    As at inference: the share is exact in decimals and rounded up, ties go to the lower position.
+    """
+    scores = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0]
     past, new = keys.shape[1], key.shape[1]
     own = torch.arange(new, device=q.device)
     scores[:, own, past + own] = float("inf")  # the current token is always attended to
-    counts = torch.ceil(kept * (past + own + 1)).long().clamp(min=1)
-    best = scores.topk(int(counts[-1]), dim=-1).values
+    share = Ratio(kept)
+    counts = torch.tensor([share.kept_of(past + number + 1) for number in range(new)], device=q.device)
+    best = scores.topk(int(counts.max()), dim=-1).values
     cut = best.gather(-1, (counts - 1)[None, :, None].expand(scores.shape[0], -1, 1))
-    return scores >= cut
+    above, tied = scores > cut, scores == cut
+    return above | (tied & (tied.cumsum(-1) <= counts[:, None] - above.sum(-1, keepdim=True)))
 
 
 def _mixed(
@@ -167,11 +182,15 @@ def _mixed(
     values: Tensor,
     key: Tensor,
     value: Tensor,
-    chosen: Tensor | None,
+    below: tuple[Tensor, Tensor, Tensor] | None,
+    kept: float,
     gates: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """z A_dense V + (1 - z) A_sparse V, `[Hkv, g, n, d]`; without gates A_dense V."""
+    """z A_dense V + (1 - z) A_sparse V, `[Hkv, g, n, d]`; without gates A_dense V.
+
+    The set is chosen in here, so that not even it is kept for the backward pass.
+    """
     scores = _scores(q, keys, key) * scale
     past = keys.shape[1]
 
@@ -180,8 +199,10 @@ def _mixed(
         return weights[..., :past] @ values[:, None] + weights[..., past:] @ value[:, None]
 
     dense = attend(scores.softmax(-1))
-    if gates is None or chosen is None:
+    if gates is None or below is None:
         return dense
+    with torch.no_grad():
+        chosen = _choose(*below, kept)
     sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")).softmax(-1))
     z = gates[:, None, None, None].to(q.dtype)
     return z * dense + (1 - z) * sparse

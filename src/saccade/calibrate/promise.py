@@ -109,10 +109,15 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
         means = values.mean(1, keepdims=True)
         between = asked * ((means - values.mean()) ** 2).sum() / (texts - 1)
         within = ((values - means) ** 2).sum() / (texts * (asked - 1))
-        if between + within > 0:
+        if numpy.ptp(values) > 0:
             correlations.append((between - within) / (between + (asked - 1) * within))
     correlation = sum(correlations) / len(correlations) if correlations else 0.0
     return float(1 + (asked - 1) * max(correlation, 0.0))
+
+
+def effect_for(table: Answers, dense: Answers, quality: float, common: float) -> float:
+    """A candidate's design effect: its own, if that is larger than the families' common one."""
+    return max(common, design_effect([table], dense, quality))
 
 
 def family_effect(
@@ -145,7 +150,8 @@ def walk(
     verdicts: dict[str, Verdict] = {}
     for members in families.values():
         for spec in members:
-            verdicts[spec] = judge(tables[spec], dense, quality, alpha / len(families), effect)
+            own = effect_for(tables[spec], dense, quality, effect)
+            verdicts[spec] = judge(tables[spec], dense, quality, alpha / len(families), own)
             if not verdicts[spec].passed:
                 break
     return verdicts

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -13,7 +16,7 @@ import torch
 from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
 from ..adapters.hf.recipes import beside
 from ..adapters.hf.support import refuse_unsupported, shape_of_model
-from ..errors import SaccadeError
+from ..errors import DocumentError, OutputError, SaccadeError
 from ..eval.output import check_folder
 from ..recipe import NAME, Recipe
 from ..spec import Policy
@@ -23,7 +26,9 @@ from .problems import TASKS, NeedleProblems, Problems, needles_in
 from .task_file import FileProblems
 
 SEEDS_APART = 1_000_000
-"""Texts for choosing, training and scoring come from seeds this far apart, so that none is seen twice."""
+"""Needles and stretches for different uses come from seeds this far apart."""
+TUNING, CHOOSING_HEADS, TRAINING = 3, 1000, 2000
+"""Which of them judge policies, give the retrieval score, and train; the first, 0, are for finding layers and heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,11 @@ class Target:
         shape, positions = source.shape()
         target = cls(settings, source, device, dtype, source.tokenizer(), shape, positions)
         check_folder(settings.output_dir)
+        try:
+            with tempfile.TemporaryFile(dir=target.recipe_path.parent):
+                pass
+        except OSError as error:
+            raise OutputError(f"recipe {str(target.recipe_path)!r} cannot be written: {error.strerror}") from error
         return target
 
     def problems(
@@ -120,12 +130,23 @@ class Target:
         settings = self.settings
         return {
             "model": self.source.location if not self.source.bundled else self.source.name,
+            "weights": self.shape.weights,
             "task": settings.task,
+            "texts_of": self._texts_of(),
             "context": settings.context,
             "questions": settings.questions,
             "seed": settings.seed,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+
+    def _texts_of(self) -> str:
+        """Which texts a task has: the Python whose library they are, or a hash of the user's file."""
+        if self.settings.task in TASKS:
+            return f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        try:
+            return hashlib.sha256(Path(self.settings.task).read_bytes()).hexdigest()[:16]
+        except OSError as error:
+            raise DocumentError(f"task file {self.settings.task!r} cannot be read: {error.strerror}") from None
 
     @property
     def recipe_path(self) -> Path:

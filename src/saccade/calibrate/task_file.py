@@ -62,7 +62,8 @@ def _problem(tokenizer: Any, text: str, asked: list[tuple[str, str]]) -> Problem
 def _lines(path: Path) -> list[dict[str, str]]:
     name = f"task file {str(path)!r}"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON texts may hold other line separators.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
     except OSError as error:
@@ -80,5 +81,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
         for key in KEYS:
             if not isinstance(line[key], str) or not line[key].strip():
                 raise DocumentError(f"{name}, line {number}: {key} is empty; calibration compares answers")
+            if any("\ud800" <= character <= "\udfff" for character in line[key]):
+                raise DocumentError(f"{name}, line {number}: {key} holds half of a character pair, which is no text")
         parsed.append({key: line[key].strip() if key != "context" else line[key] for key in KEYS})
     return parsed

@@ -26,13 +26,11 @@ from .ledger import Ledger
 from .problems import Problems
 from .promise import ALPHA, Answers, Verdict, cheapest, family_effect, judge, questions_needed, walk
 from .sweep import KEY, Sweep
-from .target import SEEDS_APART, Common, Target
+from .target import TUNING, Common, Target
 from .timing import time_per_token
 
 LEDGER, RESULTS, SEARCH = "answers.jsonl", "tune.json", "layers"
 SEARCHED_QUESTIONS = 96
-CHOOSING = 1
-"""Which seeds apart: layers are searched on other texts than those that judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Tuning:
         target = Target.check(settings.common)
         common = settings.common
         budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
-        problems = target.problems()
+        problems = target.problems(seed=TUNING)
         known = Recipe.read(target.recipe_path) if target.recipe_path.exists() else None
         if known is None:
             known = beside(target.source.location, target.source.decoder)
@@ -88,7 +86,7 @@ class Tuning:
         if not settings.policies and (known is None or known.reselect is None):
             folder = common.output_dir / SEARCH
             questions = min(SEARCHED_QUESTIONS, common.questions)
-            other = replace(common, output_dir=folder, recipe=None, questions=questions, seed=_apart(common.seed))
+            other = replace(common, output_dir=folder, recipe=None, questions=questions)
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
         tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search)
         tuning._refuse_hopeless(len(families(known, settings.policies)) + 3 * (search is not None))
@@ -296,7 +294,3 @@ def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers],
 
 def _table(sweep: Sweep, spec: str) -> Answers:
     return numpy.array(sweep.outcome(spec).right, dtype=bool)
-
-
-def _apart(seed: int) -> int:
-    return seed + CHOOSING * SEEDS_APART
