@@ -32,6 +32,9 @@ METHODS = (*KINDS, *UNTRAINED)
 LEDGER, RESULTS, ROLES = "answers.jsonl", "heads.json", "roles.json"
 SCORED_TEXTS = 16
 """Texts of the dense pass that the retrieval score is read from."""
+PROBED_TEXTS = 3
+"""Texts that dense attention is asked about before anything is trained."""
+DENSE = Policy.from_spec("dense")
 THRESHOLD = 0.5
 GREY = (0.1, 0.9)
 """Between these a gate has not decided."""
@@ -126,12 +129,12 @@ class HeadSearch:
 
     def texts(self, method: str, seed: int) -> Problems:
         """What a method looks at; with a file of the user's the same as everywhere."""
-        asked = self.settings.asked
-        if method in KINDS:
-            return self.target.problems(
-                seed=TRAINING + seed, asked=asked, lengths=self.settings.lengths, count=self.settings.steps
-            )
-        return self.target.problems(seed=CHOOSING_HEADS + seed, count=SCORED_TEXTS)
+        if method not in KINDS:
+            return self.target.problems(seed=CHOOSING_HEADS + seed)
+        settings = self.settings
+        return self.target.training_problems(
+            asked=settings.asked, seed=TRAINING + seed, lengths=settings.lengths, count=settings.steps
+        )
 
     def training(self, method: str, seed: int) -> Training:
         shape, settings = self.target.shape, self.settings
@@ -150,6 +153,7 @@ class HeadSearch:
         """Find roles by every method and seed, score them, write results, roles and recipe."""
         model = self.target.load()
         earlier = self.target.earlier(model)
+        self._refuse_unanswered(model)
         found, roles = self.candidates(model, earlier, advance)
         with Ledger(
             self.target.settings.output_dir / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY
@@ -179,6 +183,16 @@ class HeadSearch:
         self._write(results, dense, outcomes, shape_of_model(model), earlier)
         return results
 
+    def _refuse_unanswered(self, model: Any) -> None:
+        """Raise before any training if dense attention answers nothing of a few texts."""
+        probed = [self.problems[number] for number in range(min(len(self.problems), PROBED_TEXTS))]
+        answers = [one for problem in probed for one in Reading(model, problem).ask(DENSE, recall=False).right]
+        if not any(answers):
+            raise SaccadeError(
+                f"dense attention answers none of {len(answers)} questions of task {self.target.settings.task}, so no "
+                "head can be told from another; choose another --task"
+            )
+
     def candidates(
         self, model: Any, earlier: Recipe | None, advance: Callable[[str], None]
     ) -> tuple[list[Found], dict[tuple[str, int, str], str]]:
@@ -202,9 +216,10 @@ class HeadSearch:
             values = self._scores(model, seed)[1:]
             return Found(method, seed, values.tolist(), {"exact": _roles(_best(values, wanted), shape)})
         folder = self.target.settings.output_dir / "training" / f"{method}-{seed}"
-        training = HeadTraining(
-            model, self.texts(method, seed), self.training(method, seed), folder, self.target.about()
-        )
+        # Of the common settings only those that training depends on: scoring may change without it.
+        about = {name: self.target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
+        about |= {"lengths": list(self.settings.lengths), "asked": self.settings.asked}
+        training = HeadTraining(model, self.texts(method, seed), self.training(method, seed), folder, about)
         training.run(advance)
         values = training.gates.mean().cpu().numpy()
         chosen = {"threshold": _roles(values > THRESHOLD, shape), "exact": _roles(_best(values, wanted), shape)}

@@ -74,7 +74,7 @@ class LayerSearch:
                 f"--policy {settings.policy!r}: reselect and budget are what is searched; leave them out"
             )
         target = Target.check(settings.common)
-        search = cls(target, policy, parse_budgets(settings.budgets), settings.most, target.problems())
+        search = cls(target, policy, tuple(sorted(parse_budgets(settings.budgets))), settings.most, target.problems())
         for spec in search.specs(search.candidates):
             Policy.from_spec(spec).plan(target.shape)
         return search
@@ -125,7 +125,8 @@ class LayerSearch:
                 sweep.run(self.specs(wider), advance)
                 tried |= {reselect: self._outcomes(sweep, reselect) for reselect in wider}
                 best = max(wider, key=lambda reselect: _merit(tried[reselect]))
-                p = _one_sided(tried[best], tried[chosen])
+                # As many pairs were tried, and the best one is tested (Bonferroni).
+                p = min(_one_sided(tried[best], tried[chosen]) * len(wider), 1.0)
                 steps.append({"from": chosen, "to": best, "p": p, "taken": p < 0.05})
                 if p >= 0.05:
                     break
@@ -256,7 +257,7 @@ class LayerSearch:
                 "so no layer can be told from another; choose another --task"
             )
         enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
-        best = enough[0] if enough else outcomes[-1]
+        best = enough[0] if enough else max(outcomes, key=lambda outcome: outcome.correct)
         scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
         found = {"policy": str(self.policy), "budgets": list(self.budgets)}
         self.target.write_recipe(
@@ -270,13 +271,17 @@ def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
 
 
 def _one_sided(better: Sequence[Outcome], worse: Sequence[Outcome]) -> float:
-    """McNemar's exact test that the first is no better, over all questions and budgets."""
-    gained = lost = 0
-    for one, other in zip(better, worse, strict=True):
-        for ours, theirs in zip(one.right, other.right, strict=True):
-            gained += sum(a and not b for a, b in zip(ours, theirs, strict=True))
-            lost += sum(b and not a for a, b in zip(ours, theirs, strict=True))
+    """Exact sign test that the first is no better; a question counts once, by how many budgets it is right at."""
+    ours, theirs = _times_right(better), _times_right(worse)
+    gained = sum(one > other for one, other in zip(ours, theirs, strict=True))
+    lost = sum(one < other for one, other in zip(ours, theirs, strict=True))
     return float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
+
+
+def _times_right(outcomes: Sequence[Outcome]) -> list[int]:
+    """Question by question, at how many budgets it is right."""
+    flat = ([right for text in outcome.right for right in text] for outcome in outcomes)
+    return [sum(one) for one in zip(*flat, strict=True)]
 
 
 def _spearman(values: Sequence[float], measured: Sequence[float]) -> float | None:

@@ -26,6 +26,7 @@ PASSKEYS, PASSKEY_WORDS = 10, 32
 
 _TOKENS_PER_NEEDLE = 40
 _TRIES = 100
+_SLACK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class Problem:
     def longest(self) -> int:
         """Positions that the text with its longest question and answer takes."""
         return len(self.tokens) + max(len(ask.prompt) + len(ask.answer) for ask in self.asks)
+
+    @property
+    def all_together(self) -> int:
+        """Positions that the text takes with all its questions and answers behind it, as in training."""
+        return len(self.tokens) + sum(len(ask.prompt) + len(ask.answer) + len(ask.after) for ask in self.asks)
 
 
 class Problems(Protocol):
@@ -111,6 +117,7 @@ class NeedleProblems:
         asked: questions per problem, at most as many as there are needles.
         seed: where everything random comes from.
         positions: what the model has.
+        together: all questions of a text follow it at once, as in training.
 
     Raises:
         DocumentError: a text without room for needles, or longer than the model's positions or the library.
@@ -126,11 +133,13 @@ class NeedleProblems:
         asked: int,
         seed: int,
         positions: int,
+        together: bool = False,
     ) -> None:
         if lengths[0] < SHORTEST:
             raise DocumentError(f"--context {lengths[0]} is not valid: texts of at least {SHORTEST} tokens")
         self._tokenizer, self._task, self._lengths = tokenizer, task, lengths
         self._count, self._asked, self._seed = count, asked, seed
+        self._positions, self._together = positions, together
         self._style = STYLES[task]
         self._text = library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS]
         self._ends = [end for _, end in encode(tokenizer, self._text)[1]]
@@ -138,9 +147,10 @@ class NeedleProblems:
             raise DocumentError(
                 f"--context {lengths[1]}: the built-in text has only {len(self._ends)} tokens; pass --task FILE.jsonl"
             )
-        needed = max(self[number].longest for number in range(min(count, 3)))
-        # Needles and joints make a text a few tokens longer or shorter than wanted.
-        refuse_too_long(max(needed, lengths[1] + self._room()), positions, f"--context {lengths[1]}")
+        behind = self._room() * (min(asked, needles_in(task, lengths[1])) if together else 1)
+        refuse_too_long(lengths[1] + behind, positions, self._name(lengths[1]))
+        for number in range(min(count, 3)):
+            _ = self[number]
 
     def __len__(self) -> int:
         return self._count
@@ -153,12 +163,24 @@ class NeedleProblems:
         for _ in range(_TRIES):
             problem = self._try(length, rng)
             if problem is not None:
+                needed = problem.all_together if self._together else problem.longest
+                refuse_too_long(needed, self._positions, self._name(length))
                 return problem
         raise DocumentError(f"--context {length}: the built-in text has no place to hide needles in")
 
+    def _name(self, length: int) -> str:
+        return f"--lengths {length}" if self._together else f"--context {length}"
+
     def _room(self) -> int:
-        sample = Fact("velvet fountain", "1234" if self._task != "passkey" else " ".join(NOUNS[:PASSKEY_WORDS]))
-        return len(encode(self._tokenizer, f"{self._style.ask(sample)} {sample.value}")[0])
+        """Tokens that no question with its answer exceeds, and what joints may add to a text."""
+        adjective, noun, word = (max(words, key=self._size) for words in (ADJECTIVES, NOUNS, (*ADJECTIVES, *NOUNS)))
+        number = max((4 * str(digit) for digit in range(1, 10)), key=self._size)
+        value = " ".join([word] * PASSKEY_WORDS) if self._task == "passkey" else number
+        sample = Fact(f"{adjective} {noun}", value)
+        return self._size(f"{self._style.ask(sample)} {sample.value}{self._style.end}") + _SLACK
+
+    def _size(self, text: str) -> int:
+        return len(encode(self._tokenizer, f" {text}")[0])
 
     def _try(self, length: int, rng: numpy.random.Generator) -> Problem | None:
         style = self._style

@@ -25,6 +25,11 @@ from ..versions import versions
 from .problems import TASKS, NeedleProblems, Problems, needles_in
 from .task_file import FileProblems
 
+LONGEST = 32_768
+ROOM = 256
+"""Positions for a question and its answer where a context is chosen for the user."""
+ASKED = 12
+"""Questions per text."""
 SEEDS_APART = 1_000_000
 """Needles and stretches for different uses come from seeds this far apart."""
 TUNING, CHOOSING_HEADS, TRAINING = 3, 1000, 2000
@@ -86,33 +91,46 @@ class Target:
             raise OutputError(f"recipe {str(target.recipe_path)!r} cannot be written: {error.strerror}") from error
         return target
 
-    def problems(
-        self, *, asked: int = 12, seed: int = 0, lengths: tuple[int, int] | None = None, count: int = 0
-    ) -> Problems:
-        """Problems of the chosen task.
+    def problems(self, *, seed: int = 0) -> Problems:
+        """Problems of the chosen task, a dozen questions per text, as many texts as `--questions` need.
 
         Args:
-            asked: questions per text.
-            seed: which of the seeds apart from each other.
-            lengths: of the texts, instead of `--context`.
-            count: texts; 0: as many as `--questions` need.
+            seed: which of the seeds apart from each other; a file has one set of texts for all.
 
         Raises:
             DocumentError: a context or a task file that does not fit the model.
         """
-        if self.settings.task not in TASKS:
-            return FileProblems(self.tokenizer, Path(self.settings.task), positions=self.positions)
         context = self.settings.context
-        if lengths is None:
-            asked = min(asked, needles_in(self.settings.task, context))
+        asked = 0 if self.from_file else min(ASKED, needles_in(self.settings.task, context))
+        count = 0 if self.from_file else -(-self.settings.questions // asked)
+        return self._problems(asked, seed, (context, context), count, together=False)
+
+    def training_problems(self, *, asked: int, seed: int, lengths: tuple[int, int], count: int) -> Problems:
+        """Problems whose questions all follow their text at once; `count` texts of lengths between two.
+
+        Raises:
+            DocumentError: lengths or a task file that do not fit the model.
+        """
+        return self._problems(asked, seed, lengths, count, together=True)
+
+    @property
+    def from_file(self) -> bool:
+        """Whether the task is the user's own."""
+        return self.settings.task not in TASKS
+
+    def _problems(self, asked: int, seed: int, lengths: tuple[int, int], count: int, *, together: bool) -> Problems:
+        if self.from_file:
+            path = Path(self.settings.task)
+            return FileProblems(self.tokenizer, path, positions=self.positions, together=together)
         return NeedleProblems(
             self.tokenizer,
             self.settings.task,
-            lengths=lengths or (context, context),
-            count=count or -(-self.settings.questions // asked),
+            lengths=lengths,
+            count=count,
             asked=asked,
             seed=self.settings.seed + SEEDS_APART * seed,
             positions=self.positions,
+            together=together,
         )
 
     def load(self) -> Any:
@@ -141,7 +159,7 @@ class Target:
 
     def _texts_of(self) -> str:
         """Which texts a task has: the Python whose library they are, or a hash of the user's file."""
-        if self.settings.task in TASKS:
+        if not self.from_file:
             return f"Python {sys.version_info.major}.{sys.version_info.minor}"
         try:
             return hashlib.sha256(Path(self.settings.task).read_bytes()).hexdigest()[:16]
@@ -195,3 +213,12 @@ class Target:
         """What made a result."""
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
         return {"device": device, "threads": self.settings.threads, **versions()}
+
+
+def default_context(model: str | None) -> int:
+    """`LONGEST` tokens, or as many as the model has positions for with a question behind them.
+
+    Raises:
+        SaccadeError: a model that cannot be read.
+    """
+    return min(LONGEST, ModelSource.locate(model).shape()[1] - ROOM)

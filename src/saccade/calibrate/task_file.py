@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..errors import DocumentError
@@ -21,12 +22,14 @@ class FileProblems:
         tokenizer: a fast one.
         path: the file, UTF-8.
         positions: what the model has.
+        together: all questions of a text follow it at once, as in training.
 
     Raises:
         DocumentError: a file that is absent, no JSON Lines, has other keys or empty texts, or does not fit the model.
     """
 
-    def __init__(self, tokenizer: Any, path: Path, *, positions: int) -> None:
+    def __init__(self, tokenizer: Any, path: Path, *, positions: int, together: bool = False) -> None:
+        self._path = path
         texts: dict[str, list[tuple[str, str]]] = {}
         for line in _lines(path):
             texts.setdefault(line["context"], []).append((line["question"], line["answer"]))
@@ -34,7 +37,27 @@ class FileProblems:
             raise DocumentError(f"task file {str(path)!r} has no line; each is an object of {', '.join(KEYS)}")
         self._problems = [_problem(tokenizer, text, asked) for text, asked in texts.items()]
         for number, problem in enumerate(self._problems):
-            refuse_too_long(problem.longest, positions, f"task file {str(path)!r}, text {number + 1}")
+            needed = problem.all_together if together else problem.longest
+            refuse_too_long(needed, positions, f"task file {str(path)!r}, text {number + 1}")
+
+    @property
+    def median_length(self) -> int:
+        """Tokens of the texts, their median."""
+        return int(median(len(problem.tokens) for problem in self._problems))
+
+    def refuse_uneven(self) -> None:
+        """Raise unless all texts are asked equally often, as statistics over texts suppose.
+
+        Raises:
+            DocumentError: naming two texts that differ.
+        """
+        counts = [len(problem.asks) for problem in self._problems]
+        for number, count in enumerate(counts):
+            if count != counts[0]:
+                raise DocumentError(
+                    f"task file {str(self._path)!r}: text 1 has {counts[0]} questions and text {number + 1} has "
+                    f"{count}; tuning needs the same number for every text"
+                )
 
     def __len__(self) -> int:
         return len(self._problems)

@@ -77,7 +77,7 @@ class HeadTraining:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{str(folder)!r} cannot be written: {error.strerror}") from error
-        self.log = Ledger(folder / LOG, {**about, **asdict(training)}, ("step",))
+        self.log = Ledger(folder / LOG, {**about, **_named(training)}, ("step",))
         self._load()
 
     def run(self, advance: Callable[[str], None], *, save_every: int = 50) -> None:
@@ -87,7 +87,8 @@ class HeadTraining:
             parameter.requires_grad_(False)
         mixture = Mixture(self._model, self.training.kept)
         try:
-            self._record(None)
+            if self.step == 0:
+                self._record(None)
             while self.step < self.training.steps:
                 loss = self._train(mixture, self._problems[self.step % len(self._problems)])
                 if self.step % self.training.every == 0 or self.step == self.training.steps:
@@ -170,6 +171,11 @@ class HeadTraining:
             state = self._optimiser.state[parameter]
             for key, value in kept.items():
                 state[key] = value if key == "step" else value.to(parameter.device)
+
+
+def _named(training: Training) -> dict[str, Any]:
+    """Settings of a training under names of their own: `--seed` and a training's seed are two things."""
+    return {f"training.{name}": value for name, value in asdict(training).items()}
 
 
 def _targets(problem: Problem) -> tuple[list[int], list[int]]:

@@ -24,9 +24,10 @@ from .layers import LayerSearch
 from .layers import Settings as LayerSettings
 from .ledger import Ledger
 from .problems import Problems
-from .promise import ALPHA, Answers, Verdict, cheapest, family_effect, judge, questions_needed, walk
+from .promise import ALPHA, Answers, Verdict, cheapest, effect_for, family_effect, judge, questions_needed, walk
 from .sweep import KEY, Sweep
 from .target import TUNING, Common, Target
+from .task_file import FileProblems
 from .timing import time_per_token
 
 LEDGER, RESULTS, SEARCH = "answers.jsonl", "tune.json", "layers"
@@ -72,18 +73,23 @@ class Tuning:
             SaccadeError: one line about the first setting that is not valid.
         """
         if not 0 < settings.quality < 1:
-            raise SaccadeError(
-                f"--quality {settings.quality:g} is not valid: a share above 0 and below 1, such as 0.99"
-            )
+            raise SaccadeError(f"--quality {settings.quality:g} is not valid: above 0 and below 1, such as 0.99")
+        if settings.measure and settings.batch > 1:
+            raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
         target = Target.check(settings.common)
-        common = settings.common
-        budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
         problems = target.problems(seed=TUNING)
+        if isinstance(problems, FileProblems):
+            # Budgets and bytes follow from how long the texts are.
+            target = replace(target, settings=replace(settings.common, context=problems.median_length))
+            problems.refuse_uneven()
+        common = target.settings
+        budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
         known = Recipe.read(target.recipe_path) if target.recipe_path.exists() else None
         if known is None:
             known = beside(target.source.location, target.source.decoder)
         search = None
-        if not settings.policies and (known is None or known.reselect is None):
+        # A file has one set of texts: what chose a layer must not judge it.
+        if not settings.policies and (known is None or known.reselect is None) and not target.from_file:
             folder = common.output_dir / SEARCH
             questions = min(SEARCHED_QUESTIONS, common.questions)
             other = replace(common, output_dir=folder, recipe=None, questions=questions)
@@ -115,7 +121,9 @@ class Tuning:
         if self.search is not None:
             self.search.run(advance)
         model = self.target.load()
-        recipe = Recipe.read(self.search.target.recipe_path) if self.search is not None else self.target.earlier(model)
+        recipe = self.target.earlier(model)
+        if self.search is not None:
+            recipe = _joined(recipe, Recipe.read(self.search.target.recipe_path))
         ladders, dense_bytes = self._ladders(model, recipe)
         costs = {"dense": dense_bytes, **dict(row for ladder in ladders.values() for row in ladder)}
         folder = self.target.settings.output_dir
@@ -169,7 +177,8 @@ class Tuning:
     ) -> tuple[dict[str, Answers], Answers]:
         """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
         tables: dict[str, Answers] = {}
-        sweep.run(["dense"], advance)
+        everything = [spec for ladder in members.values() for spec in ladder]
+        sweep.run(["dense", *(everything if self.settings.full else ())], advance)
         dense = _table(sweep, "dense")
         if not dense.any():
             raise SaccadeError(
@@ -177,9 +186,7 @@ class Tuning:
                 "is nothing to keep; choose another --task"
             )
         if self.settings.full:
-            specs = [spec for ladder in members.values() for spec in ladder]
-            sweep.run(specs, advance)
-            return {spec: _table(sweep, spec) for spec in specs}, dense
+            return {spec: _table(sweep, spec) for spec in everything}, dense
         going = dict(members)
         for rung in range(max(map(len, members.values()))):
             specs = [ladder[rung] for ladder in going.values() if rung < len(ladder)]
@@ -215,7 +222,8 @@ class Tuning:
             for spec, _ in members:
                 if spec not in tables:
                     continue
-                verdict = judge(tables[spec], dense, quality, ALPHA / len(ladders), effect)
+                own = effect_for(tables[spec], dense, quality, effect)
+                verdict = judge(tables[spec], dense, quality, ALPHA / len(ladders), own)
                 status = "failed" if not verdict.passed else "kept" if spec in verdicts else "behind a failed one"
                 rows.append(
                     {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
@@ -290,6 +298,14 @@ def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers],
     }
     costs = {row["spec"]: row["bytes"] for row in results["rows"]}
     return members, tables, tables.pop("dense"), costs, results["quality"]
+
+
+def _joined(earlier: Recipe | None, searched: Recipe) -> Recipe:
+    """What is known, with the layers that a search has just found."""
+    if earlier is None:
+        return searched
+    found, scores = {**earlier.found, **searched.found}, {**earlier.scores, **searched.scores}
+    return replace(earlier, reselect=searched.reselect, found=found, scores=scores)
 
 
 def _table(sweep: Sweep, spec: str) -> Answers:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .calibrate import Context, OutputDir, Questions, RecipePath, Task, Threads, common
+from .calibrate import OutputDir, Questions, RecipePath, Task, Threads, common
 from .options import Device, Dtype, Model, Seed, at_least
 
 
@@ -16,7 +16,15 @@ def tune(
     quality: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of dense attention's right answers that must be kept.")
     ] = 0.99,
-    context: Context = 32_768,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            parser=at_least(128),
+            metavar="TOKENS",
+            help="Length of the texts. Default: 32768, or what the model has room for; a task file has its own.",
+            show_default=False,
+        ),
+    ] = None,
     task: Task = "kv",
     questions: Questions = 1200,
     policy: Annotated[
@@ -63,6 +71,7 @@ def tune(
 
       saccade tune --model ./Qwen3-8B --quality 0.98 --policy less_is_more:reselect=12 --policy quest --measure
     """
+    from ..calibrate.target import default_context
     from ..calibrate.tune import Settings, Tuning
     from ..report.tune import front_report, front_table
     from .calibrate import _written
@@ -70,8 +79,8 @@ def tune(
 
     quiet_libraries()
     shared = common(
-        model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
-        device=device, dtype=dtype, seed=seed, threads=threads,
+        model=model, task=task, context=context or default_context(model), questions=questions, output_dir=output_dir,
+        recipe=recipe, device=device, dtype=dtype, seed=seed, threads=threads,
     )  # fmt: skip
     tuning = Tuning.check(Settings(shared, quality, tuple(policy or ()), budgets, batch, measure, full))
     with progress(tuning.units) as advance:
