@@ -122,7 +122,8 @@ class HeadSearch:
                 f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer 0, which always retrieve) "
                 f"to {shape.layers * shape.kv_heads} ({shape.layers} layers of {shape.kv_heads})"
             )
-        search = cls(settings, target, methods, count, parse_budgets(settings.budgets), target.problems())
+        budgets = tuple(sorted(parse_budgets(settings.budgets)))
+        search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
             _ = search.texts(method, 0)
         return search
