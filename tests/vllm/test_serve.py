@@ -81,8 +81,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     assert (args.host, args.port) == ("127.0.0.1", free_port)
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
     assert args.additional_config == {"saccade": server.options.to_dict()}
-    # The recipe's policy rectifies, which takes a scheduler of ours that knows each step's end.
-    assert (args.scheduler_cls, args.async_scheduling) == (SCHEDULER, False)
+    assert (args.scheduler_cls, args.async_scheduling) == (None, None)
     assert (server.model, server.block, server.notes) == ("bundled", 32, ())
     assert server.address == f"http://127.0.0.1:{free_port}"
     assert "12 layers" in server.shape
