@@ -3,7 +3,8 @@
 A candidate c keeps share q of dense attention d iff
 P(c right, d wrong) - P(d right, c wrong) + (1 - q) P(d right) >= 0. Each of the three probabilities gets an exact
 one-sided bound (Clopper and Pearson), and their errors add up to alpha. Questions about one text resemble one another,
-so counts are divided by their design effect (Korn and Graubard, 1998).
+so counts are divided by their design effect (after Korn and Graubard, 1998). That is estimated, so the whole is exact
+for independent questions and approximate otherwise; the larger of the families' and the candidate's own effect counts.
 
 Many candidates are tried, and the cheapest that passes is taken: without a correction some would pass by luck.
 Candidates come in families, each walked from its most expensive one down to the first that fails, so that a family
