@@ -17,6 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .palette import DENSE, FACT, GRID, INK, MUTED, marks
+from .wording import short
 
 Row = Mapping[str, Any]
 
@@ -74,7 +75,7 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
                 markersize=7,
                 linestyle="none",
                 capsize=3,
-                label=label,
+                label=short(label),
             )
         axes.set_xticks(
             list(position.values()), ["no fixed budget" if budget is None else f"{budget:,}" for budget in budgets]
@@ -117,7 +118,9 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
             axes.set_xlabel("layer")
         for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
             axes.set_ylabel(measure)
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(
+            list(handles.values()), list(map(short, handles)), loc="outside lower center", ncols=4, frameon=False
+        )
         return _data_uri(figure)
 
 
@@ -143,7 +146,7 @@ def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
             own = sorted((gaze for gaze in gazes if gaze["spec"] == row["spec"]), key=lambda gaze: gaze["depth"])
             image = _gaze_map(axes, own)
             held = "" if row["fact_held"] is None else f", fact in {row['fact_held']:.0%} of the sets"
-            axes.set_title(f"{row['label']}\n{_budget_title(row['budget'])}{held}", fontsize=9)
+            axes.set_title(f"{short(row['label'])}\n{_budget_title(row['budget'])}{held}", fontsize=9)
             if line == len(labels) - 1:
                 axes.set_xlabel("place in the document")
         figure.supylabel("questions, sorted by the depth of their fact", fontsize=10)

@@ -15,7 +15,7 @@ from rich.text import Text
 from ..eval.output import write_text
 from .drawing import as_svg, canvas
 from .palette import FACT, INK, MUTED, Mark, marks
-from .wording import NOTHING
+from .wording import NOTHING, short
 
 PICTURE = "front.svg"
 ZOOM = 5
@@ -25,8 +25,6 @@ Row = Mapping[str, Any]
 
 _NARROWEST = 18
 """Columns of a terminal that a family's name gets at least."""
-_LONGEST = 40
-"""Characters of a family's name in the legend."""
 
 
 def front_table(results: Mapping[str, Any]) -> Table:
@@ -175,7 +173,7 @@ def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: floa
         axes.plot(
             place, share, marker=mark.marker, color=mark.color, markerfacecolor=face, markersize=6.5, linestyle=""
         )
-    axes.plot([], [], marker=mark.marker, color=mark.color, markersize=6.5, linestyle="", label=_short(family))
+    axes.plot([], [], marker=mark.marker, color=mark.color, markersize=6.5, linestyle="", label=short(family))
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:
@@ -208,11 +206,6 @@ def _unit(rows: Sequence[Row]) -> tuple[str, float]:
     """In what bytes are said, so that the largest has one to three digits before the point."""
     largest = max(row["bytes"] for row in rows)
     return ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6) if largest >= 1e6 else ("kB", 1e3)
-
-
-def _short(name: str) -> str:
-    """Both ends of a long name: lists of heads differ in either."""
-    return name if len(name) <= _LONGEST else f"{name[:26]}…{name[-13:]}"
 
 
 def _amount(count: float, rows: Sequence[Row]) -> str:

@@ -49,3 +49,8 @@ def lengths(contexts: Sequence[int]) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
+
+
+def short(name: str, longest: int = 40) -> str:
+    """Both ends of a name that is too long for a legend: lists of heads differ in either."""
+    return name if len(name) <= longest else f"{name[: longest - 14]}…{name[-13:]}"
