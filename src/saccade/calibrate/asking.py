@@ -6,6 +6,7 @@ before it, which is when greedy decoding would say it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,25 @@ class Sheet:
         ]
 
 
-class AnswerObserver:
+@dataclass(frozen=True, slots=True)
+class AnswerStep:
+    """What `Observer.observe` is given, where some row's next token is one of its answer.
+
+    Attributes:
+        position: of the token, counted from the question's first one.
+        rows: which rows answer.
+    """
+
+    layer: int
+    q: Tensor
+    kv: KVView
+    selection: Selection | None
+    scale: float
+    position: int
+    rows: list[bool]
+
+
+class AnswerObserver(ABC):
     """Base of observers that look at answers only: `see` gets the queries whose next token is one of the answer.
 
     Attributes:
@@ -102,21 +121,11 @@ class AnswerObserver:
         position = kv.rows.max_len - 1 - self.sheet.past
         rows = self.sheet.answering(position)
         if any(rows):
-            self.see(layer, span, q, kv, selection, scale, position, rows)
+            self.see(AnswerStep(layer, q, kv, selection, scale, position, rows))
 
-    def see(
-        self,
-        layer: int,
-        span: HeadSpan,
-        q: Tensor,
-        kv: KVView,
-        selection: Selection | None,
-        scale: float,
-        position: int,
-        rows: list[bool],
-    ) -> None:
-        """As `Observer.observe`; `position` counts from the question's first token, `rows` says which rows answer."""
-        raise NotImplementedError
+    @abstractmethod
+    def see(self, step: AnswerStep) -> None:
+        """Called for every layer and span of heads of such a token."""
 
 
 class AnswerRecall(AnswerObserver):
@@ -126,25 +135,15 @@ class AnswerRecall(AnswerObserver):
         self._sums = torch.zeros(layers, 2, dtype=torch.float64)
         self._weights = [0] * layers
 
-    def see(
-        self,
-        layer: int,
-        span: HeadSpan,
-        q: Tensor,
-        kv: KVView,
-        selection: Selection | None,
-        scale: float,
-        position: int,
-        rows: list[bool],
-    ) -> None:
-        heads, count = q.shape[1], sum(rows)
-        self._weights[layer] += count * heads
-        if selection is None:
-            self._sums[layer] += count * heads
+    def see(self, step: AnswerStep) -> None:
+        heads, count = step.q.shape[1], sum(step.rows)
+        self._weights[step.layer] += count * heads
+        if step.selection is None:
+            self._sums[step.layer] += count * heads
             return
-        chosen = torch.tensor(rows)
-        both = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, chosen]
-        self._sums[layer] += both.double().sum((1, 2))
+        chosen = torch.tensor(step.rows)
+        both = torch.stack(recall_of(step.q, step.kv, step.selection, scale=step.scale)).cpu()[:, chosen]
+        self._sums[step.layer] += both.double().sum((1, 2))
 
     @property
     def means(self) -> list[list[float]]:

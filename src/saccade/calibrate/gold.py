@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..kernels.dense_decode_scores.api import decode_scores
-from ..roles import HeadSpan
-from ..types import KVView, Selection
-from .asking import AnswerObserver
+from .asking import AnswerObserver, AnswerStep
 
 
 class GoldObserver(AnswerObserver):
@@ -28,25 +26,15 @@ class GoldObserver(AnswerObserver):
         self.steps = 0
         self._tokens = tokens
 
-    def see(
-        self,
-        layer: int,
-        span: HeadSpan,
-        q: torch.Tensor,
-        kv: KVView,
-        selection: Selection | None,
-        scale: float,
-        position: int,
-        rows: list[bool],
-    ) -> None:
-        weights = (decode_scores(q, kv, pooling="each") * scale).softmax(-1)
+    def see(self, step: AnswerStep) -> None:
+        weights = (decode_scores(step.q, step.kv, pooling="each") * step.scale).softmax(-1)
         best = weights.argmax(-1).tolist()
         for row, ask in enumerate(self.sheet.asks):
-            if not rows[row] or ask.gold is None:
+            if not step.rows[row] or ask.gold is None:
                 continue
             first, stop = ask.gold
-            following = ask.answer[position - len(ask.prompt) + 1]
-            self.mass[layer] += weights[row, :, first:stop].sum(-1).double().cpu()
+            following = ask.answer[step.position - len(ask.prompt) + 1]
+            self.mass[step.layer] += weights[row, :, first:stop].sum(-1).double().cpu()
             hits = [first <= at < stop and self._tokens[at] == following for at in best[row]]
-            self.copies[layer] += torch.tensor(hits, dtype=torch.float64)
-            self.steps += layer == 0
+            self.copies[step.layer] += torch.tensor(hits, dtype=torch.float64)
+            self.steps += step.layer == 0

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..plan import Plan
-from ..roles import HeadSpan
-from ..types import KVView, Selection
-from .asking import AnswerObserver, Sheet
+from .asking import AnswerObserver, AnswerStep, Sheet
 
 
 class ProxyObserver(AnswerObserver):
@@ -48,33 +46,23 @@ class ProxyObserver(AnswerObserver):
     def sheet(self, sheet: Sheet) -> None:
         self._sheet, self._sets = sheet, {}
 
-    def see(
-        self,
-        layer: int,
-        span: HeadSpan,
-        q: Tensor,
-        kv: KVView,
-        selection: Selection | None,
-        scale: float,
-        position: int,
-        rows: list[bool],
-    ) -> None:
-        seen = torch.tensor(rows, device=q.device)
-        scores = decode_scores(q, kv, pooling="each")
-        weights = (scores * scale).softmax(-1)[seen]
-        below = self._sets.setdefault(position, [])
+    def see(self, step: AnswerStep) -> None:
+        seen = torch.tensor(step.rows, device=step.q.device)
+        scores = decode_scores(step.q, step.kv, pooling="each")
+        weights = (scores * step.scale).softmax(-1)[seen]
+        below = self._sets.setdefault(step.position, [])
         own = []
         for place, selector in enumerate(self._selectors):
             pooling = selector.fused_pooling
-            stored = scores if pooling == "each" else scores.unflatten(1, (kv.kv_heads, -1)).amax(2)
-            ids = selector.select(q, kv, None, stored, scale).ids[seen].long()
+            stored = scores if pooling == "each" else scores.unflatten(1, (step.kv.kv_heads, -1)).amax(2)
+            ids = selector.select(step.q, step.kv, None, stored, step.scale).ids[seen].long()
             own.append(ids)
             held = _held(ids, weights.shape[-1])
             for lower, sets in enumerate(below):
-                self.mass[place, lower, layer] += _mass(weights, sets[place])
-                self.overlap[place, lower, layer] += _shared(held, sets[place]) * weights.shape[1]
+                self.mass[place, lower, step.layer] += _mass(weights, sets[place])
+                self.overlap[place, lower, step.layer] += _shared(held, sets[place]) * weights.shape[1]
         below.append(own)
-        self.weights[layer] += weights.shape[0] * weights.shape[1]
+        self.weights[step.layer] += weights.shape[0] * weights.shape[1]
 
     def predicted(self, values: Tensor, first: int, reselect: Sequence[int]) -> list[float]:
         """Mean over layers of `mass` or `overlap`, budget by budget, if layers `first` and `reselect` choose.
