@@ -82,8 +82,8 @@ test: setup
 	@TRITON_INTERPRET=1 $(RUN) -m pytest --quiet $(WORKERS) tests/kernels/interpreted
 
 test-vllm: setup-vllm
-	@echo "test-vllm: pytest of tests/vllm, on real vLLM"
-	@$(RUN) -m pytest --quiet $(WORKERS) tests/vllm
+	@echo "test-vllm: pytest of tests/serving, on real vLLM"
+	@$(RUN) -m pytest --quiet $(WORKERS) tests/serving
 
 test-gpu: setup
 	@echo "test-gpu: pytest of tests/gpu, on a CUDA device"

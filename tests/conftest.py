@@ -20,13 +20,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # Tests on real vLLM and on a GPU need what `make setup` does not install; Triton's interpreter must be asked for before
 # anybody imports Triton, as torch does. All run where they are named, each in a process of their own.
-collect_ignore = ["vllm", "gpu", "kernels/interpreted"]
+collect_ignore = ["serving", "gpu", "kernels/interpreted"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     if any(Path(__file__).resolve().parent.is_relative_to(path) for path in asked):
-        terminalreporter.write_line("left out: tests/vllm, which run real vLLM; run them with: make test-vllm")
+        terminalreporter.write_line("left out: tests/serving, which run real vLLM; run them with: make test-vllm")
         terminalreporter.write_line("left out: tests/gpu, which need a CUDA device; run them with: make test-gpu")
         terminalreporter.write_line("apart: tests/kernels/interpreted, which make test runs next")
 

@@ -97,7 +97,7 @@ def test_help_lists_the_targets_that_exist() -> None:
 
 
 def test_only_the_targets_that_say_so_need_vllm() -> None:
-    installs, runs = f"--requirement {LOCK}", "loadfile tests/vllm"
+    installs, runs = f"--requirement {LOCK}", "loadfile tests/serving"
     targets = ("test", "setup", "setup-vllm", "test-vllm")
     dry = {name: make("--dry-run", f"--assume-new={LOCK}", name) for name in targets}
     assert [name for name, output in dry.items() if installs in output] == ["setup-vllm", "test-vllm"]
@@ -118,7 +118,7 @@ def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "test_plain.py").write_text("def test_plain():\n    pass\n")
     plain = pytest_run(tmp_path)
     assert plain.returncode == 0, plain.stdout
-    left_out = [line for line in plain.stdout.splitlines() if "tests/vllm" in line]
+    left_out = [line for line in plain.stdout.splitlines() if "tests/serving" in line]
     assert len(left_out) == 1
     assert left_out[0].startswith("left out: ")
     assert "make test-vllm" in left_out[0]

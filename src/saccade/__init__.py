@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .adapters.hf.run import Run as Run
     from .adapters.hf.run import sparsify as sparsify
+    from .decode.stats import LayerStats as LayerStats
+    from .decode.stats import RunStats as RunStats
     from .errors import AttachmentError as AttachmentError
     from .errors import DocumentError as DocumentError
     from .errors import KernelError as KernelError
@@ -20,26 +22,24 @@ if TYPE_CHECKING:
     from .errors import SaccadeError as SaccadeError
     from .errors import ServingError as ServingError
     from .errors import UnsupportedModelError as UnsupportedModelError
-    from .recipe import Recipe as Recipe
-    from .rectify import Rectify as Rectify
-    from .registry import policies as policies
-    from .spec import Policy as Policy
-    from .spec import policy as policy
-    from .stats import LayerStats as LayerStats
-    from .stats import RunStats as RunStats
+    from .methods.policy import Policy as Policy
+    from .methods.policy import policy as policy
+    from .methods.registry import policies as policies
+    from .plans.rectify import Rectify as Rectify
+    from .recipes.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Run": "adapters.hf.run",
     "sparsify": "adapters.hf.run",
-    "Recipe": "recipe",
-    "Policy": "spec",
-    "policy": "spec",
-    "policies": "registry",
-    "Rectify": "rectify",
-    "LayerStats": "stats",
-    "RunStats": "stats",
+    "Recipe": "recipes.recipe",
+    "Policy": "methods.policy",
+    "policy": "methods.policy",
+    "policies": "methods.registry",
+    "Rectify": "plans.rectify",
+    "LayerStats": "decode.stats",
+    "RunStats": "decode.stats",
     **dict.fromkeys(
         (
             "SaccadeError",

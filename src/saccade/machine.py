@@ -1,4 +1,4 @@
-"""What a timing must say about where it was taken."""
+"""Where and with what a result was made: versions, processor, kernels, and the bandwidth that bounds a timing."""
 
 from __future__ import annotations
 
@@ -8,32 +8,51 @@ import time
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .kernels._native.library import description
-from .kernels._triton.availability import installed
+
+if TYPE_CHECKING:
+    import torch
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of saccade, Python, torch, transformers and further packages; imports none of them."""
+    found = {name: version(name) for name in ("torch", "transformers", *packages)}
+    return {"saccade": __version__, "python": platform.python_version(), **found}
 
 
 def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Machine, versions and the read bandwidth measured now, in GB/s."""
+    """Machine, versions and the read bandwidth measured now, in GB/s: what a timing must say."""
+    found = versions()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "kernels": description() if device.type == "cpu" else _kernels_beside_cpu(device),
+        "device": device_name(device),
+        "kernels": kernels_on(device),
         "threads": threads,
         "dtype": str(dtype).removeprefix("torch."),
-        "python": platform.python_version(),
-        "versions": {"saccade": __version__, **{name: version(name) for name in ("torch", "transformers")}},
+        "python": found.pop("python"),
+        "versions": found,
         "read_bandwidth_gb_s": round(read_bandwidth(device), 1),
     }
 
 
-def _kernels_beside_cpu(device: torch.device) -> str:
+def kernels_on(device: torch.device) -> str:
+    """Which kernels `auto` takes on a device, in words."""
+    from .kernels._native.library import description
+    from .kernels._triton.availability import installed
+
+    if device.type == "cpu":
+        return description()
     return "triton" if device.type == "cuda" and installed() else "torch"
+
+
+def device_name(device: torch.device) -> str:
+    """An accelerator's product name; of other devices their type."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def processor() -> str:
@@ -48,6 +67,8 @@ def processor() -> str:
 
 def read_bandwidth(device: torch.device, *, megabytes: int = 1024, repeats: int = 5) -> float:
     """GB/s at which a buffer much larger than the caches is summed; median of `repeats`."""
+    import torch
+
     buffer = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     times = []
     for _ in range(repeats + 1):
@@ -61,6 +82,8 @@ def read_bandwidth(device: torch.device, *, megabytes: int = 1024, repeats: int 
 
 def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock read means something."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import saccade
-from saccade.bundled import model_path
+from saccade.checkpoints.bundled import model_path
 from saccade.eval.context import built_in_contexts
 
 EVERY = 4

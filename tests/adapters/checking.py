@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 import saccade
-from policies import oracles
-from policies.harness import expand
-from saccade.roles import HeadSpan
+from methods import oracles
+from methods.harness import expand
+from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Rows, Selection
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saccade.adapters.hf.run import attach
-from saccade.scorers.chunk_bounds import ChunkBounds
+from saccade.selection.chunks.bounds import ChunkBounds
 
 from . import tiny
 from .ways import WAYS

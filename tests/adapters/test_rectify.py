@@ -13,8 +13,8 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Static
 
 import saccade
 from saccade.adapters.hf.run import attach
-from saccade.scorers.cluster import ClusterIndex
-from saccade.scorers.page_bounds import PageBounds
+from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.scorers.page_bounds import PageBounds
 from saccade.types import KVView, Rows
 
 from . import tiny

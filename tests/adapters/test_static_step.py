@@ -17,10 +17,10 @@ from host_reads import watching
 from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
 from saccade.adapters.hf.run import Run, attach
-from saccade.counters import Counters
+from saccade.decode.counters import Counters
+from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
-from saccade.scorers.page_bounds import PageBounds
-from saccade.stats import RunStats
+from saccade.selection.scorers.page_bounds import PageBounds
 
 from . import tiny
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from saccade.bench import baselines, decode, variants
 from saccade.bench.job import BenchJob
-from saccade.bench.shapes import SHAPES, random_model
+from saccade.checkpoints.presets import SHAPES, random_model
 from saccade.cli import app
 from saccade.errors import SaccadeError
-from saccade.spec import Policy
+from saccade.methods.policy import Policy
 
 # What the issue that asked for this benchmark names; more may be there.
 KEYS = {

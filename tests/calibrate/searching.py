@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from saccade.adapters.hf.load import ModelSource
 from saccade.calibrate import heads, layers, tune
 from saccade.calibrate.target import Common
+from saccade.checkpoints.load import ModelSource
 
 POSITIONS = 700
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 import saccade
 from adapters import tiny
-from policies import oracles
+from methods import oracles
 from saccade.calibrate import asking
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.problems import Ask, Problem

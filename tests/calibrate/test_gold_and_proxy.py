@@ -13,12 +13,12 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import saccade
 from adapters import tiny
-from policies import oracles
-from saccade.adapters.hf.support import shape_of_model
+from methods import oracles
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.gold import GoldObserver
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.proxy import ProxyObserver
+from saccade.checkpoints.shape import shape_of_model
 
 LAYERS, HEADS, SCALE = 4, 4, 8**-0.5
 TEXT = tuple(tiny.prompt(40, seed=2)[0].tolist())

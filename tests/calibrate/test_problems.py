@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, models, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from saccade.adapters.hf.load import ModelSource
 from saccade.calibrate import problems as problems_module
 from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
 from saccade.calibrate.task_file import FileProblems
+from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError
 from saccade.eval.document import library_sources
 

@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from saccade.calibrate.promise import (
-    ALPHA,
-    cheapest,
-    design_effect,
-    judge,
-    questions_needed,
-    resampled,
-    walk,
-)
+from saccade.calibrate.promise import ALPHA, cheapest, design_effect, judge, questions_needed, resampled, walk
 
 Table = Any
 

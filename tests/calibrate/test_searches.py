@@ -22,14 +22,14 @@ from searching import (
 )
 
 import saccade
-from saccade.adapters.hf.load import ModelSource
 from saccade.calibrate import problems as problems_module
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.tune import Tuning
+from saccade.checkpoints.load import ModelSource
 from saccade.errors import OutputError, SaccadeError
-from saccade.recipe import Recipe
-from saccade.role_file import RoleFile
+from saccade.plans.role_file import RoleFile
+from saccade.recipes.recipe import Recipe
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),

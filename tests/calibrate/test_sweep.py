@@ -18,7 +18,7 @@ from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.errors import OutputError
-from saccade.spec import Policy
+from saccade.methods.policy import Policy
 
 SETTINGS = {"task": "kv", "lengths": [128, 256], "rate": 0.1}
 RECORDS = [{"n": number, "spec": "tidal", "right": [1, 0]} for number in range(4)]

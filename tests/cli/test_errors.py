@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from saccade.adapters.hf.load import ModelSource
-
-from .conftest import Invoke
+from commands import Invoke
+from saccade.checkpoints.load import ModelSource
 
 Case = tuple[tuple[str, ...], tuple[str, ...]]
 

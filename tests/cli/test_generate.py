@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from saccade.adapters.hf.load import ModelSource
-
-from .conftest import POSITIONS, Invoke
+from commands import POSITIONS, Invoke
+from saccade.checkpoints.load import ModelSource
 
 PROMPT = "An assignment statement evaluates the expression list."
 

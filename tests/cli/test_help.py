@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import saccade
-
-from .conftest import Invoke
+from commands import Invoke
 
 LIGHT = """
 import sys

@@ -12,12 +12,11 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import saccade
-from saccade.adapters.hf.load import ModelSource
-from saccade.cost import cost_of
-from saccade.spec import Policy
+from commands import LAYERS, Invoke
+from saccade.checkpoints.load import ModelSource
+from saccade.methods.policy import Policy
+from saccade.plans.cost import cost_of
 from saccade.types import ModelShape
-
-from .conftest import LAYERS, Invoke
 
 SHAPE = ModelShape(layers=LAYERS, query_heads=4, kv_heads=2, head_dim=8)
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import saccade
+from commands import Invoke
 from saccade import Recipe
-from saccade.adapters.hf.load import ModelSource
 from saccade.bench.job import BenchJob
-from saccade.published import MARK, PUBLISHED
-
-from .conftest import Invoke
+from saccade.checkpoints.load import ModelSource
+from saccade.recipes.published import MARK, PUBLISHED
 
 # Policies that are recognised by the note on the layer that nobody gave.
 TIDAL, LESS_IS_MORE = "note: tidal: no reselect given", "note: less_is_more: no reselect given"

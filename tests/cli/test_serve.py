@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from saccade.adapters.vllm import serve
-
-from .conftest import Invoke
+from commands import Invoke
+from saccade.adapters.vllm.server import serve
 
 LIGHT = """
 import sys

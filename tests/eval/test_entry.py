@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from saccade.adapters.hf.load import ModelSource
-from saccade.bundled import model_path
+from saccade.checkpoints.bundled import model_path
+from saccade.checkpoints.load import ModelSource
 from saccade.errors import PolicyError
 from saccade.eval.entry import STAND_IN, default_specs, make_entries, parse_budgets, policies_for
-from saccade.recipe import Recipe
-from saccade.registry import policies as known
-from saccade.spec import Policy
+from saccade.methods.policy import Policy
+from saccade.methods.registry import policies as known
+from saccade.recipes.recipe import Recipe
 from saccade.types import ModelShape
 
 

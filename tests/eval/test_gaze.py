@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.eval.gaze import BINS, Focus, GazeObserver
-from saccade.roles import HeadSpan
+from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Role, Rows, Selection
 
 LENGTH = 10 * BINS

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.counters import Counters
+from saccade.decode.counters import Counters
+from saccade.decode.recall import RecallRecords
+from saccade.decode.stats import Rectifications, RunStats
 from saccade.eval.entry import Entry
 from saccade.eval.tally import Tally, recalls_of
-from saccade.recall import RecallRecords
-from saccade.spec import Policy
-from saccade.stats import Rectifications, RunStats
+from saccade.methods.policy import Policy
 
 
 def tally(spec: str) -> Tally:

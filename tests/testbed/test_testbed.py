@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from saccade.eval.facts import ADJECTIVES, NOUNS
-from saccade.testbed import model_path
-from saccade.testbed.muon import orthogonalise
-from saccade.testbed.network import Network, Sight, attend, model_config
-from saccade.testbed.probe import FIRST_SEED, ask, fact_context
-from saccade.testbed.recipe import RECIPE, Batch, Stage
-from saccade.testbed.tasks import TaskMaker
-from saccade.testbed.train import Trainer, checkpoints, export, make_batch, make_batches, run, stage_at
+from testbed import model_path
+from testbed.muon import orthogonalise
+from testbed.network import Network, Sight, attend, model_config
+from testbed.probe import FIRST_SEED, ask, fact_context
+from testbed.recipe import RECIPE, Batch, Stage
+from testbed.tasks import TaskMaker
+from testbed.train import Trainer, checkpoints, export, make_batch, make_batches, run, stage_at
 
 STAGE = Stage("tiny", 2, (Batch(2, 64, 1.0),), RECIPE[0].tasks, (0.02, 0.01), (0.01, 0.001), 0.1, 16, 256, 0.15, 0.3)
 TINY = (STAGE, replace(STAGE, name="tinier", steps=1, span=0))

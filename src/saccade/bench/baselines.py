@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
-from ..state import AttentionOperations
 from ..types import KVView, Pooling
 
 STOCK = "transformers"
@@ -47,12 +47,12 @@ def _missing(device: torch.device, head_dim: int) -> str | None:
     # A folder of that name on the path is found too, but comes from no file.
     if found is None or found.origin is None:
         return "vLLM is not installed (make setup-vllm)"
-    from ..adapters.vllm.interfaces import problem
+    from ..adapters.vllm.vllm_api import problem
 
     moved = problem("benchmark")
     if moved is not None:
         return moved
-    from ..adapters.vllm.dense_kernel import refusal
+    from .vllm_kernel import refusal
 
     return refusal(head_dim)
 
@@ -73,6 +73,6 @@ def operations(name: str, context: int, batch: int) -> AttentionOperations:
     """A baseline's dense attention; it has nothing else."""
     if name == "torch-sdpa":
         return AttentionOperations(dense=folded_sdpa, name=name)
-    from ..adapters.vllm.dense_kernel import VllmAttention
+    from .vllm_kernel import VllmAttention
 
     return AttentionOperations(dense=VllmAttention(context, batch), name=name)

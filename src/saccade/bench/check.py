@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decode.state import AttentionOperations, DecodeState
 from ..errors import SaccadeError
-from ..state import AttentionOperations, DecodeState
 from ..types import KVView, Selection
 
 

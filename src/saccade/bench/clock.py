@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..indexes import Indexes
-from ..select import Index, Selector
-from ..state import AttentionOperations, DecodeState
+from ..decode.indexes import Indexes
+from ..decode.state import AttentionOperations, DecodeState
+from ..selection.selector import Index, Selector
 from ..types import KVView
 
 PARTS = ("selection", "attention", "index")

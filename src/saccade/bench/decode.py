@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from ..adapters.hf.support import shape_of
-from ..cost import cost_of
+from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
 from ..machine import read_bandwidth
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..plans.cost import cost_of
 from . import baselines
 from .rows import DecodeRow, complete, median_ms, row_of
 from .variants import Attached, Memory, Variant

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from ..adapters.hf.load import DTYPES, pick_device
-from ..adapters.hf.recipes import resolve_all
-from ..adapters.hf.support import shape_of
+from ..checkpoints.load import DTYPES, pick_device
+from ..checkpoints.presets import random_model, read_config
+from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
 from ..eval.entry import make_entries, parse_budgets
 from ..eval.output import check_file, whole_numbers, write_json
 from ..machine import environment
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..recipes.resolve import resolve_all
 from . import baselines
 from .decode import measure
-from .shapes import random_model, read_config
 
 ROOM = 256
 """Positions behind the longest context: a rectified policy decodes a whole period."""

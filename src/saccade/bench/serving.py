@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from ..adapters.hf.load import DTYPES
-from ..adapters.hf.recipes import resolve_all
-from ..adapters.hf.support import shape_of
 from ..adapters.vllm.options import ServeOptions
-from ..adapters.vllm.synthetic import SyntheticEngine, prepare_process
-from ..cost import Cost, cost_of
+from ..checkpoints.load import DTYPES
+from ..checkpoints.presets import read_config
+from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
 from ..eval.entry import make_entries, parse_budgets
 from ..eval.output import check_file, whole_numbers, write_json
 from ..machine import environment
-from ..spec import Policy
-from .shapes import read_config
+from ..methods.policy import Policy
+from ..plans.cost import Cost, cost_of
+from ..recipes.resolve import resolve_all
+from .synthetic import SyntheticEngine, prepare_process
 
 STOCK = "stock"
 TURN = 3

@@ -27,21 +27,6 @@ COLUMNS = (
 )
 
 
-KERNEL_COLUMNS = (
-    "context",
-    "batch",
-    "threads",
-    "operation",
-    "implementation",
-    "µs",
-    "quartiles",
-    "MB",
-    "GB/s",
-    "of bandwidth",
-    "over dense",
-)
-
-
 SERVING_COLUMNS = (
     "context",
     "batch",
@@ -57,8 +42,8 @@ SERVING_COLUMNS = (
 
 def decode_table(results: Mapping[str, Any]) -> Table:
     """Rows of a benchmark, one section per context, batch and number of threads."""
-    table = _table(results, COLUMNS)
-    for row in _with_sections(table, results["rows"]):
+    table = table_of(results, COLUMNS)
+    for row in with_sections(table, results["rows"]):
         table.add_row(
             f"{row['context']:,}",
             str(row["batch"]),
@@ -70,35 +55,15 @@ def decode_table(results: Mapping[str, Any]) -> Table:
             f"{row['bytes'] / 1e6:,.0f}",
             f"{row['ideal_ms']:.1f}",
             f"{row['share_of_ceiling']:.0%}",
-            _ratio(row["speedup_over_best_dense"]),
-        )
-    return table
-
-
-def kernel_table(results: Mapping[str, Any]) -> Table:
-    """Rows of single operations, one section per context, batch and number of threads."""
-    table = _table(results, KERNEL_COLUMNS)
-    for row in _with_sections(table, results["rows"]):
-        table.add_row(
-            f"{row['context']:,}",
-            str(row["batch"]),
-            str(row["threads"]),
-            row["operation"],
-            row["implementation"],
-            f"{row['us']:,.0f}",
-            f"{row['us_fast']:,.0f} to {row['us_slow']:,.0f}",
-            f"{row['bytes'] / 1e6:,.1f}",
-            f"{row['gb_s']:.1f}",
-            f"{row['share_of_bandwidth']:.0%}",
-            _ratio(row["over_dense"]),
+            ratio(row["speedup_over_best_dense"]),
         )
     return table
 
 
 def serving_table(results: Mapping[str, Any]) -> Table:
     """Rows of a benchmark of vLLM, one section per context and batch."""
-    table = _table(results, SERVING_COLUMNS)
-    for row in _with_sections(table, results["rows"]):
+    table = table_of(results, SERVING_COLUMNS)
+    for row in with_sections(table, results["rows"]):
         table.add_row(
             f"{row['context']:,}",
             str(row["batch"]),
@@ -108,12 +73,12 @@ def serving_table(results: Mapping[str, Any]) -> Table:
             f"{row['bytes'] / 1e9:.2f} GB",
             f"{row['ideal_ms']:.1f}",
             f"{row['share_of_ceiling']:.0%}",
-            _ratio(row["speedup_over_stock"]),
+            ratio(row["speedup_over_stock"]),
         )
     return table
 
 
-def _table(results: Mapping[str, Any], columns: tuple[str, ...]) -> Table:
+def table_of(results: Mapping[str, Any], columns: tuple[str, ...]) -> Table:
     here = results["environment"]
     title = (
         f"{results['shape']}, {here['dtype']}, {here['processor']}, "
@@ -122,7 +87,7 @@ def _table(results: Mapping[str, Any], columns: tuple[str, ...]) -> Table:
     return Table(*columns, title=title, box=box.SIMPLE_HEAD, title_justify="left")
 
 
-def _with_sections(table: Table, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def with_sections(table: Table, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows, with a line in the table wherever the setting changes."""
     previous = None
     for row in rows:
@@ -133,7 +98,7 @@ def _with_sections(table: Table, rows: Iterable[dict[str, Any]]) -> Iterator[dic
         yield row
 
 
-def _ratio(value: float | None) -> str:
+def ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 

@@ -14,14 +14,14 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..adapters.hf.cache import RoomyLayer, session_of
-from ..adapters.hf.memory import long_lived
+from ..adapters.hf.huge_pages import long_lived
 from ..adapters.hf.run import Run, sparsify
-from ..adapters.hf.support import shape_of
+from ..checkpoints.shape import shape_of
+from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
 from ..machine import synchronize
-from ..plan import Plan
-from ..spec import Policy
-from ..state import AttentionOperations
+from ..methods.policy import Policy
+from ..plans.plan import Plan
 from .check import Check
 from .clock import Clock, watch
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ..adapters.hf.run import sparsify
-from ..recall import recall_of
-from ..roles import HeadSpan
-from ..spec import Policy
+from ..decode.recall import recall_of
+from ..methods.policy import Policy
+from ..plans.roles import HeadSpan
 from ..types import KVView, Selection
 from .problems import Ask, Problem
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import PolicyError
-from ..recipe import Recipe
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..recipes.recipe import Recipe
 
 SHARES = (4, 8, 16, 32, 64)
 """Budgets are the context divided by these, unless the user names them."""

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy
 
-from ..adapters.hf.support import shape_of_model
+from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
 from ..eval.output import write_json
-from ..head_list import HeadList
-from ..recipe import Recipe
-from ..role_file import RoleFile
-from ..roles import RoleMap
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..plans.head_list import HeadList
+from ..plans.role_file import RoleFile
+from ..plans.roles import RoleMap
+from ..recipes.recipe import Recipe
 from ..types import ModelShape, Role
 from .asking import Reading
 from .gates import KINDS

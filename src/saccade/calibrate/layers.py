@@ -11,12 +11,12 @@ import numpy
 import torch
 from scipy.stats import binomtest, spearmanr
 
-from ..adapters.hf.support import shape_of_model
+from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
 from ..eval.output import write_json
-from ..recipe import Recipe
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..recipes.recipe import Recipe
 from .asking import Reading
 from .gold import GoldObserver
 from .ledger import Ledger

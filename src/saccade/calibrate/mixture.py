@@ -18,7 +18,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.masking_utils import AttentionMaskInterface
 
 from ..adapters.hf.support import attention_modules
-from ..rules import Ratio
+from ..selection.rules import Ratio
 
 NAME = "saccade-mixture"
 _SLOT = "_saccade_mixture"

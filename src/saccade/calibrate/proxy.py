@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.dense_decode_scores.api import decode_scores
-from ..plan import Plan
+from ..plans.plan import Plan
 from .asking import AnswerObserver, AnswerStep, Sheet
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..eval.interval import wilson
 from ..eval.workers import shared_out, workers_for
-from ..spec import Policy
+from ..methods.policy import Policy
 from .asking import Reading
 from .ledger import Ledger
 from .problems import Problems

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
-from ..adapters.hf.recipes import beside
-from ..adapters.hf.support import refuse_unsupported, shape_of_model
+from ..adapters.hf.support import refuse_unsupported
+from ..checkpoints.load import ModelSource, pick_device, pick_dtype
+from ..checkpoints.shape import shape_of_model
 from ..errors import DocumentError, OutputError, SaccadeError
 from ..eval.output import check_folder
-from ..recipe import NAME, Recipe
-from ..spec import Policy
+from ..machine import versions
+from ..methods.policy import Policy
+from ..recipes.recipe import NAME, Recipe
+from ..recipes.resolve import beside
 from ..types import ModelShape
-from ..versions import versions
 from .problems import TASKS, NeedleProblems, Problems, needles_in
 from .task_file import FileProblems
 

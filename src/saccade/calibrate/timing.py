@@ -9,7 +9,7 @@ from typing import Any
 from ..adapters.hf.run import sparsify
 from ..eval.context import Context
 from ..eval.reader import Reader
-from ..spec import Policy
+from ..methods.policy import Policy
 from .problems import Problem
 
 ROUNDS = 5

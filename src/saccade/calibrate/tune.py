@@ -11,14 +11,14 @@ from typing import Any
 import numpy
 import torch
 
-from ..adapters.hf.recipes import beside
-from ..adapters.hf.support import parameters_read, shape_of_model
-from ..cost import cost_of
+from ..checkpoints.shape import parameters_read, shape_of_model
 from ..errors import OutputError, SaccadeError
 from ..eval.entry import parse_budgets
 from ..eval.output import write_json
-from ..recipe import Recipe
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..plans.cost import cost_of
+from ..recipes.recipe import Recipe
+from ..recipes.resolve import beside
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch
 from .layers import Settings as LayerSettings

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .accumulate import accumulate
 from .bench import bench
 from .calibrate import calibrate
 from .compare import compare
@@ -51,7 +50,6 @@ def _saccade(
 
 
 app.command()(compare)
-app.command()(accumulate)
 app.command()(generate)
 app.command()(policies)
 app.command(context_settings=SETTINGS)(serve)

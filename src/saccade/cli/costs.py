@@ -11,14 +11,14 @@ from rich import box
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from ..adapters.hf.load import ModelSource, one_line
-from ..adapters.hf.recipes import Shape, resolve_all
-from ..adapters.hf.support import parameters_read, shape_of
-from ..bench.shapes import SHAPES, read_config
-from ..cost import Cost, cost_of
+from ..checkpoints.load import ModelSource, one_line
+from ..checkpoints.presets import SHAPES, read_config
+from ..checkpoints.shape import parameters_read, shape_of
 from ..errors import ModelFolderError, SaccadeError, UnsupportedModelError
-from ..registry import policies
-from ..spec import Policy
+from ..methods.policy import Policy
+from ..methods.registry import policies
+from ..plans.cost import Cost, cost_of
+from ..recipes.resolve import Shape, resolve_all
 from ..types import ModelShape
 from .terminal import output, quiet_libraries
 

@@ -53,12 +53,12 @@ def generate(
     import torch
     from transformers import TextStreamer
 
-    from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
-    from ..adapters.hf.recipes import default, resolve
     from ..adapters.hf.run import sparsify
+    from ..checkpoints.load import ModelSource, pick_device, pick_dtype
     from ..errors import DocumentError, PolicyError
     from ..eval.context import read_document
     from ..eval.entry import parse_budgets
+    from ..recipes.resolve import default, resolve
     from .terminal import quiet_libraries
 
     quiet_libraries()

@@ -105,7 +105,7 @@ def _list() -> None:
     from rich import box
     from rich.table import Table
 
-    from ..registry import policies as known
+    from ..methods.registry import policies as known
     from .terminal import output
 
     console = output()
@@ -121,7 +121,7 @@ def _list() -> None:
 
 def _list_recipes() -> None:
     # Imported here, so that --help does not wait for torch.
-    from ..published import MARK, PREFIX, PUBLISHED
+    from ..recipes.published import MARK, PREFIX, PUBLISHED
     from .terminal import output
 
     console = output()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..adapters.vllm.serve import Server
+    from ..adapters.vllm.server.serve import Server
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 """Of the command: what it does not know is vLLM's; `-h` too, or it would be found inside vLLM's short flags."""
@@ -70,7 +70,7 @@ def serve(
         rest += [] if value is None else [name, value]
     # Imported here, so that --help and a mistyped option do not wait for torch.
     from ..adapters.vllm.metrics import VARIABLE, exporting, leftovers
-    from ..adapters.vllm.serve import RefusedError, prepare
+    from ..adapters.vllm.server.serve import RefusedError, prepare
 
     with exporting() as folder:
         before = leftovers(folder)

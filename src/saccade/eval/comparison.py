@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..adapters.hf.run import sparsify
-from ..recall import RecallObserver
-from ..stats import RunStats
+from ..decode.recall import RecallObserver
+from ..decode.stats import RunStats
 from .context import Context, Question
 from .entry import Entry
 from .facts import is_right

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..adapters.hf.load import ModelSource
-from ..adapters.hf.recipes import beside, resolve_all
+from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
-from ..options import DEFAULT_BUDGET
-from ..recipe import Recipe
-from ..spec import Policy
+from ..methods.options import DEFAULT_BUDGET
+from ..methods.policy import Policy
+from ..recipes.recipe import Recipe
+from ..recipes.resolve import beside, resolve_all
 
 BASELINE = "dense"
 

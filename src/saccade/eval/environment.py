@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from ..adapters.hf.support import shape_of
-from ..kernels._native.library import description
-from ..machine import processor
-from ..versions import versions
+from ..checkpoints.shape import shape_of
+from ..machine import device_name, kernels_on, processor, versions
 from .context import Context
 
 
@@ -38,10 +36,10 @@ def environment(
         "machine": platform.platform(),
         "cpu": processor(),
         "cores": os.cpu_count(),
-        "kernels": description() if weight.device.type == "cpu" else "torch",
+        "kernels": kernels_on(weight.device),
         "threads": threads,
         "prefill_threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(weight.device) if weight.is_cuda else str(weight.device),
+        "device": device_name(weight.device),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "model": name,
         "model_class": type(model).__name__,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from ..errors import OutputError
-from ..whole_file import replace_text
+from ..files import replace_text
 
 SAMPLES = "samples.jsonl"
 GAZE = "gaze.jsonl"

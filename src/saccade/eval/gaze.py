@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..recall import membership
-from ..roles import HeadSpan
-from ..state import Observer
+from ..decode.recall import membership
+from ..decode.state import Observer
+from ..plans.roles import HeadSpan
 from ..types import KVView, Selection
 
 BINS = 160

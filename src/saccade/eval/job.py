@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..adapters.hf.load import ModelSource, pick_device, pick_dtype
 from ..adapters.hf.support import refuse_unsupported
+from ..checkpoints.load import ModelSource, pick_device, pick_dtype
 from .comparison import Comparison
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
 from .entry import Entry, make_entries, parse_budgets, policies_for

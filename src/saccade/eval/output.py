@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError, SaccadeError
-from ..whole_file import replace_text
+from ..files import replace_text
 
 
 def check_folder(path: Path) -> None:

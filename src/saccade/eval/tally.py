@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import Any
 
-from ..recall import RecallRecords
-from ..stats import RunStats
+from ..decode.recall import RecallRecords
+from ..decode.stats import RunStats
 from .entry import Entry
 from .interval import wilson
 

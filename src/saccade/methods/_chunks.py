@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..options import Whole
+from .options import Whole
 
 Chunking = Annotated[
     Literal["fixed", "text"],

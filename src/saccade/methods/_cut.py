@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..options import DEFAULT_BUDGET, KeptShare, LeastProbability, MaybeBudget, Options, RuleName, TopMass
-from ..rules import Ratio, Threshold, TopK, TopP
-from ..select import Rule
+from ..selection.rules import Ratio, Threshold, TopK, TopP
+from ..selection.selector import Rule
+from .options import DEFAULT_BUDGET, KeptShare, LeastProbability, MaybeBudget, Options, RuleName, TopMass
 
 VALUES = {"top_p": "0 < top_p <= 1", "threshold": "0 < threshold < 1", "ratio": "0 < ratio <= 1"}
 """Rules that need a value; it is given by the option of the same name."""

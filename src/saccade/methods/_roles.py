@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..errors import PolicyError
-from ..head_list import KIND, HeadList
-from ..identity import refuse_other
-from ..plan import layer_roles, selection_layers
-from ..role_file import RoleFile
-from ..roles import RoleMap
+from ..plans.head_list import KIND, HeadList
+from ..plans.identity import refuse_other
+from ..plans.plan import layer_roles, selection_layers
+from ..plans.role_file import RoleFile
+from ..plans.roles import RoleMap
 from ..types import ModelShape
 
 

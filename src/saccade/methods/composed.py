@@ -6,19 +6,19 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from ..chunk_selector import ChunkSelector
-from ..cluster import ClusterSelector
-from ..options import DenseLayers, Page, PageCount, Recent, RectifyField, Roles, Sinks
-from ..plan import Plan, select_everywhere
-from ..roles import RoleMap
-from ..rules import RankUnion, Ratio
-from ..scorers.exact import ExactScorer
-from ..scorers.page_bounds import PageBoundScorer
-from ..select import Rule, ScoredSelector, Selector
+from ..plans.plan import Plan, select_everywhere
+from ..plans.roles import RoleMap
+from ..selection.chunks.selector import ChunkSelector
+from ..selection.clusters.selector import ClusterSelector
+from ..selection.rules import RankUnion, Ratio
+from ..selection.scorers.exact import ExactScorer
+from ..selection.scorers.page_bounds import PageBoundScorer
+from ..selection.selector import Rule, ScoredSelector, Selector
 from ..types import HeadGrouping, ModelShape
 from ._chunks import Chunking, LongestChunk, ShortestChunk, check_chunking
 from ._cut import CutOptions
 from ._roles import roles_of
+from .options import DenseLayers, Page, PageCount, Recent, RectifyField, Roles, Sinks
 
 OWNERS = {"sinks": "rank_union", "recent": "rank_union", "min_pages": "ratio", "local_pages": "ratio"}
 """Options that one rule alone understands."""

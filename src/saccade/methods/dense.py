@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..options import Options
-from ..plan import Plan
-from ..roles import RoleMap
+from ..plans.plan import Plan
+from ..plans.roles import RoleMap
 from ..types import ModelShape, Role
+from .options import Options
 
 
 class DenseOptions(Options):

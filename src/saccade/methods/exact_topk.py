@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..options import DenseLayers, Heads, RectifyField
-from ..plan import Plan, select_everywhere
-from ..scorers.exact import ExactScorer
-from ..select import ScoredSelector, pooling_of
+from ..plans.plan import Plan, select_everywhere
+from ..selection.scorers.exact import ExactScorer
+from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from ._cut import CutOptions
+from .options import DenseLayers, Heads, RectifyField
 
 
 class ExactTopKOptions(CutOptions):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
-from ..plan import Plan, layer_roles, selection_layers
-from ..rules import RankUnion
-from ..scorers.exact import ExactScorer
-from ..select import ScoredSelector
+from ..plans.plan import Plan, layer_roles, selection_layers
+from ..selection.rules import RankUnion
+from ..selection.scorers.exact import ExactScorer
+from ..selection.selector import ScoredSelector
 from ..types import ModelShape
+from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
 
 
 class LessIsMoreOptions(Options):

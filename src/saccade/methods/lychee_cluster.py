@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ..cluster import ClusterSelector
-from ..options import Budget, DenseLayers, Options, RectifyField, Sinks, Whole
-from ..plan import Plan, selection_layers
-from ..roles import RoleMap
+from ..plans.plan import Plan, selection_layers
+from ..plans.roles import RoleMap
+from ..selection.clusters.selector import ClusterSelector
 from ..types import ModelShape, Role
+from .options import Budget, DenseLayers, Options, RectifyField, Sinks, Whole
 
 
 class LycheeClusterOptions(Options):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from ..errors import PolicyError
-from ..options import Page, RectifyField, Roles
-from ..plan import Plan
-from ..scorers.exact import ExactScorer
-from ..select import ScoredSelector
+from ..plans.plan import Plan
+from ..selection.scorers.exact import ExactScorer
+from ..selection.selector import ScoredSelector
 from ..types import ModelShape, Role
 from ._cut import CutOptions
 from ._roles import roles_of
+from .options import Page, RectifyField, Roles
 
 
 class LycheeDecodeOptions(CutOptions):

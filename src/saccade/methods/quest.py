@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..chunk_selector import ChunkSelector
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Heads, Options, Page, RectifyField
-from ..plan import Plan, select_everywhere
-from ..rules import TopK
-from ..scorers.page_bounds import PageBoundScorer
-from ..select import ScoredSelector, Selector, pooling_of
+from ..plans.plan import Plan, select_everywhere
+from ..selection.chunks.selector import ChunkSelector
+from ..selection.rules import TopK
+from ..selection.scorers.page_bounds import PageBoundScorer
+from ..selection.selector import ScoredSelector, Selector, pooling_of
 from ..types import ModelShape
 from ._chunks import Chunking, LongestChunk, ShortestChunk, check_chunking
+from .options import DEFAULT_BUDGET, Budget, DenseLayers, Heads, Options, Page, RectifyField
 
 
 class QuestOptions(Options):

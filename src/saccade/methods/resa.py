@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..options import DenseLayers, Options, Page, PageCount, RectifyField, Share
-from ..plan import Plan, select_everywhere
-from ..rectify import Rectify
-from ..rules import Ratio
-from ..scorers.page_bounds import PageBoundScorer
-from ..select import ScoredSelector
+from ..plans.plan import Plan, select_everywhere
+from ..plans.rectify import Rectify
+from ..selection.rules import Ratio
+from ..selection.scorers.page_bounds import PageBoundScorer
+from ..selection.selector import ScoredSelector
 from ..types import ModelShape
+from .options import DenseLayers, Options, Page, PageCount, RectifyField, Share
 
 
 class ReSAOptions(Options):

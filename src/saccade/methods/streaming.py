@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..options import DEFAULT_BUDGET, Budget, DenseLayers, Options, RectifyField, Sinks
-from ..plan import Plan, selection_layers
-from ..roles import RoleMap
-from ..select import WindowSelector
+from ..plans.plan import Plan, selection_layers
+from ..plans.roles import RoleMap
+from ..selection.selector import WindowSelector
 from ..types import ModelShape, Role
+from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, RectifyField, Sinks
 
 
 class StreamingOptions(Options):

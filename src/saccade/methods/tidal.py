@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..options import DenseLayers, Heads, RectifyField, Reselect
-from ..plan import Plan, layer_roles, selection_layers
-from ..scorers.exact import ExactScorer
-from ..select import ScoredSelector, pooling_of
+from ..plans.plan import Plan, layer_roles, selection_layers
+from ..selection.scorers.exact import ExactScorer
+from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from ._cut import CutOptions
+from .options import DenseLayers, Heads, RectifyField, Reselect
 
 
 class TidalOptions(CutOptions):

@@ -11,8 +11,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
-from ...runtime import attend
 from .session import Session, lasting
 
 NAME = "saccade"

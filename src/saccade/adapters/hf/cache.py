@@ -16,7 +16,7 @@ from transformers.cache_utils import (
 
 from ...errors import UnsupportedModelError
 from ...types import Rows
-from .memory import long_lived
+from .huge_pages import long_lived
 from .session import Session, lasting
 
 MINIMUM_GROWTH = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...stats import Rectifications
+from ...decode.stats import Rectifications
 
 
 class Ledger:

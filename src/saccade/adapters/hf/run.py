@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...counters import Counters
+from ...checkpoints.shape import shape_of_model
+from ...checkpoints.text import delimiter_table
+from ...decode.counters import Counters
+from ...decode.recall import RecallObserver
+from ...decode.state import DecodeState, Observer
+from ...decode.stats import RunStats
 from ...errors import AttachmentError, UnsupportedModelError
-from ...history import UNREAD, TokenHistory
-from ...plan import Plan
-from ...recall import RecallObserver
-from ...spec import Policy
-from ...state import DecodeState, Observer
-from ...stats import RunStats
-from . import attention, cache, recipes, support
+from ...methods.policy import Policy
+from ...plans.plan import Plan
+from ...recipes import resolve as recipes
+from ...recipes.resolve import Written
+from ...selection.history import UNREAD, TokenHistory
+from . import attention, cache, support
 from .inputs import placed, refuse_unmovable
 from .ledger import Ledger
 from .linear import NativeLinears
-from .recipes import Written
 from .session import Call, Session, lasting
-from .text import delimiter_table
 from .verify import Verifier
 
 logger = logging.getLogger("saccade")
@@ -416,7 +418,7 @@ def attach(
         attached = model.__dict__[_RUN_ATTRIBUTE].policy
         raise AttachmentError(f"this model is already attached with {attached}; restore() that run first")
     support.refuse_unsupported(model)
-    shape = support.shape_of_model(model)
+    shape = shape_of_model(model)
     chosen = recipes.resolve(policy, getattr(model, "name_or_path", None) or "", lambda: shape)
     plan = chosen.policy.plan(shape)
     plan = replace(plan, notes=(*chosen.notes, *plan.notes))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...decode.state import DecodeState
 from ...errors import UnsupportedModelError
-from ...state import DecodeState
 from ...types import KVView, Rows
 
 

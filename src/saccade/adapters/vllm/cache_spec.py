@@ -10,7 +10,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from ...errors import ServingError
-from ...spec import Policy
+from ...methods.policy import Policy
 from . import clean
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...select import Selector
-from .requests import opted_out
+from ...selection.selector import Selector
+from .options import opted_out
 
 _ATTRIBUTE = "_saccade_clean"
 

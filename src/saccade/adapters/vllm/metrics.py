@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...counters import Counters
+from ...decode.counters import Counters
+from ...decode.recall import RecallObserver
 from ...errors import ServingError
-from ...recall import RecallObserver
 
 logger = logging.getLogger("vllm.saccade")
 

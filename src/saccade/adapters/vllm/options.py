@@ -1,4 +1,4 @@
-"""What `additional_config["saccade"]` holds: the policy to serve and how; validated once per process."""
+"""What an engine and a request are told, and the model's shape as vLLM knows it; validated once per process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...checkpoints.weights import stored_hash
 from ...errors import PolicyError, ServingError
-from ...spec import Policy
-from ..hf.recipes import Chosen, Shape, resolve
-from .shape import shape_of
+from ...methods.policy import Policy
+from ...recipes.resolve import Chosen, Shape, resolve
+from ...types import ModelShape
 
 KEY = "saccade"
 """Under which the options travel in vLLM's `additional_config`."""
+
+OFF = "off"
+"""What a request gives under the same key to decode densely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,25 @@ def given_to(vllm_config: Any) -> bool:
     """Whether an engine was started with our options, whatever they are."""
     given = getattr(vllm_config, "additional_config", None)
     return isinstance(given, Mapping) and KEY in given
+
+
+def opted_out(params: Any) -> bool:
+    """Whether a request asked to decode densely: `"vllm_xargs": {"saccade": "off"}`."""
+    return (getattr(params, "extra_args", None) or {}).get(KEY) == OFF
+
+
+def shape_of(vllm_config: Any) -> ModelShape:
+    """Sizes of the whole decoder, over all tensor-parallel ranks, and the hash of its weights where files are here."""
+    config = vllm_config.model_config
+    text = config.hf_text_config
+    return ModelShape(
+        text.num_hidden_layers,
+        text.num_attention_heads,
+        config.get_total_num_kv_heads(),
+        config.get_head_size(),
+        architecture=text.model_type,
+        weights=stored_hash(str(config.model)),
+    )
 
 
 def _policy(given: Any, model: str, shape: Shape) -> Chosen:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ...errors import ServingError
-from .interfaces import check_interfaces, problem
+from .checks import BACKEND
+from .vllm_api import check_interfaces, problem
 
 logger = logging.getLogger("vllm.saccade")
 
-BACKEND = f"{__name__}.SaccadeBackend"
-"""Where vLLM finds our attention backend."""
-
 _EVERYWHERE = "every process"
-_registered = False
 
 
 def register() -> None:
@@ -22,7 +18,6 @@ def register() -> None:
 
     In a vLLM that this was not written for it only says so: whoever does not use saccade is not to be stopped by it.
     """
-    global _registered
     moved = problem(_EVERYWHERE)
     if moved is not None:
         logger.warning("saccade is not available: %s", moved)
@@ -36,26 +31,6 @@ def register() -> None:
     register_cache_spec()
     if current_platform.is_cpu():
         _honour_choice(type(current_platform))
-    _registered = True
-
-
-def refuse_detached(vllm_config: Any) -> None:
-    """Refuse an engine that was given our options and would not decode under them.
-
-    Raises:
-        ServingError: with the reason.
-    """
-    check_interfaces(_EVERYWHERE)
-    if not _registered:
-        raise ServingError("vLLM did not load the plugin saccade: VLLM_PLUGINS names others only; add saccade to it")
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    attention = vllm_config.attention_config
-    chosen = [attention.backend, *(attention.backend_per_kind or {}).values()]
-    for backend in chosen:
-        if backend is not AttentionBackendEnum.CUSTOM:
-            given = "" if backend is None else f", not {backend.name}"
-            raise ServingError(f"saccade's options need --attention-backend CUSTOM{given}: no other decodes sparsely")
 
 
 def __getattr__(name: str) -> Any:
@@ -66,11 +41,11 @@ def __getattr__(name: str) -> Any:
 
     if current_platform.is_cpu():
         check_interfaces("worker", "worker on CPUs")
-        from .cpu import SaccadeCPUBackend
+        from .worker.cpu import SaccadeCPUBackend
 
         return SaccadeCPUBackend
     check_interfaces("worker", "worker on CUDA")
-    from .cuda import SaccadeFlashBackend
+    from .worker.cuda import SaccadeFlashBackend
 
     return SaccadeFlashBackend
 

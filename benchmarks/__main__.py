@@ -1,0 +1,235 @@
+"""`python -m benchmarks`: what the project measures of itself; `saccade bench` is what users measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from saccade.cli.bench import RandomDtype, RowsFile, Shape
+from saccade.cli.group import INTERRUPTED, OneLineErrors
+from saccade.cli.options import Device, Dtype, Model, Seed
+from saccade.cli.terminal import output, progress, quiet_libraries
+from saccade.eval.output import check_file, write_json, write_text
+
+app = typer.Typer(name="benchmarks", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _benchmarks() -> None:
+    """Time single operations, long decoding and the growth of an index."""
+
+
+@app.command()
+def kernels(
+    shape: Shape = "llama-3.1-8b",
+    context: Annotated[list[str], typer.Option(metavar="N,N", help="Cached tokens per row.")] = ["32768,131072"],  # noqa: B006
+    batch: Annotated[list[str], typer.Option(metavar="N,N", help="Rows.")] = ["1"],  # noqa: B006
+    threads: Annotated[list[str], typer.Option(metavar="N,N", help="CPU threads.")] = ["1"],  # noqa: B006
+    operation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Operation; give it once per operation. Default: all.", show_default=False),
+    ] = None,
+    implementation: Annotated[
+        list[str], typer.Option(metavar="NAME", help="auto, native, cpu, triton, reference; left out where refused.")
+    ] = ["auto"],  # noqa: B006
+    budget: Annotated[int, typer.Option(min=16, help="Tokens of a set.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=2, help="Timed calls of each operation.")] = 15,
+    dtype: RandomDtype = "bfloat16",
+    device: Device = "auto",
+    json: RowsFile = None,
+) -> None:
+    """Time single operations on one layer's cache of random keys: attention, scores, top-k, page bounds, selections.
+
+    Calls take turns and go round in several caches, so that none is warm; each result is first compared with float64.
+
+    Example:
+
+      python -m benchmarks kernels --shape llama-3.1-8b --context 131072 --batch 1,4 --json kernels.json
+    """
+    from .kernel_table import kernel_table
+    from .kernels import KernelJob
+
+    quiet_libraries()
+    job = KernelJob.check(
+        shape=shape,
+        contexts=context,
+        batches=batch,
+        threads=threads,
+        operations=operation or [],
+        implementations=implementation,
+        budget=budget,
+        rounds=rounds,
+        dtype=dtype,
+        device=device,
+        json=json,
+    )
+    with progress(job.units) as advance:
+        results = job.run(advance)
+    output().print(kernel_table(results))
+
+
+@app.command()
+def soak(
+    model: Model = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Policy to run; give it once per policy. Default: lychee_cluster, resa.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens that are read densely first.")] = 4096,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that are decoded then.")] = 20_000,
+    block: Annotated[
+        int, typer.Option(min=1, help="Steps that a policy takes before the next one has its turn.")
+    ] = 500,
+    window: Annotated[int, typer.Option(min=1, help="Steps that the window hit rate looks back.")] = 32,
+    timed: Annotated[bool, typer.Option(help="Time every step.")] = True,
+    sets: Annotated[bool, typer.Option(help="Decode the same tokens again and watch which sets are chosen.")] = True,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write everything measured there.", show_default=False)
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+) -> None:
+    """Decode thousands of tokens under each policy: memory, step time, and how steady the chosen sets are.
+
+    The tokens are given, those of a held-out text: a small model that decodes greedily would soon go round in circles,
+    and given tokens are the same for all policies. Policies take turns block by block, and a control step that is
+    always the same tells the machine's drift from theirs.
+
+    Example:
+
+      python -m benchmarks soak --tokens 20000 --json soak.json --picture soak.svg
+    """
+    from .soak import Soak, SoakJob, SoakSettings
+    from .soak_report import soak_picture, soak_tables
+
+    quiet_libraries()
+    settings = SoakSettings(
+        model=model,
+        policies=tuple(policy or ()),
+        prompt=prompt,
+        tokens=tokens,
+        block=block,
+        window=window,
+        timed=timed,
+        sets=sets,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+    )
+    job = SoakJob.check(settings)
+    _run(Soak(job), job.units, json, picture, soak_tables, soak_picture)
+
+
+@app.command()
+def growth(
+    context: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens in the cache.")
+    ] = "8192,16384,32768,65536,131072,262144,524288,1048576",
+    selector: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help="cap64, sqrt, root (sqrt without its limit of 64), quest, exact.")
+    ] = "cap64,sqrt,root,quest,exact",
+    budget: Annotated[int, typer.Option(min=1, help="Tokens that are chosen.")] = 1024,
+    k_g: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Coarse units that a search keeps. Default: as many as hold 4 budgets, as lychee_cluster's own.",
+            show_default=False,
+        ),
+    ] = None,
+    head_dim: Annotated[int, typer.Option(min=1, help="Size of the one KV head.")] = 64,
+    group: Annotated[int, typer.Option(min=1, help="Query heads of the one KV head.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed selections per context and selector.")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
+    seed: Seed = 0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write everything measured there.", show_default=False)
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+) -> None:
+    """Time the choice of a set against the context, on synthetic keys of one KV head, and fit its growth.
+
+    LycheeCluster's index is built for real, which takes minutes for a million tokens; then all contexts and selectors
+    are timed in turns. Nodes visited are counted as well: they do not depend on the machine.
+
+    Example:
+
+      python -m benchmarks growth --context 8192,65536,524288 --json growth.json --picture growth.svg
+    """
+    from .growth import Growth, GrowthSettings
+    from .growth_report import growth_picture, growth_table
+
+    quiet_libraries()
+    settings = GrowthSettings.check(
+        contexts=context,
+        selectors=selector,
+        budget=budget,
+        head_dim=head_dim,
+        group=group,
+        rounds=rounds,
+        threads=threads,
+        dtype=dtype,
+        seed=seed,
+        k_g=k_g,
+    )
+    measurement = Growth(settings)
+    _run(measurement, measurement.units, json, picture, lambda results: [growth_table(results)], growth_picture)
+
+
+class _Measurement(Protocol):
+    """What runs for long and can be read at any time."""
+
+    complete: bool
+
+    def run(self, advance: Callable[[str], None]) -> None: ...
+
+    def results(self) -> dict[str, Any]: ...
+
+
+def _run(
+    measurement: _Measurement,
+    units: int,
+    json: Path | None,
+    picture: Path | None,
+    tables: Callable[[dict[str, Any]], Sequence[Any]],
+    draw: Callable[[dict[str, Any]], str],
+) -> None:
+    """Measure, and whatever ends it, write and print what has been measured."""
+
+    for path in (json, picture):
+        if path is not None:
+            check_file(path)
+    try:
+        with progress(units) as advance:
+            measurement.run(advance)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        results = measurement.results()
+        if json is not None:
+            write_json(json, results)
+        if picture is not None:
+            write_text(picture, draw(results))
+    console = output()
+    for table in tables(results):
+        console.print(table)
+    for note in results.get("notes", ()):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if not measurement.complete:
+        console.print("interrupted: what was measured until then is above", highlight=False)
+        raise typer.Exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,291 @@
+"""What choosing a set costs per step as the context grows: cluster search, Quest's page bounds, exact scores."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from scipy.signal import lfilter
+from scipy.stats import linregress
+from torch import Tensor
+
+from saccade.checkpoints.load import DTYPES
+from saccade.errors import PolicyError, SaccadeError
+from saccade.eval.output import whole_numbers
+from saccade.machine import environment
+from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.settings import ClusterSettings
+from saccade.selection.history import TokenHistory
+from saccade.selection.rules import TopK
+from saccade.selection.scorers.exact import ExactScorer
+from saccade.selection.scorers.page_bounds import PageBoundScorer
+from saccade.selection.selector import Index, ScoredSelector
+from saccade.types import KVView, Rows, Selection
+
+QUEST_PAGE = 16
+SELECTORS = ("cap64", "sqrt", "root", "quest", "exact")
+"""cap64, sqrt and root are `lychee_cluster`'s numbers of coarse units; the first two are at most 64."""
+
+_CORRELATION = 0.9
+"""Of neighbouring keys: chunks hang together, as those of a text do, but there are no clusters to be found at once."""
+_CHUNK = 12  # tokens, the mean of the paper's 8 to 16
+_QUERIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthSettings:
+    """What the user can choose; see `saccade bench growth --help`."""
+
+    contexts: tuple[int, ...]
+    selectors: tuple[str, ...]
+    budget: int
+    head_dim: int
+    group: int
+    rounds: int
+    threads: int
+    dtype: str
+    seed: int
+    k_g: int | None = None
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        contexts: str,
+        selectors: str,
+        budget: int,
+        head_dim: int,
+        group: int,
+        rounds: int,
+        threads: int,
+        dtype: str,
+        seed: int,
+        k_g: int | None = None,
+    ) -> GrowthSettings:
+        """Read the settings.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        names = tuple(dict.fromkeys(name.strip() for name in selectors.split(",")))
+        for name in names:
+            if name not in SELECTORS:
+                raise SaccadeError(f"unknown selector {name!r}; valid: {', '.join(SELECTORS)}")
+        if dtype not in DTYPES:
+            raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        sizes = tuple(sorted(whole_numbers("--context", contexts, at_least=1)))
+        if sizes[0] <= budget:
+            raise PolicyError(f"--context {sizes[0]} is not valid: within a budget of {budget} nothing is chosen")
+        made = cls(sizes, names, budget, head_dim, group, rounds, threads, dtype, seed, k_g)
+        for name in names:
+            made.selector(name)
+        return made
+
+    def selector(self, name: str) -> ClusterSettings | ScoredSelector:
+        """What chooses, by its name in `SELECTORS`; for clusters what their index is told.
+
+        Raises:
+            PolicyError: a budget too small for it.
+        """
+        if name == "quest":
+            if self.budget < QUEST_PAGE:
+                raise PolicyError(f"budget={self.budget} holds no page of {QUEST_PAGE}")
+            return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(self.budget))
+        if name == "exact":
+            return ScoredSelector(ExactScorer("max"), TopK(self.budget))
+        coarse: Any = name
+        return ClusterSettings(
+            self.budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse, k_g=self.k_g
+        )
+
+
+@dataclass
+class Growth:
+    """The measurement; `run` it, then read `results`, which are also right in the middle of it."""
+
+    settings: GrowthSettings
+    complete: bool = False
+    _subjects: list[_Subject] = field(init=False, default_factory=list)
+
+    @property
+    def units(self) -> int:
+        """Units of work: an index built or a round over all of them each."""
+        return len(self.settings.contexts) * len(self.settings.selectors) + self.settings.rounds
+
+    @torch.inference_mode()
+    def run(self, advance: Callable[[str], None]) -> None:
+        """Build every index, then select in rounds over all contexts and selectors."""
+        settings = self.settings
+        torch.set_num_threads(settings.threads)
+        keys = synthetic_keys(settings.contexts[-1], settings.head_dim, settings.seed).to(DTYPES[settings.dtype])
+        for context in settings.contexts:
+            kv = one_head(keys[:context])
+            queries = synthetic_queries(keys[:context], settings.group, settings.seed)
+            built: dict[int, _Subject] = {}
+            for name in settings.selectors:
+                subject = _Subject(name, settings.selector(name), kv, queries)
+                # Above 4,096 clusters cap64 and sqrt are the same index, which is not built twice.
+                twin = built.get(subject.coarse_units) if subject.coarse_units else None
+                subject.build(twin)
+                built[subject.coarse_units] = subject
+                self._subjects.append(subject)
+                advance(f"{name} over {context:,} tokens")
+        for number in range(settings.rounds):
+            for subject in self._subjects:
+                subject.time(number)
+            advance(f"round {number + 1} of {settings.rounds}")
+        self.complete = True
+
+    def results(self) -> dict[str, Any]:
+        """What the JSON file holds; see `docs/soak.md`."""
+        settings = self.settings
+        rows = [subject.row() for subject in self._subjects if subject.times]
+        return {
+            "complete": self.complete,
+            "settings": {**asdict(settings), "correlation": _CORRELATION, "chunk": _CHUNK},
+            "rows": rows,
+            "exponents": [
+                {
+                    "selector": name,
+                    "time": exponent([row for row in rows if row["selector"] == name], "us"),
+                    "visited": exponent([row for row in rows if row["selector"] == name], "visited"),
+                }
+                for name in settings.selectors
+            ],
+            "environment": environment(
+                threads=settings.threads, dtype=DTYPES[settings.dtype], device=torch.device("cpu")
+            ),
+        }
+
+
+class _Subject:
+    """A selector over one context."""
+
+    def __init__(self, name: str, selector: ClusterSettings | ScoredSelector, kv: KVView, queries: Tensor) -> None:
+        self.name = name
+        self.selector = selector
+        self.times: list[float] = []
+        self.build_seconds = 0.0
+        self.shared = False
+        self.index: Index | None = None
+        self._kv = kv
+        self._queries = queries
+
+    @property
+    def coarse_units(self) -> int:
+        """Coarse units of the index to come, 0 where there are none."""
+        if not isinstance(self.selector, ClusterSettings):
+            return 0
+        chunks = (self._kv.rows.max_len - 1 - self.selector.sinks) // _CHUNK
+        return self.selector.units(max(-(-chunks // self.selector.cluster_size), 1))
+
+    def build(self, twin: _Subject | None) -> None:
+        """Build the index from the keys, as decoding would at its first step; or take that of an equal selector."""
+        if twin is not None:
+            self.index, self.build_seconds, self.shared = twin.index, twin.build_seconds, True
+            return
+        start = time.perf_counter()
+        if isinstance(self.selector, ClusterSettings):
+            self.index = ClusterIndex.empty(self.selector, TokenHistory(), self._kv)
+        else:
+            self.index = self.selector.new_index(self._kv, TokenHistory())
+        if self.index is not None:
+            self.index.update(self._kv, torch.zeros(1, dtype=torch.int32), self._kv.rows.max_len)
+        self.build_seconds = time.perf_counter() - start
+
+    def choose(self, q: Tensor) -> Selection:
+        """The set for queries `[1, Hq, d]`, as a decoding step chooses it."""
+        if isinstance(self.index, ClusterIndex):
+            return self.index.search(q, self._kv)
+        assert isinstance(self.selector, ScoredSelector), "clusters have an index"
+        return self.selector.select(q, self._kv, self.index, None, q.shape[-1] ** -0.5)
+
+    def time(self, number: int) -> None:
+        """Choose a set, once untimed so that the caches hold what this selector reads last, then once timed."""
+        q = self._queries[number % len(self._queries)][None]
+        self.choose(q)
+        start = time.perf_counter()
+        self.choose(q)
+        self.times.append(time.perf_counter() - start)
+
+    def visited(self) -> float:
+        """Nodes whose bound or score a search needs: units and clusters, pages, or tokens; mean over the queries."""
+        if isinstance(self.index, ClusterIndex):
+            return statistics.fmean(nodes_visited(self.index, q) for q in self._queries)
+        length = self._kv.rows.max_len
+        return length if self.index is None else -(-length // QUEST_PAGE)
+
+    def row(self) -> dict[str, Any]:
+        """Medians and quartiles in microseconds."""
+        length = self._kv.rows.max_len
+        fast, median, slow = (1e6 * value for value in _quartiles(self.times))
+        key_bytes = 2 * length * self._kv.head_dim * self._kv.k.element_size()
+        return {
+            "selector": self.name,
+            "context": length,
+            "us": median,
+            "us_fast": fast,
+            "us_slow": slow,
+            "rounds": len(self.times),
+            "visited": self.visited(),
+            "build_seconds": self.build_seconds,
+            "shared_index": self.shared,
+            "index_share": 0.0 if self.index is None else self.index.nbytes / key_bytes,
+        }
+
+
+def nodes_visited(index: ClusterIndex, q: Tensor) -> int:
+    """All coarse units, and the clusters of those that a search of one row keeps, for queries `[Hq, d]`."""
+    tree = index.tree
+    query = q.float().mean(0)
+    bounds = tree.unit_centroids[0, 0].float() @ query + query.norm() * tree.unit_radii[0, 0]
+    order = bounds.argsort(descending=True, stable=True)
+    tokens, kept = tree.unit_tokens[0, 0][order].long(), index.settings.k_g
+    if kept is None:
+        kept = int((tokens.cumsum(0) - tokens < 4 * index.settings.budget).sum())
+    return len(order) + int(tree.unit_offsets[0, 0].diff()[order[:kept]].sum())
+
+
+def synthetic_keys(count: int, head_dim: int, seed: int) -> Tensor:
+    """Keys float32 `[count, d]`: a stationary Gaussian walk, so that neighbours are alike (`_CORRELATION`)."""
+    noise = numpy.random.default_rng(seed).standard_normal((count, head_dim), dtype=numpy.float32)
+    # The walk starts at a typical place.
+    noise[0] /= math.sqrt(1 - _CORRELATION**2)
+    walk = lfilter([math.sqrt(1 - _CORRELATION**2)], [1, -_CORRELATION], noise, axis=0)
+    return torch.from_numpy(numpy.ascontiguousarray(walk, dtype=numpy.float32))
+
+
+def synthetic_queries(keys: Tensor, group: int, seed: int) -> Tensor:
+    """Queries `[n, group, d]`, each the key of some token and as much noise again."""
+    generator = torch.Generator().manual_seed(seed)
+    wanted = keys[torch.randint(len(keys), (_QUERIES,), generator=generator)]
+    noise = torch.randn((_QUERIES, group, keys.shape[1]), generator=generator)
+    return (wanted[:, None].float() + noise).to(keys.dtype)
+
+
+def one_head(keys: Tensor) -> KVView:
+    """One row and one KV head whose keys are `[T, d]`; values are never read here, so they are the keys again."""
+    pages = keys[None, :, None]
+    table = torch.zeros((1, 1), dtype=torch.int32)
+    return KVView(pages, pages, Rows.on_host(table, [0], [len(keys)]))
+
+
+def exponent(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float] | None:
+    """Least squares of the logarithms over the context: slope and its standard error; None below three contexts."""
+    if len(rows) < 3:
+        return None
+    fit = linregress(numpy.log([row["context"] for row in rows]), numpy.log([row[name] for row in rows]))
+    return {"slope": float(fit.slope), "standard_error": float(fit.stderr)}
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    if len(times) < 2:
+        return (times[0],) * 3
+    low, median, high = statistics.quantiles(times, n=4)
+    return low, median, high

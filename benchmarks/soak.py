@@ -1,0 +1,339 @@
+"""A long run of single steps: does memory grow only as it must, do steps stay as fast, do the chosen sets stay put?"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import theilslopes
+from transformers import DynamicCache
+
+from saccade.adapters.hf.run import Run, sparsify
+from saccade.adapters.hf.support import refuse_unsupported
+from saccade.checkpoints.load import ModelSource, pick_device, pick_dtype
+from saccade.checkpoints.shape import shape_of
+from saccade.errors import DocumentError, SaccadeError
+from saccade.eval.document import language_reference
+from saccade.machine import environment, synchronize
+from saccade.methods.policy import Policy
+from saccade.plans.cost import cost_of
+from saccade.recipes.resolve import resolve_all
+from saccade.types import ModelShape
+
+from .steadiness import Steadiness
+
+DEFAULT_POLICIES = ("lychee_cluster", "resa")
+CONTROL_STEPS = 20
+"""Steps of the control, which is the same work after every block: what it drifts, the machine drifts."""
+
+_PAGE_BYTES = 4096
+_TOGETHER = 32  # tokens of a call when nothing is timed
+
+
+@dataclass(frozen=True, slots=True)
+class SoakSettings:
+    """What the user can choose; see `saccade bench soak --help`."""
+
+    model: str | None
+    policies: tuple[str, ...]
+    prompt: int
+    tokens: int
+    block: int
+    window: int
+    timed: bool
+    sets: bool
+    device: str
+    dtype: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoakJob:
+    """Settings that passed every check."""
+
+    settings: SoakSettings
+    source: ModelSource
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any
+    tokens: tuple[int, ...]
+    policies: tuple[Policy, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def check(cls, settings: SoakSettings) -> SoakJob:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        source = ModelSource.locate(settings.model)
+        named, said = resolve_all(settings.policies or DEFAULT_POLICIES, source.location, source.decoder)
+        policies = tuple(dict.fromkeys(named))
+        for policy in policies:
+            if policy.rectify is not None and policy.rectify.mode == "verify":
+                raise SaccadeError(f"policy {policy}: a soak feeds given tokens, so there is nothing to verify")
+        device = pick_device(settings.device)
+        dtype = pick_dtype(settings.dtype, source, device)
+        shape, positions = source.shape()
+        needed = settings.prompt + settings.tokens
+        if needed > positions:
+            raise DocumentError(f"{needed} tokens, prompt and decoded: the model has {positions} positions")
+        notes = (*said, *(note for policy in policies for note in policy.plan(shape).notes))
+        tokenizer = source.tokenizer()
+        ids = tokenizer(language_reference().evaluation, add_special_tokens=False, verbose=False)["input_ids"]
+        # A text that is too short begins anew.
+        ids = (ids * -(-needed // len(ids)))[:needed]
+        return cls(settings, source, device, dtype, tokenizer, tuple(ids), policies, tuple(dict.fromkeys(notes)))
+
+    @property
+    def units(self) -> int:
+        """Units of work: a block of a policy each, timed and, if asked for, watched."""
+        blocks = -(-self.settings.tokens // self.settings.block)
+        return blocks * len(self.policies) * (self.settings.timed + self.settings.sets)
+
+    def load_model(self) -> Any:
+        """The model, on its device."""
+        model = self.source.weights(self.device, self.dtype)
+        refuse_unsupported(model)
+        return model
+
+
+class Soak:
+    """The runs of all policies over the same tokens; readable at any time through `results`.
+
+    First the timed pass, in which policies take turns block by block and nothing is watched; then, if asked for, the
+    same tokens again with an observer of the chosen sets. Every policy has a copy of the model: it stays attached.
+    """
+
+    def __init__(self, job: SoakJob) -> None:
+        self.job = job
+        self.complete = False
+        self._blocks: list[dict[str, Any]] = []
+        self._memory: list[dict[str, Any]] = []
+        self._steadiness: dict[str, Steadiness] = {}
+
+    def run(self, advance: Callable[[str], None]) -> None:
+        """Decode everything. Interrupt it at will."""
+        settings = self.job.settings
+        torch.set_num_threads(settings.threads)
+        models = [self.job.load_model() for _ in self.job.policies]
+        if settings.timed:
+            self._time(models, advance)
+        if settings.sets:
+            for policy, model in zip(self.job.policies, models, strict=True):
+                self._watch(policy, model, advance)
+        self.complete = True
+
+    def results(self) -> dict[str, Any]:
+        """What the JSON file holds; see `docs/soak.md`."""
+        job, settings = self.job, self.job.settings
+        labels = [str(policy) for policy in job.policies]
+        return {
+            "complete": self.complete,
+            "model": job.source.name,
+            "settings": asdict(settings),
+            "blocks": self._blocks,
+            "memory": self._memory,
+            "drift": [_drift(label, [row for row in self._blocks if row["policy"] == label]) for label in labels],
+            "steadiness": {label: watched.series() for label, watched in self._steadiness.items()},
+            "notes": list(job.notes),
+            "environment": environment(threads=settings.threads, dtype=job.dtype, device=job.device),
+        }
+
+    def _time(self, models: Sequence[Any], advance: Callable[[str], None]) -> None:
+        """Blocks in turn, with the control after each; memory after every round."""
+        job, settings = self.job, self.job.settings
+        control = job.load_model()
+        runners = [
+            Runner(model, sparsify(model, policy, tokenizer=job.tokenizer), job.tokens, settings.prompt)
+            for policy, model in zip(job.policies, models, strict=True)
+        ]
+        try:
+            for runner in runners:
+                runner.prefill()
+            for start in range(0, settings.tokens, settings.block):
+                count = min(settings.block, settings.tokens - start)
+                for runner in runners:
+                    self._blocks.append({**runner.block(count), "ms_control": _control(control, job.tokens)})
+                    advance(f"{runner.label}, {start + count} tokens")
+                self._memory.append(_memory(start + count, runners))
+        finally:
+            for runner in runners:
+                runner.run.restore()
+
+    def _watch(self, policy: Policy, model: Any, advance: Callable[[str], None]) -> None:
+        """The same tokens again, several to a call; each chooses for itself as if it came alone."""
+        job, settings = self.job, self.job.settings
+        watched = self._steadiness[str(policy)] = Steadiness(settings.window)
+        with sparsify(model, policy, tokenizer=job.tokenizer, observers=(watched,)) as run:
+            runner = Runner(model, run, job.tokens, settings.prompt)
+            watched.cache = runner.cache
+            runner.prefill()
+            with run.decoding():
+                for start in range(0, settings.tokens, settings.block):
+                    runner.feed(min(settings.block, settings.tokens - start))
+                    advance(f"{policy}, sets")
+
+
+class Runner:
+    """One policy's model, cache and place in the text."""
+
+    def __init__(self, model: Any, run: Run, tokens: Sequence[int], prompt: int) -> None:
+        self.model = model
+        self.run = run
+        self.label = str(run.policy)
+        self.cache: Any = DynamicCache()
+        self._tokens = torch.tensor([tokens], device=model.device)
+        self._prompt = prompt
+        self._done = 0
+        self._since_pass = 0
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Read the prompt densely."""
+        self.model(self._tokens[:, : self._prompt], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+
+    @torch.inference_mode()
+    def block(self, count: int) -> dict[str, Any]:
+        """Decode `count` tokens one by one, each timed; dense passes over earlier steps apart."""
+        policy = self.run.policy
+        steps, passes = list[float](), list[float]()
+        with self.run.decoding():
+            for _ in range(count):
+                position = self._prompt + self._done
+                token = self._tokens[:, position : position + 1]
+                synchronize(token.device)
+                start = time.perf_counter()
+                self.model(token, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+                synchronize(token.device)
+                elapsed = time.perf_counter() - start
+                (passes if policy.rectify is not None and self._is_pass() else steps).append(elapsed)
+                self._done += 1
+        stats = self.run.stats()
+        fast, median, slow = (1e3 * value for value in _quartiles(steps))
+        used, reserved = self.kv_bytes()
+        plan, shape = self.run.plan, shape_of(self.model.config)
+        return {
+            "policy": self.label,
+            "step": self._done,
+            "context": self._prompt + self._done,
+            "ms": median,
+            "ms_fast": fast,
+            "ms_slow": slow,
+            "ms_pass": 1e3 * statistics.median(passes) if passes else None,
+            "passes": len(passes),
+            "kv_bytes": used,
+            "kv_reserved_bytes": reserved,
+            "index_bytes": stats.index_bytes,
+            "expected_bytes": _expected(plan, shape, self._prompt + self._done, self.model),
+        }
+
+    @torch.inference_mode()
+    def feed(self, count: int) -> None:
+        """Decode `count` tokens, several to a call but no more than go without a dense pass among them."""
+        rectify = self.run.policy.rectify
+        while count:
+            free = _TOGETHER if rectify is None else max(rectify.every - self._since_pass, 1)
+            size = min(count, free, _TOGETHER)
+            position = self._prompt + self._done
+            tokens = self._tokens[:, position : position + size]
+            self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            self._done += size
+            count -= size
+            if rectify is not None:
+                self._since_pass = 0 if self._since_pass >= rectify.every else self._since_pass + size
+
+    def kv_bytes(self) -> tuple[int, int]:
+        """Bytes of the cached keys and values, and of the buffers that hold them."""
+        used = reserved = 0
+        for layer in self.cache.layers:
+            for tensor in (layer.keys, layer.values):
+                if tensor is not None:
+                    used += tensor.nelement() * tensor.element_size()
+                    reserved += tensor.untyped_storage().nbytes()
+        return used, reserved
+
+    def _is_pass(self) -> bool:
+        """Whether the step just taken rectified those before it."""
+        rectify = self.run.policy.rectify
+        assert rectify is not None, "only asked where there are passes"
+        if self._since_pass >= rectify.every:
+            self._since_pass = 0
+            return True
+        self._since_pass += 1
+        return False
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM; None where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * _PAGE_BYTES if statm.is_file() else None
+
+
+def _expected(plan: Any, shape: ModelShape, context: int, model: Any) -> float:
+    """Bytes that a sparse step must move, by the cost model."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    itemsize = model.dtype.itemsize
+    return cost_of(plan, None, shape, context=context, batch=1, kv_itemsize=itemsize, weight_bytes=weights).total
+
+
+def _memory(step: int, runners: Sequence[Runner]) -> dict[str, Any]:
+    """What the process holds, and what of it caches and indexes account for."""
+    held = [runner.kv_bytes() for runner in runners]
+    return {
+        "step": step,
+        "resident_bytes": resident_bytes(),
+        "kv_bytes": sum(used for used, _ in held),
+        "kv_reserved_bytes": sum(reserved for _, reserved in held),
+        "index_bytes": sum(runner.run.stats().index_bytes for runner in runners),
+    }
+
+
+@torch.inference_mode()
+def _control(model: Any, tokens: Sequence[int]) -> float:
+    """Milliseconds of a stock step in a context of a few tokens: median of `CONTROL_STEPS`."""
+    cache, times = DynamicCache(), list[float]()
+    for number in range(CONTROL_STEPS):
+        token = torch.tensor([[tokens[number % len(tokens)]]], device=model.device)
+        start = time.perf_counter()
+        model(token, past_key_values=cache, use_cache=True)
+        synchronize(token.device)
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def _drift(policy: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Slopes of the blocks' medians over the context, per 10,000 tokens, as shares of the median block.
+
+    Theil-Sen: the median slope between two blocks, with its 95% interval. "ms" as the clock says, "controlled" in
+    units of the control, "expected" from the bytes that the cost model counts.
+    """
+    context = [row["context"] for row in rows]
+    series = {
+        "ms": [row["ms"] for row in rows],
+        "controlled": [row["ms"] / row["ms_control"] for row in rows],
+        "pass": [row["ms_pass"] for row in rows if row["ms_pass"] is not None],
+        "expected": [row["expected_bytes"] for row in rows],
+    }
+    return {"policy": policy, **{name: _slope(values, context) for name, values in series.items()}}
+
+
+def _slope(values: Sequence[float], context: Sequence[int]) -> dict[str, float] | None:
+    if len(values) != len(context) or len(values) < 3:
+        return None
+    slope, _, low, high = theilslopes(values, context)
+    unit = 10_000 / statistics.median(values)
+    return {"slope": float(slope) * unit, "low": float(low) * unit, "high": float(high) * unit}
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    if len(times) < 2:
+        return (times[0],) * 3 if times else (0.0,) * 3
+    low, median, high = statistics.quantiles(times, n=4)
+    return low, median, high

@@ -1,0 +1,97 @@
+"""How much of what a step attends to the steps before it attended to as well (LycheeCluster, appendix D)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saccade.adapters.hf.cache import session_of
+from saccade.plans.roles import HeadSpan
+from saccade.types import KVView, Selection
+
+_NEVER = -(2**31)
+
+
+class Steadiness:
+    """Observes the sets of every sparse step: clusters where the index has them, else pages or tokens.
+
+    Per layer and head, S_t being what step t chose: Jaccard similarity |S_t ∩ S_t-1| / |S_t ∪ S_t-1| (equation 3) and
+    window hit rate |S_t ∩ (S_t-1 ∪ … ∪ S_t-w)| / |S_t| (equation 4). Steps are counted where there was a set: dense
+    passes and steps within the budget are left out. One row per batch.
+
+    Attributes:
+        cache: of the run, whose indexes know the clusters.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.cache: Any = None
+        self._window = window
+        self._last: dict[tuple[int, int], _LastSeen] = {}
+        self._steps: dict[tuple[int, int], list[tuple[float, float]]] = {}
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+    ) -> None:
+        if selection is None:
+            return
+        place = (layer, span.start)
+        chosen = self._chosen(layer, span, q, kv, selection)
+        seen = self._last.setdefault(place, _LastSeen(len(chosen), self._window))
+        measured = seen.step(chosen)
+        if measured is not None:
+            self._steps.setdefault(place, []).append(measured)
+
+    def series(self) -> dict[str, list[float]]:
+        """Means over layers and heads, step by step: "hit" and "jaccard"; the first step has no predecessor."""
+        steps = [values for values in self._steps.values() if values]
+        if not steps:
+            return {"hit": [], "jaccard": []}
+        shortest = min(map(len, steps))
+        means = numpy.array([values[:shortest] for values in steps]).mean(axis=0)
+        return {"hit": means[:, 0].round(4).tolist(), "jaccard": means[:, 1].round(4).tolist()}
+
+    def _chosen(self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection) -> NDArray[numpy.int64]:
+        """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
+        session = session_of(self.cache)
+        index: Any = None if session is None else session.state.indexes.of(layer, kv)
+        by_cluster = hasattr(index, "chosen_clusters")
+        ids = index.heads(span.start, span.stop).chosen_clusters(q, kv) if by_cluster else selection.ids
+        numbers: NDArray[numpy.int64] = ids[0].cpu().numpy().astype(numpy.int64)
+        return numbers
+
+
+class _LastSeen:
+    """When each unit of each head was last chosen."""
+
+    def __init__(self, heads: int, window: int) -> None:
+        self._at: NDArray[numpy.int64] = numpy.full((heads, 1), _NEVER, dtype=numpy.int64)
+        self._window = window
+        self._time = 0
+        self._size: NDArray[numpy.int64] | None = None
+
+    def step(self, chosen: NDArray[numpy.int64]) -> tuple[float, float] | None:
+        """Hit rate and similarity of sets `[heads, n]` as means over heads; None for the first step."""
+        missing = int(chosen.max(initial=0)) + 1 - self._at.shape[1]
+        if missing > 0:
+            self._at = numpy.pad(self._at, ((0, 0), (0, missing + missing // 8)), constant_values=_NEVER)
+        valid = chosen >= 0
+        heads, places = numpy.nonzero(valid)
+        units = chosen[heads, places]
+        age = numpy.full(chosen.shape, numpy.iinfo(numpy.int64).max)
+        age[heads, places] = self._time - self._at[heads, units]
+        size, before = valid.sum(axis=1), self._size
+        self._at[heads, units] = self._time
+        self._time += 1
+        self._size = size
+        if before is None:
+            return None
+        again = (age == 1).sum(axis=1)
+        hits = (age <= self._window).sum(axis=1)
+        union = size + before - again
+        # A step that chose nothing from an empty set is as steady as can be.
+        hit = numpy.where(size > 0, hits / numpy.maximum(size, 1), 1.0)
+        same = numpy.where(union > 0, again / numpy.maximum(union, 1), 1.0)
+        return float(hit.mean()), float(same.mean())

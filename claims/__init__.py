@@ -1,0 +1,1 @@
+"""What the papers claim, an experiment each: `python -m claims`."""

@@ -1,0 +1,21 @@
+"""`python -m claims`: the experiments, a command each."""
+
+from __future__ import annotations
+
+import typer
+
+from saccade.cli.group import OneLineErrors
+
+from .accumulation.command import accumulation
+
+app = typer.Typer(name="claims", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(accumulation)
+
+
+@app.callback()
+def _claims() -> None:
+    """Check what the papers claim."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""How errors accumulate while decoding sparsely, and what rectification makes good (ReSA, section 3.2)."""

@@ -1,0 +1,126 @@
+"""`python -m claims accumulation`: what sparse decoding loses with the keys and values that it has written itself."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.cli.group import INTERRUPTED
+from saccade.cli.options import Device, Dtype, Model, Seed, at_least
+
+RESULTS, PICTURE = "results.json", "accumulation.svg"
+
+
+def accumulation(
+    model: Model = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Policy without its budget, which is the kept share of a passage; once per policy. "
+            "Default: resa, tidal, less_is_more.",
+            show_default=False,
+        ),
+    ] = None,
+    kept: Annotated[
+        str, typer.Option(metavar="P,P", help="Shares of the passage that are kept.")
+    ] = "0.2,0.1,0.05,0.02",
+    every: Annotated[
+        str, typer.Option(metavar="N,N", help="Sparse steps between dense passes over them.")
+    ] = "16,32,64,128",
+    lengths: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens that are read; all end at the same ones.")
+    ] = "2048,4096,8192",
+    sources: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help="Texts: reference, library, facts.")
+    ] = "reference,library,facts",
+    passages: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages per source.")] = 8,
+    sparse_only: Annotated[
+        int,
+        typer.Option(
+            parser=at_least(0), metavar="N", help="So many of them are also decoded from their first token on; slow."
+        ),
+    ] = 2,
+    batch: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages read together.")] = 24,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Results folder; files of the same names are overwritten. Default: results/accumulation-DATE-TIME.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    threads: Annotated[int, typer.Option(parser=at_least(1, 1024), metavar="N", help="CPU threads.")] = 1,
+) -> None:
+    """Measure how errors accumulate while decoding sparsely, and what rectification makes good (ReSA, section 3.2).
+
+    Held-out passages are read with their own tokens; judged are the predictions of the last 32: is the token among the
+    three likeliest? The prompt is dense, the last tokens are decoded under a policy that keeps a share of the passage
+    and rectifies every N steps. Beside it: decode-only (all keys and values dense), sparse-only (all tokens decoded
+    sparsely, no rectification) and dense. You get a table per source, `results.json` and `accumulation.svg`.
+
+    Examples:
+
+      python -m claims accumulation
+
+      python -m claims accumulation --policy resa:min_pages=1 --kept 0.05,0.02 --lengths 4096 --sparse-only 0
+    """
+    # Imported here, so that --help and a mistyped option do not wait for torch.
+    import torch
+
+    from saccade.cli.terminal import output, progress, quiet_libraries
+    from saccade.eval.output import check_folder, write_json, write_text
+
+    from .job import AccumulationJob, Settings
+    from .report import accumulation_picture, accumulation_table
+
+    quiet_libraries()
+    folder = output_dir or Path("results") / f"accumulation-{datetime.now():%Y-%m-%d-%H%M%S}"
+    job = AccumulationJob.check(
+        Settings(
+            model=model,
+            policies=tuple(policy or ()),
+            kept=kept,
+            every=every,
+            lengths=lengths,
+            sources=sources,
+            passages=passages,
+            sparse_only=sparse_only,
+            batch=batch,
+            output_dir=folder,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            threads=threads,
+        )
+    )
+    check_folder(folder)
+    torch.set_num_threads(threads)
+    experiment = job.accumulation(job.load_model())
+    complete = False
+    try:
+        with progress(experiment.units) as advance:
+            experiment.run(advance)
+        complete = True
+    except KeyboardInterrupt:
+        pass
+    finally:
+        # Whatever ended the run: what it has measured is kept.
+        results = job.results(experiment, complete=complete)
+        write_json(folder / RESULTS, results)
+        write_text(folder / PICTURE, accumulation_picture(results))
+    console = output()
+    for source in dict.fromkeys(row["source"] for row in results["rows"]):
+        console.print(accumulation_table(results, source))
+    for note in job.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"picture: {folder / PICTURE}", soft_wrap=True, highlight=False, markup=False)
+    if not complete:
+        console.print("interrupted: what was measured until then is above", highlight=False)
+        raise typer.Exit(INTERRUPTED)

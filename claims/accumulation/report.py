@@ -1,0 +1,131 @@
+"""Table and picture of the accumulation experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from saccade.report.drawing import as_svg, canvas
+from saccade.report.palette import INK, MUTED, marks
+
+Row = Mapping[str, Any]
+
+NOTHING = "-"
+
+
+def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
+    """Top-3 accuracy of one source: that of dense, and what every setting has more or less than it on its passages."""
+    rows = [row for row in results["rows"] if row["source"] == source]
+    settings = _settings(rows)
+    counts = sorted({row["passages"] for row in rows})
+    passages = " or ".join(map(str, counts))
+    table = Table(
+        title=Text(
+            f"{source}: top-3 accuracy on the last {results['targets']} tokens of {passages} passages, "
+            "and differences to dense in points"
+        ),
+        caption=Text("* the 95% interval of the difference, by passage, leaves out 0"),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("length", "policy", "kept", "read", "dense", *settings):
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name != "policy")
+    found = {_key(row): row for row in rows}
+    previous = None
+    for length, policy, kept in dict.fromkeys(_key(row)[:3] for row in rows if row["kept"] is not None):
+        if previous not in (None, (length, policy)):
+            table.add_section()
+        previous = (length, policy)
+        own = [found.get((length, policy, kept, setting)) for setting in settings]
+        dense = found.get((length, "dense", None, "dense"))
+        share = next((row["share_attended"] for row in own if row is not None), None)
+        cells = (f"{length:,}", policy, f"{kept:g}", NOTHING if share is None else f"{share:.1%}")
+        accuracy = NOTHING if dense is None else f"{dense['accuracy']:.1%}"
+        table.add_row(*map(Text, (*cells, accuracy, *map(_cell, own))))
+    return table
+
+
+def accumulation_picture(results: Mapping[str, Any]) -> str:
+    """Difference to dense at the longest length, as SVG: a row of panels per source, a column per policy."""
+    rows = [row for row in results["rows"] if row["difference"] is not None and row["kept"] is not None]
+    sources, policies = _unique(rows, "source"), _unique(rows, "policy")
+    width, height = 3.6 * max(len(policies), 1) + 1.2, 2.5 * max(len(sources), 1) + 0.8
+    with canvas(width, height) as figure:
+        panels = figure.subplots(max(len(sources), 1), max(len(policies), 1), squeeze=False, sharex=True, sharey="row")
+        longest = max((row["length"] for row in rows), default=0)
+        shares, settings = _unique(rows, "kept"), _settings(rows)
+        for line, source in enumerate(sources):
+            for column, policy in enumerate(policies):
+                axes = panels[line][column]
+                own = [
+                    row for row in rows if (row["source"], row["policy"], row["length"]) == (source, policy, longest)
+                ]
+                _panel(axes, own, shares, settings)
+                axes.set_title(f"{policy}, {source}")
+        for axes in panels[:, 0]:
+            axes.set_ylabel("points above dense")
+        figure.suptitle(f"top-3 accuracy on the last tokens of {longest:,}, against dense", color=INK)
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside right upper", title="kept share")
+        return as_svg(figure)
+
+
+def _panel(axes: Axes, rows: Sequence[Row], shares: Sequence[float], settings: Sequence[str]) -> None:
+    drawn = marks([f"{share:g}" for share in shares])
+    axes.axhline(0, color=MUTED, linewidth=1, linestyle="dashed")
+    for number, share in enumerate(shares):
+        own = sorted((row for row in rows if row["kept"] == share), key=lambda row: settings.index(row["setting"]))
+        shift = 0.14 * (number - (len(shares) - 1) / 2)
+        mark = drawn[f"{share:g}"]
+        axes.errorbar(
+            [settings.index(row["setting"]) + shift for row in own],
+            [100 * row["difference"] for row in own],
+            yerr=[[_reach(row, 0) for row in own], [_reach(row, 1) for row in own]],
+            color=mark.color,
+            marker=mark.marker,
+            markersize=4.5,
+            linewidth=1,
+            capsize=2,
+            label=f"{share:g}",
+        )
+    axes.set_xticks(range(len(settings)), [setting.replace("-", "\n").replace(" ", "\n") for setting in settings])
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+
+
+def _reach(row: Row, side: int) -> float:
+    """How many points the interval of a difference reaches below (0) or above (1) it."""
+    interval = row["difference_interval"]
+    return 0.0 if interval is None else 100 * abs(interval[side] - row["difference"])
+
+
+def _cell(row: Row | None) -> str:
+    if row is None or row["difference"] is None:
+        return NOTHING
+    interval = row["difference_interval"]
+    differs = interval is not None and not interval[0] <= 0 <= interval[1]
+    return f"{100 * row['difference']:+.1f}{'*' if differs else ' '}"
+
+
+def _key(row: Row) -> tuple[int, str, float | None, str]:
+    return row["length"], row["policy"], row["kept"], row["setting"]
+
+
+def _settings(rows: Sequence[Row]) -> list[str]:
+    """The settings but dense, in the order in which more of the cache is written by sparse steps."""
+    found = [setting for setting in _unique(rows, "setting") if setting != "dense"]
+    return sorted(found, key=lambda name: (name == "sparse-only", int(name.rpartition(" ")[2]) if " " in name else 0))
+
+
+def _unique(rows: Sequence[Row], name: str) -> list[Any]:
+    return list(dict.fromkeys(row[name] for row in rows))

@@ -1,0 +1,185 @@
+"""Which engines can decode under a policy; everything else is refused with the reason, before any work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+from typing import Any
+
+from ...errors import PolicyError, ServingError
+from ...plans.plan import Plan
+from ...plans.rectify import Rectify
+from .options import ServeOptions, shape_of
+from .vllm_api import check_interfaces
+
+UNIT = 16
+"""Tokens; vLLM's blocks are multiples of it."""
+
+SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
+"""What `--scheduler-cls` is given."""
+
+BACKEND = "saccade.adapters.vllm.plugin.SaccadeBackend"
+"""Where vLLM finds our attention backend."""
+
+
+def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
+    """Every reason why an engine cannot decode under the policy; empty if it can."""
+    return [
+        *_model(vllm_config),
+        *_engine(vllm_config),
+        *_rectification(vllm_config, options),
+        *_fit(vllm_config, options),
+    ]
+
+
+def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
+    """Raise with all reasons.
+
+    Raises:
+        ServingError: if `reasons_against` finds any.
+    """
+    reasons = reasons_against(vllm_config, options)
+    if reasons:
+        raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: " + "; ".join(reasons))
+
+
+def _model(vllm_config: Any) -> list[str]:
+    config, reasons = vllm_config.model_config, []
+    if config.use_mla:
+        return ["multi-head latent attention caches no keys per head"]
+    if config.is_encoder_decoder or config.runner_type == "pooling":
+        return ["only text decoders that generate are supported"]
+    if config.has_inner_state or config.is_hybrid:
+        return ["its state-space or linear-attention layers keep no plain KV cache"]
+    text = config.hf_text_config
+    window = config.get_sliding_window()
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if window is not None:
+        reasons.append(
+            f"sliding-window attention (sliding_window={window}) already limits what layers see; if requests never "
+            "exceed the window, pass --disable-sliding-window"
+        )
+    elif kinds:
+        reasons.append(f"layers of type {', '.join(sorted(kinds))} keep no plain KV cache")
+    present = {
+        "attn_logit_softcapping": "a logit soft-cap changes the scores that selection ranks",
+        "num_kv_shared_layers": "layers that share a KV cache are not supported",
+        "attention_chunk_size": "chunked attention already limits what layers see",
+        "alibi": "ALiBi biases change the scores that selection ranks",
+    }
+    reasons += [f"{name}={getattr(text, name)}: {why}" for name, why in present.items() if getattr(text, name, None)]
+    return reasons
+
+
+def _engine(vllm_config: Any) -> list[str]:
+    parallel, cache, reasons = vllm_config.parallel_config, vllm_config.cache_config, []
+    if vllm_config.speculative_config is not None:
+        reasons.append("speculative decoding verifies several tokens at once; a policy decodes them one by one")
+    if vllm_config.kv_transfer_config is not None:
+        reasons.append("a KV connector would carry keys and values away that sparse steps wrote")
+    if parallel.pipeline_parallel_size > 1:
+        reasons.append("pipeline parallelism separates the layers that share a selection; use --tensor-parallel-size")
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        reasons.append("context parallelism spreads a row's tokens over ranks, and selection ranks them all")
+    if parallel.enable_dbo:
+        reasons.append("dual-batch overlap runs two batches in one step (--enable-dbo)")
+    kv_heads, ranks = vllm_config.model_config.get_total_num_kv_heads(), parallel.tensor_parallel_size
+    if kv_heads % ranks:
+        reasons.append(
+            f"tensor_parallel_size={ranks} splits {kv_heads} KV heads unevenly, and a head's group cannot be split"
+        )
+    if cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"):
+        reasons.append(
+            f"kv_cache_dtype={cache.cache_dtype}: selection from a quantised cache is not built yet; use auto"
+        )
+    return reasons
+
+
+def _rectification(vllm_config: Any, options: ServeOptions) -> list[str]:
+    rectify = options.policy.rectify
+    return [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
+
+
+def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
+    try:
+        plan = plan_of(vllm_config, options)
+    except PolicyError as error:
+        return [str(error)]
+    selector = plan.selector
+    if selector is None:
+        return []
+    reasons, block = [], vllm_config.cache_config.block_size
+    page = selector.bounds_page
+    if page is not None and block is not None and block % page:
+        reasons.append(
+            f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {lcm(page, UNIT)}"
+        )
+    if selector.reads_text and vllm_config.use_v2_model_runner:
+        reasons.append(
+            "chunks of text need the tokens on the host, which model runner V2 keeps on the device: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or chunking=fixed"
+        )
+    if selector.reads_text and vllm_config.scheduler_config.async_scheduling:
+        reasons.append("chunks of text need the token before its step has begun: pass --no-async-scheduling")
+    own_index = selector.indexed and page is None
+    if own_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
+        reasons.append(
+            "model runner V2 takes every dense pass for a new request, whose index is lost: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
+        )
+    return reasons
+
+
+def refuse_detached(vllm_config: Any) -> None:
+    """Refuse an engine that was given our options and would not decode under them.
+
+    Raises:
+        ServingError: with the reason.
+    """
+    check_interfaces("every process")
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if AttentionBackendEnum.CUSTOM.get_path(include_classname=True) != BACKEND:
+        raise ServingError("vLLM did not load the plugin saccade: VLLM_PLUGINS names others only; add saccade to it")
+    attention = vllm_config.attention_config
+    chosen = [attention.backend, *(attention.backend_per_kind or {}).values()]
+    for backend in chosen:
+        if backend is not AttentionBackendEnum.CUSTOM:
+            given = "" if backend is None else f", not {backend.name}"
+            raise ServingError(f"saccade's options need --attention-backend CUSTOM{given}: no other decodes sparsely")
+
+
+def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
+    """Why an engine with these settings cannot rectify; one line each, which names the flag.
+
+    What is refused under every policy (speculative decoding, KV connectors, pipeline parallelism) is not repeated.
+    """
+    scheduling = vllm_config.scheduler_config
+    chunk, threshold = rectify.every + 1, scheduling.long_prefill_token_threshold
+    reasons = []
+    if not getattr(scheduling.get_scheduler_cls(), "rectifies", False):
+        reasons.append(f"rectify={rectify} needs --scheduler-cls {SCHEDULER}")
+    if rectify.mode == "verify":
+        reasons.append(f"rectify={rectify}: verification is not built for serving; rectify={rectify.every} overwrites")
+    if scheduling.async_scheduling:
+        reasons.append(f"rectify={rectify} needs --no-async-scheduling: a step is set back once the last one is done")
+    if scheduling.max_num_batched_tokens < chunk:
+        reasons.append(
+            f"--max-num-batched-tokens {scheduling.max_num_batched_tokens} cannot hold a dense pass of {chunk} tokens"
+        )
+    limit = scheduling.max_num_scheduled_tokens
+    if limit is not None and limit < chunk:
+        reasons.append(f"max_num_scheduled_tokens={limit} cannot hold a dense pass of {chunk} tokens")
+    if 0 < threshold < chunk:
+        reasons.append(f"--long-prefill-token-threshold {threshold} would cut a dense pass of {chunk} tokens in two")
+    return reasons
+
+
+def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
+    """The policy bound to the whole model; its notes begin with those of the options.
+
+    Raises:
+        PolicyError: if it does not fit.
+    """
+    plan = options.policy.plan(shape_of(vllm_config))
+    return replace(plan, notes=(*options.notes, *plan.notes))

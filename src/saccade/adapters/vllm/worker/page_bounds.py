@@ -1,0 +1,91 @@
+"""Key bounds that lie in vLLM's own pages, behind each block's keys and values: they live and die with the block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ....kernels.page_bounds.api import update_page_bounds
+from ....selection.scorers.page_bounds import PageBounds
+from ....types import KVView, Rows
+
+
+def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """What a block of `block` tokens needs for the lower and upper bounds of its pages."""
+    return block // page * kv_heads * 2 * head_dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBounds:
+    """Bounds of one layer's blocks.
+
+    Attributes:
+        lower, upper: `[blocks, Hkv, pages per block, d]` by strides, views of the cache's own memory.
+        page: tokens of a page.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    page: int
+
+    @classmethod
+    def behind(cls, kv_cache: Tensor, block: int, head_dim: int, page: int) -> BlockBounds:
+        """Those in the padding of a cache whose blocks are `bounds_bytes` longer than their content.
+
+        Args:
+            kv_cache: `[blocks, Hkv, block, 2 · d]`, contiguous but for the padding.
+            block: tokens of a block.
+            head_dim: d.
+            page: tokens of a page.
+        """
+        blocks, heads, per_block = kv_cache.shape[0], kv_cache.shape[1], block // page
+        step, content = kv_cache.stride(0), kv_cache[0].numel()
+        size = heads * per_block * head_dim
+        assert step - content >= 2 * size, "the cache was laid out by our own specification"
+
+        def side(number: int) -> Tensor:
+            return kv_cache.as_strided(
+                (blocks, heads, per_block, head_dim),
+                (step, per_block * head_dim, head_dim, 1),
+                kv_cache.storage_offset() + content + number * size,
+            )
+
+        return cls(side(0), side(1), page)
+
+    def lies_in(self, kv_cache: Tensor) -> bool:
+        """Whether this is that cache's memory: vLLM may run with a small one first and put another in its place."""
+        return self.lower.untyped_storage().data_ptr() == kv_cache.untyped_storage().data_ptr()
+
+    def update(self, kv: KVView, start: Tensor, count: int) -> None:
+        """Recompute the pages of tokens `start..start + count` of every row from the cache, not beyond its length."""
+        update_page_bounds(
+            self.lower, self.upper, kv, page=self.page, start=start, count=count, table=kv.rows.page_table
+        )
+
+    def of(self, rows: Rows) -> PageBounds:
+        """The index of some rows."""
+        return PageBounds(self.lower, self.upper, self.page, table=rows.page_table)
+
+
+class PagedIndexes:
+    """The indexes of all requests, by layer: up to date since the keys were written."""
+
+    build_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.layers: dict[int, BlockBounds] = {}
+
+    def begin(self, past: int) -> None:
+        """Nothing to forget: bounds are recomputed with the keys that they bound."""
+
+    def of(self, layer: int, kv: KVView) -> PageBounds | None:
+        bounds = self.layers.get(layer)
+        return None if bounds is None else bounds.of(kv.rows)
+
+    def permute(self, layer: int, rows: Tensor) -> None:
+        """Nothing to move: bounds lie with their blocks, and rows bring their block tables."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(bounds.lower.numel() * bounds.lower.element_size() * 2 for bounds in self.layers.values())

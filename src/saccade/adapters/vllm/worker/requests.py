@@ -1,0 +1,159 @@
+"""What a worker knows of each request of the batch: vLLM tells its logits processors, and for that alone we are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from sys import getrefcount
+from typing import Any
+
+from torch import Tensor
+
+from ..checks import refuse_detached
+from ..options import KEY, OFF, given_to, opted_out
+from ..vllm_api import borrowed, problem
+
+# Every vLLM that finds this package loads this module, also one that it was not written for and that does not use it.
+_INTERFACE = "vllm.v1.sample.logits_processor.interface"
+BatchProcessor = borrowed(_INTERFACE, "LogitsProcessor", object)
+SlotProcessor = borrowed("vllm.v1.worker.gpu.sample.logits_processor.interface", "LogitsProcessor", object)
+MoveDirectionality = borrowed(_INTERFACE, "MoveDirectionality", None)
+VLLMValidationError = borrowed("vllm.exceptions", "VLLMValidationError", ValueError)
+
+_OURS = 2
+"""References to the output tokens of a request that vLLM has forgotten: the row's, and the question's own."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestRow:
+    """One request, from its first step to its last; under model runner V2 until it is sent anew.
+
+    Attributes:
+        sparse: whether it decodes under the policy; false if it opted out.
+        prompt: token ids of the prompt; None if it came as embeddings.
+        output: token ids generated so far; vLLM's own list, which grows.
+        resumed: whether it had been in the batch before.
+        memory: what the engine keeps for it between steps, such as its index.
+    """
+
+    sparse: bool = True
+    prompt: Sequence[int] | None = None
+    output: Sequence[int] = ()
+    resumed: bool = False
+    memory: Any = None
+
+    def decodes(self, queries: int, prefilling: bool) -> bool:
+        """Whether a step with so many new tokens decodes one: alone, or in a dense pass over those before it.
+
+        Args:
+            queries: new tokens of the step.
+            prefilling: what vLLM says of the row. Model runner V2 says it of a request that was sent anew, too.
+        """
+        return queries > 0 and (not prefilling or (queries > 1 and self.resumed and self.prompt is None))
+
+
+class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-type]
+    """The requests in vLLM's batch rows (model runner V1) or request slots (V2); leaves all logits alone.
+
+    vLLM loads it by the entry point `vllm.logits_processors` and makes one per worker.
+    """
+
+    def __init__(self, vllm_config: Any, *rest: Any) -> None:
+        self.rows: dict[int, RequestRow] = {}
+        self.arrived: Callable[[RequestRow], None] | None = None
+        """Called with every request that has not been in the batch before."""
+        self.emptied: Callable[[], None] | None = None
+        """Called when the last request has left the batch of model runner V1; V2 does not say when requests leave."""
+        self._slots = rest[0] if rest else None
+        self._away: dict[int, RequestRow] = {}
+        self._follows = given_to(vllm_config)
+        if self._follows:
+            refuse_detached(vllm_config)
+            publish(vllm_config, self)
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse a request whose option is misspelt, before any work.
+
+        Raises:
+            VLLMValidationError: which the server answers with status 400.
+        """
+        given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
+        if given not in (None, OFF, "on"):
+            raise VLLMValidationError(
+                f'vllm_xargs: {KEY}={given!r} is not valid; "off" decodes densely, "on" as the server'
+            )
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
+        return logits
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the batch of model runner V1."""
+        if batch_update is None or not self._follows:
+            return
+        for index in (*batch_update.removed, *(index for index, *_ in batch_update.added)):
+            self._leave(index)
+        for index, params, prompt, output in batch_update.added:
+            # A row that a step has no room for leaves the batch, and comes back with the same list of output tokens.
+            row = self._away.pop(id(output), None)
+            resumed = row is not None or len(output) > 0
+            if row is None or row.prompt is not prompt:
+                # Also the next input of a streaming session: its prompt is another one, and nothing known of it holds.
+                row = RequestRow(not opted_out(params), prompt, output)
+            row.resumed = resumed
+            self._enter(index, row)
+        for source, target, direction in batch_update.moved:
+            moved, replaced = self.rows.pop(source, None), self.rows.pop(target, None)
+            if moved is not None:
+                self.rows[target] = moved
+            if replaced is not None and direction == MoveDirectionality.SWAP:
+                self.rows[source] = replaced
+        if not self.rows and self.emptied is not None:
+            self.emptied()
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Follow the slots of model runner V2, which are filled anew by every request."""
+        if self._follows:
+            state = self._slots
+            resumed = state is not None and bool(state.prefill_len.np[req_idx] > state.prompt_len.np[req_idx])
+            self._enter(req_idx, RequestRow(not opted_out(sampling_params), resumed=resumed))
+        return False
+
+    def of(self, slots: Sequence[int]) -> list[RequestRow]:
+        """The requests in some rows or slots; a row that nobody announced (a warm-up) counts as sparse."""
+        return [self.rows.get(slot) or RequestRow() for slot in slots]
+
+    def _enter(self, index: int, row: RequestRow) -> None:
+        self.rows[index] = row
+        if not row.resumed and self.arrived is not None:
+            self.arrived(row)
+
+    def _leave(self, index: int) -> None:
+        row = self.rows.pop(index, None)
+        if row is not None:
+            self._away[id(row.output)] = row
+        for identity, waiting in list(self._away.items()):
+            if getrefcount(waiting.output) <= _OURS:
+                del self._away[identity]
+
+
+if problem("every process") is not None:
+    # It does nothing in a vLLM that it was not written for, whatever that asks of a logits processor.
+    RequestRows.__abstractmethods__ = frozenset()
+
+
+_ATTRIBUTE = "_saccade_requests"
+
+
+def publish(vllm_config: Any, rows: RequestRows) -> None:
+    """Let the attention of the same worker find the rows: the configuration is all that both are given."""
+    vars(vllm_config)[_ATTRIBUTE] = rows
+
+
+def requests_of(vllm_config: Any) -> RequestRows | None:
+    """The rows of this worker; None before vLLM has made them."""
+    rows: RequestRows | None = vars(vllm_config).get(_ATTRIBUTE)
+    return rows

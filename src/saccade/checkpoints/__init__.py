@@ -1,0 +1,1 @@
+"""A model's files: where they are, what they hold, and how they are loaded."""

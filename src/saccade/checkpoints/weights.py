@@ -1,0 +1,57 @@
+"""The hash that tells a model's weights from another's: three rows of the input embeddings, loaded or in files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .hub import SHARDS, WEIGHTS, find
+
+_TABLES = (
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "model.decoder.embed_tokens.weight",
+    "gpt_neox.embed_in.weight",
+    "transformer.word_embeddings.weight",
+)
+"""What checkpoints call the input embeddings."""
+
+_TINY = 2.0**-14
+"""Smaller values are subnormal in float16, which rounds some of them; all others of bfloat16 it holds exactly."""
+
+
+def hashed_rows(vocabulary: int) -> list[int]:
+    """The rows that are hashed."""
+    return [0, vocabulary // 2, vocabulary - 1]
+
+
+def hash_of(rows: Tensor) -> str:
+    """The hash of rows `[3, hidden]`, rounded so that a bfloat16 model in another dtype is still the same one."""
+    rounded = rows.to("cpu", torch.bfloat16).contiguous()
+    rounded = rounded.masked_fill(rounded.abs() < _TINY, 0)
+    return hashlib.sha256(rounded.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def stored_hash(model: str) -> str | None:
+    """The hash of a folder's or a cached hub model's safetensors, of which three rows are read.
+
+    None where there are no such files, or none of their tensors has a usual name.
+    """
+    try:
+        whole, index = find(model, WEIGHTS), find(model, SHARDS)
+        shards = {} if whole is not None or index is None else json.loads(index.read_text())["weight_map"]
+        for name in _TABLES:
+            file = whole or (find(model, shards[name]) if name in shards else None)
+            if file is None:
+                continue
+            with safe_open(str(file), framework="pt") as tensors:
+                if name in tensors.keys():  # noqa: SIM118  # no mapping
+                    table = tensors.get_slice(name)
+                    return hash_of(torch.cat([table[row : row + 1] for row in hashed_rows(table.get_shape()[0])]))
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+        return None  # whoever loads these files says what is wrong with them
+    return None

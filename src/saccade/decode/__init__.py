@@ -1,0 +1,1 @@
+"""One decoding step: the state of a batch, and `attend`."""

@@ -1,0 +1,91 @@
+"""`attend`: what one layer does for one new token. The main path of every policy, in every adapter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..plans.roles import HeadSpan
+from ..types import KVView, Role
+from .state import DecodeState
+
+
+def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: float, position: int = 0) -> Tensor:
+    """Attention output of the current token of every row, under the state's plan.
+
+    Args:
+        state: plan and mutable state of this batch; layers must come in ascending order within a step.
+        layer: decoder layer, from 0.
+        q: queries `[B, Hq, d]` of each row's last token, RoPE applied.
+        kv: the layer's cache, the current token included.
+        scale: factor on q·k before the softmax.
+        position: which one of a call's new tokens this is, when several come at once.
+
+    Returns:
+        `[B, Hq, d]` in q's dtype.
+    """
+    roles = state.plan.roles
+    spans = roles.spans[layer]
+    sparse = state.needs_selection(kv.rows.max_len)
+    if not sparse:
+        output, _ = state.attention.dense(q, kv, scale=scale)
+    else:
+        for span in spans:
+            if span.role is Role.SELECT:
+                _refresh(state, layer, span, q, kv, None, scale, position)
+        output, scores = _attention(state, layer, q, kv, scale, position)
+        for span in spans:
+            if span.role is Role.PUBLISH:
+                _refresh(state, layer, span, q, kv, scores, scale, position)
+    state.account(layer, q, kv, scale, position, sparse)
+    return output
+
+
+def _attention(
+    state: DecodeState, layer: int, q: Tensor, kv: KVView, scale: float, position: int
+) -> tuple[Tensor, Tensor | None]:
+    """Every head attends to all tokens or to its set, in one operation; and the scores of the heads that publish."""
+    roles, selector = state.plan.roles, state.plan.selector
+    dense, publishing = roles.attending_to_all[layer], roles.publishing[layer]
+    pooling = selector.fused_pooling if selector is not None and any(publishing) else None
+    if all(dense):
+        output, scores = state.attention.dense(q, kv, scale=scale, pooling=pooling)
+        return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
+    selection = state.rolling(position).latest(kv.rows)
+    if not any(dense):
+        return state.attention.sparse(q, kv, selection, scale=scale), None
+    scored = publishing if pooling is not None else None
+    return state.attention.hybrid(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
+
+
+def _of_heads(scores: Tensor, heads: tuple[bool, ...]) -> Tensor:
+    """Scores `[B, Hkv or Hq, N]` narrowed to the marked KV heads."""
+    per_head = scores.shape[1] // len(heads)
+    return torch.cat(
+        [scores[:, head * per_head : (head + 1) * per_head] for head, marked in enumerate(heads) if marked], dim=1
+    )
+
+
+def _refresh(
+    state: DecodeState,
+    layer: int,
+    span: HeadSpan,
+    q: Tensor,
+    kv: KVView,
+    scores: Tensor | None,
+    scale: float,
+    position: int,
+) -> None:
+    """Let neighbouring heads choose a new set: from the scores that dense attention has stored, or from their index."""
+    selector = state.plan.selector
+    assert selector is not None, "only a plan with a selector has roles that refresh"
+    group = q.shape[1] // kv.kv_heads
+    heads = kv.heads(span.start, span.stop)
+    index = state.indexes.of(layer, kv)
+    narrowed = None if index is None else index.heads(span.start, span.stop)
+    publishing = state.plan.roles.publishing[layer]
+    if scores is not None and sum(publishing) > span.stop - span.start:
+        first, per_head = sum(publishing[: span.start]), scores.shape[1] // sum(publishing)
+        scores = scores[:, first * per_head : (first + span.stop - span.start) * per_head]
+    chosen = selector.select(q[:, span.start * group : span.stop * group], heads, narrowed, scores, scale)
+    state.rolling(position).publish(span, kv.kv_heads, chosen, kv.rows)

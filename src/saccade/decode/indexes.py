@@ -1,0 +1,97 @@
+"""Where a batch's indexes lie: one per layer, built at first use and kept up to date with the cache."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..plans.plan import Plan
+from ..selection.history import TokenHistory
+from ..selection.selector import Index
+from ..types import KVView
+
+
+class Indexes(Protocol):
+    """Indexes of one batch of sequences."""
+
+    def begin(self, past: int) -> None:
+        """Start a call on a cache of `past` slots: whatever was beyond them has been taken back."""
+        ...
+
+    def of(self, layer: int, kv: KVView) -> Index | None:
+        """The layer's index, up to date with the cache; None if the policy keeps none there."""
+        ...
+
+    def permute(self, layer: int, rows: Tensor) -> None:
+        """Let batch row `i` of a layer be what row `rows[i]` was."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def build_seconds(self) -> float: ...
+
+
+class OwnIndexes:
+    """Indexes that belong to one batch alone.
+
+    Args:
+        plan: whose selector makes them.
+        history: what was fed, for indexes of text.
+    """
+
+    def __init__(self, plan: Plan, history: TokenHistory) -> None:
+        self._plan = plan
+        self._history = history
+        self._indexes: dict[int, Index] = {}
+        self._covered: dict[int, int] = {}
+        self._build_seconds = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnIndexes:
+        twin = OwnIndexes(self._plan, copy.deepcopy(self._history, memo))
+        twin._indexes = copy.deepcopy(self._indexes, memo)
+        twin._covered = dict(self._covered)
+        return twin
+
+    def begin(self, past: int) -> None:
+        for layer, covered in self._covered.items():
+            self._covered[layer] = min(covered, past)
+
+    def of(self, layer: int, kv: KVView) -> Index | None:
+        if self._plan.selector is None or layer not in self._plan.refreshing:
+            return None
+        index = self._indexes.get(layer)
+        if index is None:
+            index = self._plan.selector.new_index(kv, self._history)
+            if index is None:
+                return None
+            self._indexes[layer] = index
+        length = kv.rows.max_len
+        count = length - self._covered.get(layer, 0)
+        if count > 0:
+            start = time.perf_counter()
+            index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
+            if layer not in self._covered:
+                # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
+                if kv.k.is_cuda:
+                    torch.cuda.synchronize(kv.k.device)
+                self._build_seconds += time.perf_counter() - start
+            self._covered[layer] = length
+        return index
+
+    def permute(self, layer: int, rows: Tensor) -> None:
+        if layer in self._indexes:
+            self._indexes[layer].permute(rows)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self._indexes.values())
+
+    @property
+    def build_seconds(self) -> float:
+        return self._build_seconds

@@ -1,0 +1,159 @@
+"""The only mutable object of a batch of sequences: rolling selection, indexes, counters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.dense_decode_scores.api import dense_decode_scores
+from ..kernels.hybrid_decode.api import hybrid_decode
+from ..kernels.sparse_decode.api import sparse_decode
+from ..plans.plan import Plan
+from ..plans.roles import HeadSpan
+from ..selection.history import TokenHistory
+from ..types import KVView, Pooling, Rows, Selection
+from .counters import Counters
+from .indexes import Indexes, OwnIndexes
+from .rolling import RollingSelection
+
+
+class Observer(Protocol):
+    """Sees every decoded query with the set it attended to; for measuring, never for deciding."""
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+    ) -> None:
+        """q `[B, Hq', d]` and the cache of the span's heads; `selection` is None if it attended to all tokens."""
+        ...
+
+
+class DenseAttention(Protocol):
+    def __call__(
+        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+class SparseAttention(Protocol):
+    def __call__(self, q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Tensor: ...
+
+
+class HybridAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        kv: KVView,
+        selection: Selection,
+        dense: tuple[bool, ...],
+        *,
+        scale: float,
+        pooling: Pooling | None = None,
+        scored: tuple[bool, ...] | None = None,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOperations:
+    """What layers attend with: the kernels' operations, or others with their contracts.
+
+    Attributes:
+        dense: as `kernels.dense_decode_scores`, where all heads attend to everything.
+        sparse: as `kernels.sparse_decode`, where all attend to their sets.
+        hybrid: as `kernels.hybrid_decode`, where some do this and some that.
+        name: for people, who should know which ones run.
+    """
+
+    dense: DenseAttention = dense_decode_scores
+    sparse: SparseAttention = sparse_decode
+    hybrid: HybridAttention = hybrid_decode
+    name: str = "saccade's own operations"
+
+
+class DecodeState:
+    """State of one batch of sequences under a plan.
+
+    Args:
+        plan: what runs.
+        counters: where steps and attended tokens are summed; may be shared by several states.
+        observers: called for every span; empty in timed runs.
+        exhaustive_is_dense: skip selection while the budget covers every row (the set would be all tokens).
+        history: what is fed to the model; filled by the adapter.
+        indexes: where they lie if not in this state, such as beside the pages of a server's cache.
+        attention: what layers attend with.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        counters: Counters,
+        observers: Sequence[Observer] = (),
+        exhaustive_is_dense: bool = True,
+        history: TokenHistory | None = None,
+        indexes: Indexes | None = None,
+        attention: AttentionOperations | None = None,
+    ) -> None:
+        self.plan = plan
+        self.counters = counters
+        self.observers = tuple(observers)
+        self.exhaustive_is_dense = exhaustive_is_dense
+        self.history = TokenHistory() if history is None else history
+        self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
+        self.attention = AttentionOperations() if attention is None else attention
+        self._rolling: list[RollingSelection] = []
+        self._dense_usage: tuple[Rows, Tensor] | None = None
+
+    def fresh(self) -> DecodeState:
+        """The state of new sequences under the same plan, counters and observers."""
+        history = TokenHistory(self.history.levels)
+        attention = self.attention
+        return DecodeState(
+            self.plan, self.counters, self.observers, self.exhaustive_is_dense, history, attention=attention
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DecodeState:
+        """For a copied cache: indexes of its own, counted and observed by the same run."""
+        twin = self.fresh()
+        # One memo for both: the copied indexes read the copied history.
+        twin.history = copy.deepcopy(self.history, memo)
+        twin.indexes = copy.deepcopy(self.indexes, memo)
+        return twin
+
+    def begin(self, past: int) -> None:
+        """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since."""
+        self._rolling.clear()
+        self.indexes.begin(past)
+
+    def needs_selection(self, max_len: int) -> bool:
+        """Whether some row may be longer than its set."""
+        selector = self.plan.selector
+        return selector is not None and not (self.exhaustive_is_dense and selector.covers(max_len))
+
+    def rolling(self, position: int) -> RollingSelection:
+        """The rolling selection of new token number `position` of the call at hand; each token chooses for itself."""
+        while len(self._rolling) <= position:
+            self._rolling.append(RollingSelection())
+        return self._rolling[position]
+
+    def account(self, layer: int, q: Tensor, kv: KVView, scale: float, position: int, sparse: bool) -> None:
+        """Count what a layer's heads attended to and show it to the observers; not `sparse`: to all tokens."""
+        kv_heads, group = kv.kv_heads, q.shape[1] // kv.kv_heads
+        for span in self.plan.roles.spans[layer]:
+            everything = not sparse or span.role.attends_to_all
+            rolling = self.rolling(position)
+            usage = self._all_tokens(kv.rows) if everything else rolling.usage(span, kv_heads)
+            self.counters.add(layer, usage, (span.stop - span.start) / kv_heads, kv.rows.batch)
+            for observer in self.observers:
+                selection = None if everything else rolling.read(span, kv_heads, kv.rows)
+                queries = q[:, span.start * group : span.stop * group]
+                observer.observe(layer, span, queries, kv.heads(span.start, span.stop), selection, scale)
+
+    def _all_tokens(self, rows: Rows) -> Tensor:
+        """Usage of a head that attends to everything, float32 `[3]`; computed once per step."""
+        if self._dense_usage is None or self._dense_usage[0] is not rows:
+            tokens = rows.seq_lens.float().mean()
+            self._dense_usage = rows, torch.stack((tokens, torch.ones_like(tokens), torch.zeros_like(tokens)))
+        return self._dense_usage[1]

@@ -1,0 +1,150 @@
+"""Policy options as data: declared once, validated at construction, the source of docs, schema and command line."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+
+from ..errors import PolicyError
+from ..plans.head_list import KIND, HeadList
+from ..plans.rectify import Rectify
+
+DEFAULT_BUDGET = 2048
+
+
+class Options(BaseModel):
+    """Base of every policy's options: frozen, unknown keys refused, no silent conversions between kinds of value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether a fixed number of tokens bounds the sets."""
+        return "budget" in type(self).model_fields
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, float) and not (math.isfinite(value) and value.is_integer())):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _layers(value: Any) -> Any:
+    if value is None or isinstance(value, (tuple, list)):
+        return value
+    if isinstance(value, str):
+        return tuple(value.split("+")) if value else ()
+    return (value,)
+
+
+def _role_source(value: Any) -> Any:
+    """Where roles come from, as text that fits into a spec."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(text, str):
+        raise ValueError("must be every:N, layers:N+N, heads:L+L.H or the path of a role file")
+    kind, colon, rest = text.partition(":")
+    if colon and kind == KIND:
+        return str(HeadList.parse(text))
+    if colon and kind in ("every", "layers"):
+        numbers = rest.split("+") if kind == "layers" else [rest]
+        if not all(number.isascii() and number.isdigit() for number in numbers):
+            raise ValueError("must be every:N or layers:N+N with whole numbers N")
+        if kind == "every" and int(rest) < 1:
+            raise ValueError("every:N needs an N of at least 1")
+        return f"{kind}:{'+'.join(str(int(number)) for number in numbers)}"
+    if not text or text != text.strip() or "," in text or not text.isprintable():
+        raise ValueError(
+            "must be every:N, layers:N+N, heads:L+L.H or a path that fits into a spec: no comma, no blank at either end"
+        )
+    return text
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Budget = Annotated[Whole, Field(ge=1, description="tokens a sparse head attends to, the current one included")]
+Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
+Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
+Recent = Annotated[
+    float,
+    Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens"),
+    BeforeValidator(_number),
+]
+DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
+Reselect = Annotated[
+    tuple[Annotated[Whole, Field(ge=0)], ...] | None,
+    BeforeValidator(_layers),
+    Field(description="layers that select again, beside the first selection layer; not given: layer L//2; empty: none"),
+]
+Heads = Literal["kv", "query"]
+MaybeBudget = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    BeforeValidator(_whole),
+    Field(description="tokens a sparse head attends to, the current one included; at most so many if the rule varies"),
+]
+RuleName = Literal["top_k", "top_p", "threshold", "ratio"]
+TopMass = Annotated[
+    Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
+    BeforeValidator(_number),
+    Field(description="rule=top_p: attention mass that the set must reach"),
+]
+LeastProbability = Annotated[
+    Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None,
+    BeforeValidator(_number),
+    Field(description="rule=threshold: probability that a token must exceed"),
+]
+KeptShare = Annotated[
+    Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
+    BeforeValidator(_number),
+    Field(description="rule=ratio: share of the row that is kept"),
+]
+Share = Annotated[
+    float,
+    BeforeValidator(_number),
+    Field(gt=0, le=1, allow_inf_nan=False, description="share of the row's pages that is kept"),
+]
+PageCount = Annotated[Whole, Field(ge=1)]
+Roles = Annotated[str, BeforeValidator(_role_source)]
+RectifyField = Annotated[
+    Rectify | None,
+    PlainValidator(Rectify.read),
+    PlainSerializer(lambda value: None if value is None else value.to_dict()),
+    Field(description="sparse steps between dense passes over them, such as 32 or 32:verify; none: never"),
+]
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+def parse_options(name: str, kind: type[OptionsT], given: dict[str, Any]) -> OptionsT:
+    """Validate `given` for policy `name`.
+
+    Raises:
+        PolicyError: one line that names the option, the value and what would be valid.
+    """
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise PolicyError(_one_line(name, kind, error)) from None
+
+
+def _one_line(name: str, kind: type[Options], error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    option = str(first["loc"][0]) if first["loc"] else ""
+    valid = ", ".join(kind.model_fields) or "none"
+    if first["type"] == "extra_forbidden":
+        return f"policy {name} has no option {option!r}; its options: {valid}"
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    if reason.startswith(f"{name} "):  # it says who it speaks of
+        return f"policy {reason}"
+    return (
+        f"policy {name}: {option}={first['input']!r} is not valid: {reason[:1].lower()}{reason[1:]}"
+        if option
+        else (f"policy {name}: {reason}")
+    )

@@ -1,0 +1,63 @@
+"""Rectification as data: how often, and whether the dense pass rewrites what was decoded or decides about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..errors import PolicyError
+
+Mode = Literal["overwrite", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rectify:
+    """After `every` sparse steps, one dense pass over their tokens (ReSA, section 2.2; TidalDecode, section 3.2).
+
+    "overwrite" rewrites their keys and values. "verify" takes them as a draft and keeps what dense attention confirms
+    (ReSA, appendix B), so that the model's output is that of dense decoding.
+
+    Raises:
+        PolicyError: an `every` below 1 or another mode.
+    """
+
+    every: int = 32
+    mode: Mode = "overwrite"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise PolicyError(f"every={self.every!r} is not valid: a whole number of sparse steps, at least 1")
+        if self.mode not in ("overwrite", "verify"):
+            raise PolicyError(f"mode={self.mode!r} is not valid: overwrite or verify")
+
+    @classmethod
+    def read(cls, value: Any) -> Rectify | None:
+        """From what a constructor, JSON or a command line gives: None, 32, "32", "32:verify", "none", or a mapping.
+
+        Raises:
+            PolicyError: anything else, or an unknown key.
+        """
+        if value is None or isinstance(value, Rectify):
+            return value
+        if isinstance(value, Mapping):
+            unknown = [key for key in value if key not in ("every", "mode")]
+            if unknown:
+                raise PolicyError(f"unknown key {unknown[0]!r}; its keys: every, mode")
+            return cls(**value)
+        if isinstance(value, str):
+            if value in ("", "none"):
+                return None
+            every, colon, mode = value.partition(":")
+            number: Any = int(every) if every.isascii() and every.isdigit() else every
+            return cls(number, mode) if colon else cls(number)  # type: ignore[arg-type]  # the constructor looks
+        if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+            return cls(int(value))
+        return cls(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return str(self.every) if self.mode == "overwrite" else f"{self.every}:{self.mode}"

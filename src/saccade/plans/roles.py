@@ -1,0 +1,73 @@
+"""Which head refreshes the rolling set and which one attends to it, for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import PolicyError
+from ..types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpan:
+    """Neighbouring KV heads `start..stop` of one layer that share a role."""
+
+    start: int
+    stop: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class RoleMap:
+    """Roles `[L][Hkv]`; a head that reuses a set needs one that refreshes it in a layer below.
+
+    Raises:
+        PolicyError: at construction, if a REUSE head has no refresher of its head index below it.
+    """
+
+    layers: tuple[tuple[Role, ...], ...]
+
+    def __post_init__(self) -> None:
+        refreshed: set[int] = set()
+        for layer, roles in enumerate(self.layers):
+            for head, role in enumerate(roles):
+                if role is Role.REUSE and head not in refreshed:
+                    raise PolicyError(
+                        f"KV head {head} of layer {layer} reuses a selection, but no layer below refreshes head {head}"
+                    )
+            refreshed.update(head for head, role in enumerate(roles) if role.refreshes)
+
+    @classmethod
+    def by_layer(cls, roles: Iterable[Role], kv_heads: int) -> RoleMap:
+        """One role for all heads of a layer, as in TidalDecode."""
+        return cls(tuple((role,) * kv_heads for role in roles))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every layer has a single role."""
+        return all(len(spans) == 1 for spans in self.spans)
+
+    @cached_property
+    def attending_to_all(self) -> tuple[tuple[bool, ...], ...]:
+        """Per layer and KV head, whether it reads the whole cache."""
+        return tuple(tuple(role.attends_to_all for role in roles) for roles in self.layers)
+
+    @cached_property
+    def publishing(self) -> tuple[tuple[bool, ...], ...]:
+        """Per layer and KV head, whether it refreshes its set from the scores of dense attention."""
+        return tuple(tuple(role is Role.PUBLISH for role in roles) for roles in self.layers)
+
+    @cached_property
+    def spans(self) -> tuple[tuple[HeadSpan, ...], ...]:
+        """Per layer, the maximal runs of heads with one role; computed once, read in every step."""
+        return tuple(tuple(_runs(roles)) for roles in self.layers)
+
+
+def _runs(roles: tuple[Role, ...]) -> Iterable[HeadSpan]:
+    start = 0
+    for stop in range(1, len(roles) + 1):
+        if stop == len(roles) or roles[stop] is not roles[start]:
+            yield HeadSpan(start, stop, roles[start])
+            start = stop

@@ -1,0 +1,1 @@
+"""Which tokens a query attends to: scorers, rules, indexes, and the selectors made of them."""

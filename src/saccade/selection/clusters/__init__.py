@@ -1,0 +1,1 @@
+"""LycheeCluster's index: chunks of text, clusters of chunks, units of clusters."""

@@ -1,0 +1,77 @@
+"""One set for all heads: the union of their rankings, rank by rank (LessIsMore)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import floor
+
+import torch
+from torch import Tensor
+
+from ...errors import PolicyError
+from ...kernels.rank_union.api import framed_rank_union
+from ...kernels.rank_union.sets import framed
+from ...kernels.topk.api import topk
+from ...types import Rows, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class RankUnion:
+    """LessIsMore's set: sinks, a recent window and the rank-ordered union of the heads' rankings (3.1.1, 3.1.2).
+
+    With R = floor(budget * recent), raised to sinks + 1, the window holds R - sinks tokens; budget - R are chosen.
+    """
+
+    budget: int
+    sinks: int
+    recent: float
+
+    def __post_init__(self) -> None:
+        if self.budget < self.sinks + 2:
+            raise PolicyError(
+                f"budget={self.budget} cannot hold {self.sinks} sinks, the current token and one chosen token; "
+                f"the smallest is {self.sinks + 2}"
+            )
+
+    @property
+    def reserved(self) -> int:
+        return _reserved(self.budget, self.sinks, self.recent)
+
+    @property
+    def window(self) -> int:
+        return self.reserved - self.sinks
+
+    @property
+    def chosen(self) -> int:
+        return self.budget - self.reserved
+
+    def covers(self, length: int, unit: int) -> bool:
+        return length <= self.budget
+
+    @property
+    def fixed_size(self) -> bool:
+        return True
+
+    def size(self, length: int, unit: int) -> int:
+        return min(length, self.budget)
+
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+        """One set per row from scores float32 `[B, Hq, N]`."""
+        lengths = rows.seq_lens
+        middle = scores[:, :, self.sinks :]
+        if self.chosen == 0 or middle.shape[-1] == 0:
+            nothing = torch.zeros_like(lengths)[:, None]
+            return Selection(*framed(nothing[..., None][..., :0], nothing, lengths, self.sinks, self.window))
+        ranked, counts = topk(middle, lengths, self.chosen, order="score", reserved=self.reserved)
+        ids, counts = framed_rank_union(
+            ranked, counts, lengths, self.chosen, sinks=self.sinks, window=self.window, universe=middle.shape[-1]
+        )
+        return Selection(ids, counts)
+
+
+@cache
+def _reserved(budget: int, sinks: int, recent: float) -> int:
+    """R of the paper; the share is taken as it was written, in decimals."""
+    return max(floor(budget * Fraction(str(recent))), sinks + 1)

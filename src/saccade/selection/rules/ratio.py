@@ -1,0 +1,79 @@
+"""A share of the row: the set grows with the sequence (ReSA, equation 4; LycheeDecode, section 4.2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+from torch import Tensor
+
+from ...errors import PolicyError
+from ...kernels.topk.api import topk_and_last
+from ...types import Rows, Selection
+
+_MOST_UNITS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of M units, n = min(M, max(minimum, ceil(M * kept))): the last `local` ones and the best others.
+
+    `kept` is the share that stays, as it was written in decimals: 0.1 of 30 is exactly 3.
+
+    Raises:
+        PolicyError: at construction, if the last `local` units are more than the smallest set holds.
+    """
+
+    kept: float
+    minimum: int = 1
+    local: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.local <= self.minimum:
+            raise PolicyError(
+                f"local_pages={self.local} is not valid: at least 1 and at most min_pages, which is {self.minimum}"
+            )
+
+    def covers(self, length: int, unit: int) -> bool:
+        units = -(-length // unit)
+        return self.kept_of(units) >= units
+
+    def kept_of(self, units: int) -> int:
+        """How many of a row's `units` stay, on the host."""
+        numerator, denominator = _share(self.kept)
+        return min(units, max(self.minimum, -(-units * numerator // denominator)))
+
+    @property
+    def fixed_size(self) -> bool:
+        return True
+
+    def size(self, length: int, unit: int) -> int:
+        return self.kept_of(-(-length // unit))
+
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+        """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
+        units = (rows.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
+        numerator, denominator = _share(self.kept)
+        share = (units.long() * numerator + (denominator - 1)).div(denominator, rounding_mode="floor")
+        kept = share.clamp(min=self.minimum).minimum(units).int()
+        width = self.kept_of(-(-rows.max_len // unit))
+        local = min(self.local, width)
+        return Selection(*topk_and_last(scores, units, width - local, local, sizes=kept), unit)
+
+
+@cache
+def _share(kept: float) -> tuple[int, int]:
+    """A fraction that rounds every M * kept up as the decimal number does, small enough for 64 bits.
+
+    It is the smallest fraction from `kept` up whose denominator is at most the greatest M: were an integer k between
+    M * kept and M times that fraction, k / M would be a smaller one.
+    """
+    exact = Fraction(str(kept))
+    near = exact.limit_denominator(_MOST_UNITS)
+    if near < exact:
+        # The next one up among those denominators: p/q with p·b - a·q = 1 and q as large as may be (Farey).
+        smallest = -pow(near.numerator, -1, near.denominator) % near.denominator
+        denominator = smallest + (_MOST_UNITS - smallest) // near.denominator * near.denominator
+        near = Fraction((near.numerator * denominator + 1) // near.denominator, denominator)
+    return near.numerator, near.denominator

@@ -1,0 +1,46 @@
+"""A fixed number of tokens: the best by score (TidalDecode, Quest)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.topk.api import topk_and_last
+from ...types import Rows, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The current token's unit and the best others, `budget` tokens in all (TidalDecode, section 3.1; Quest)."""
+
+    budget: int
+
+    def covers(self, length: int, unit: int) -> bool:
+        return length <= self.budget
+
+    @property
+    def fixed_size(self) -> bool:
+        return True
+
+    def size(self, length: int, unit: int) -> int:
+        return -(-length // unit) if self.covers(length, unit) else self.budget // unit
+
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+        """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
+        units = rows.seq_lens
+        if unit > 1:
+            units = (units + (unit - 1)).div(unit, rounding_mode="floor")
+        ids, counts = topk_and_last(scores, units, self.budget // unit - 1, 1)
+        if self.budget % unit:
+            ids, counts = _whole_where(rows.seq_lens <= self.budget, units, ids, counts)
+        return Selection(ids, counts, unit)
+
+
+def _whole_where(fits: Tensor, units: Tensor, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """All `units` `[B]` of rows that fit the budget: one more than it holds if the last one is partial."""
+    slot = torch.arange(ids.shape[-1] + 1, dtype=torch.int32, device=ids.device)
+    whole = torch.where(slot < units[:, None], slot, -1)[:, None]
+    wider = torch.nn.functional.pad(ids, (0, 1), value=-1)
+    return torch.where(fits[:, None, None], whole, wider), torch.where(fits[:, None], units[:, None], counts)

@@ -1,0 +1,52 @@
+"""Exact scores: q·k of every cached token, which dense attention computes anyway (TidalDecode, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.dense_decode_scores.api import decode_scores
+from ...types import KVView, Pooling
+from ..selector import Bytes, Index
+
+
+@dataclass(frozen=True, slots=True)
+class ExactScorer:
+    """Scores tokens by q·k in float32 from the cached keys, or pages by their best token; needs no index.
+
+    Blocks of 64 are LycheeDecode's speed path (section 4.3), single tokens its accuracy path.
+    """
+
+    pooling: Pooling = "max"
+    page: int = 1
+
+    @property
+    def unit(self) -> int:
+        return self.page
+
+    @property
+    def fused(self) -> bool:
+        return True
+
+    @property
+    def bounds_page(self) -> int | None:
+        return None
+
+    def new_index(self, kv: KVView) -> None:
+        return None
+
+    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
+        """Scores `[B, G, ceil(max_len / page)]` of pages that start at logical position 0; -inf past the row."""
+        scores = decode_scores(q, kv, pooling=self.pooling) if stored is None else stored
+        if self.page == 1:
+            return scores
+        padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % self.page), value=-torch.inf)
+        return padded.view(*scores.shape[:2], -1, self.page).amax(dim=-1)
+
+    def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        return Bytes(read=length * head_dim * itemsize)
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        return Bytes()

@@ -1,0 +1,108 @@
+"""Page bounds: an upper bound on q·k of a page from its keys' elementwise minimum and maximum (Quest, ReSA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...kernels.page_bounds.api import page_scores, update_page_bounds
+from ...types import KVView, Pooling
+from ..selector import Bytes, Index
+
+
+@dataclass(slots=True)
+class PageBounds:
+    """Bounds of one layer's pages, which start at logical position 0.
+
+    Attributes:
+        lower, upper: `[B, Hkv, P, d]` in the cache's dtype, P growing with the cache; with a table
+            `[blocks, Hkv, P, d]` by strides, borrowed like the cache whose blocks they follow.
+        page: tokens per page.
+        table: int32 `[B, n]`, blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. None: block b
+            is all of row b.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    page: int
+    table: Tensor | None = None
+
+    def update(self, kv: KVView, start: Tensor, count: int) -> None:
+        self.reserve(-(-kv.rows.max_len // self.page))
+        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=self.table)
+
+    def permute(self, rows: Tensor) -> None:
+        if self.table is None:
+            self.lower, self.upper = self.lower.index_select(0, rows), self.upper.index_select(0, rows)
+        else:
+            self.table = self.table.index_select(0, rows)
+
+    def heads(self, start: int, stop: int) -> PageBounds:
+        return replace(self, lower=self.lower[:, start:stop], upper=self.upper[:, start:stop])
+
+    @property
+    def nbytes(self) -> int:
+        return self.lower.nbytes + self.upper.nbytes
+
+    def reserve(self, pages: int) -> None:
+        """Make room for so many pages, or chunks, of any row; borrowed bounds have the room that they have."""
+        if self.table is not None:
+            return
+        held = self.lower.shape[2]
+        if pages <= held:
+            return
+        extra = max(pages - held, held // 8, 16)
+        room = self.lower.new_empty((*self.lower.shape[:2], extra, self.lower.shape[3]))
+        self.lower = torch.cat((self.lower, room), dim=2)
+        self.upper = torch.cat((self.upper, room), dim=2)
+
+
+@dataclass(frozen=True, slots=True)
+class PageBoundScorer:
+    """Scores pages of `page` tokens by sum_j max(q_j * min_j, q_j * max_j)."""
+
+    page: int
+    pooling: Pooling = "max"
+
+    @property
+    def unit(self) -> int:
+        return self.page
+
+    @property
+    def fused(self) -> bool:
+        return False
+
+    @property
+    def bounds_page(self) -> int | None:
+        return self.page
+
+    def new_index(self, kv: KVView) -> PageBounds:
+        empty = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 0, kv.head_dim))
+        return PageBounds(empty, empty.clone(), self.page)
+
+    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
+        assert stored is None, "bounds are not made of token scores: `fused` says so"
+        assert isinstance(index, PageBounds), "page bounds are scored from their own index"
+        pages = -(-kv.rows.max_len // self.page)
+        return page_scores(
+            q,
+            index.lower,
+            index.upper,
+            kv.rows.seq_lens,
+            page=self.page,
+            pooling=self.pooling,
+            table=index.table,
+            pages=pages,
+            k_scale=kv.k_scale,
+        )
+
+    def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        """Both bounds of every page."""
+        return Bytes(read=2 * -(-length // self.page) * head_dim * itemsize)
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        """Keys of the touched pages are read whole, their bounds written; how many varies, this is the mean."""
+        touched = 1 + (appended + rewritten - 1) / self.page
+        return Bytes(touched * self.page * head_dim * itemsize, touched * 2 * head_dim * itemsize)

@@ -1,0 +1,290 @@
+"""The selection protocols: an index that scores, a rule that cuts, and the selector made of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import PolicyError
+from ..types import HeadGrouping, KVView, Pooling, Rows, Selection
+from .history import TokenHistory
+
+SCORE_BYTES = 4
+"""Of a score, which is float32 whatever the cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Memory read and written; fractions come from sharing an occasional expense among steps."""
+
+    read: float = 0.0
+    written: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.read + self.written
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(self.read + other.read, self.written + other.written)
+
+    def times(self, factor: float) -> Bytes:
+        return Bytes(self.read * factor, self.written * factor)
+
+
+class Index(Protocol):
+    """What a selector keeps per layer beside the cache."""
+
+    def update(self, kv: KVView, start: Tensor, count: int) -> None:
+        """Bring up to date with the cache, whose logical positions `start..start + count` are new or rewritten.
+
+        `start` is int32 `[B]`; each row's current token is its last one.
+        """
+        ...
+
+    def permute(self, rows: Tensor) -> None:
+        """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
+        ...
+
+    def heads(self, start: int, stop: int) -> Index:
+        """The same index narrowed to KV heads `start..stop`; shares memory."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Scorer(Protocol):
+    """Gives every unit (token or page) of a row a float32 score, higher is better."""
+
+    @property
+    def unit(self) -> int: ...
+
+    @property
+    def pooling(self) -> Pooling: ...
+
+    @property
+    def fused(self) -> bool:
+        """Whether dense attention computes these very scores anyway, so that a PUBLISH layer gets them for free."""
+        ...
+
+    @property
+    def bounds_page(self) -> int | None:
+        """The page whose key bounds are the whole index, so that they can lie beside a cache's own pages; else None."""
+        ...
+
+    def new_index(self, kv: KVView) -> Index | None: ...
+
+    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
+        """Scores float32 `[B, G, N]` in logical order for q `[B, Hq, d]`; -inf past the row's end.
+
+        `stored` are those of all tokens `[B, G, max_len]` if dense attention has just made them; None unless `fused`.
+        """
+        ...
+
+    def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        """What scoring a row of `length` tokens reads per KV head (keys or index), without the scores themselves."""
+        ...
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        """What the index of a row costs per KV head for `appended` new tokens behind `rewritten` ones."""
+        ...
+
+
+class Rule(Protocol):
+    """Cuts scores into a set."""
+
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+        """The set from scores float32 `[B, G, N]`; `scale` is their factor inside the softmax."""
+        ...
+
+    def covers(self, length: int, unit: int) -> bool:
+        """Whether a row of `length` tokens is always chosen whole."""
+        ...
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether the size of a set follows from the row's length alone; if not, `size` is its upper bound."""
+        ...
+
+    def size(self, length: int, unit: int) -> int:
+        """Units in the set of a row of `length` tokens."""
+        ...
+
+
+class Selector(Protocol):
+    """Chooses the set that heads attend to. Frozen: all that changes lives in the index."""
+
+    @property
+    def heads(self) -> HeadGrouping: ...
+
+    @property
+    def fused_pooling(self) -> Pooling | None:
+        """The pooling under which dense attention should store its scores, None if they are of no use."""
+        ...
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the index looks at the tokens' text, so that the history must know their ids."""
+        ...
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it selects from an index, so that `new_index` gives one."""
+        ...
+
+    @property
+    def bounds_page(self) -> int | None:
+        """The page whose key bounds are the whole index, so that they can lie beside a cache's own pages; else None."""
+        ...
+
+    def covers(self, length: int) -> bool: ...
+
+    def new_index(self, kv: KVView, history: TokenHistory) -> Index | None: ...
+
+    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
+        """The set for q `[B, Hq, d]`; `scores` are those stored by dense attention, if it ran just before."""
+        ...
+
+    @property
+    def assumption(self) -> str | None:
+        """What the byte counts below assume about the text or the scores, in words."""
+        ...
+
+    def size(self, length: int) -> int:
+        """Tokens that one set reads of a row of `length`; of pages all tokens."""
+        ...
+
+    def scores(self, length: int, group: int) -> Bytes:
+        """Scores written and read again for the cut, per KV head of `group` query heads."""
+        ...
+
+    def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        """What making the scores reads per KV head, where dense attention does not make them anyway."""
+        ...
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        """What the index of a row costs per KV head for `appended` new tokens behind `rewritten` ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSelector:
+    """A scorer and a rule: tokens by exact scores, pages by bounds, and whatever scores units of equal size."""
+
+    scorer: Scorer
+    rule: Rule
+    heads: HeadGrouping = "kv"
+
+    @property
+    def fused_pooling(self) -> Pooling | None:
+        return self.scorer.pooling if self.scorer.fused else None
+
+    @property
+    def reads_text(self) -> bool:
+        return False
+
+    @property
+    def indexed(self) -> bool:
+        return self.scorer.bounds_page is not None
+
+    @property
+    def bounds_page(self) -> int | None:
+        return self.scorer.bounds_page
+
+    def covers(self, length: int) -> bool:
+        return self.rule.covers(length, self.scorer.unit)
+
+    def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
+        return self.scorer.new_index(kv)
+
+    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
+        units = self.scorer.score(q, kv, index, scores)
+        return self.rule.choose(units, kv.rows, self.scorer.unit, scale)
+
+    @property
+    def assumption(self) -> str | None:
+        return None if self.rule.fixed_size else "the data decide about the set's size; counted is a full buffer"
+
+    def size(self, length: int) -> int:
+        return self.rule.size(length, self.scorer.unit) * self.scorer.unit
+
+    def scores(self, length: int, group: int) -> Bytes:
+        units = length if self.scorer.fused else -(-length // self.scorer.unit)
+        stored = units * (group if self.scorer.pooling == "each" else 1) * SCORE_BYTES
+        return Bytes(stored, stored)
+
+    def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        return self.scorer.traffic(length, head_dim, itemsize)
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        return self.scorer.upkeep(length, appended, rewritten, head_dim, itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSelector:
+    """The first `sinks` tokens and the most recent ones, `budget` in all (StreamingLLM); content plays no part."""
+
+    budget: int
+    sinks: int
+    heads: HeadGrouping = "all"
+
+    def __post_init__(self) -> None:
+        if self.budget < self.sinks + 1:
+            raise PolicyError(
+                f"budget={self.budget} cannot hold {self.sinks} sinks and the current token; "
+                f"the smallest is {self.sinks + 1}"
+            )
+
+    @property
+    def fused_pooling(self) -> Pooling | None:
+        return None
+
+    @property
+    def reads_text(self) -> bool:
+        return False
+
+    @property
+    def indexed(self) -> bool:
+        return False
+
+    @property
+    def bounds_page(self) -> int | None:
+        return None
+
+    def covers(self, length: int) -> bool:
+        return length <= self.budget
+
+    def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
+        return None
+
+    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
+        lengths = kv.rows.seq_lens[:, None]
+        slot = torch.arange(self.budget, dtype=torch.int32, device=lengths.device)[None]
+        recent = lengths - self.budget + slot
+        ids = torch.where((slot < self.sinks) | (lengths <= self.budget), slot, recent)
+        ids = torch.where(slot < lengths, ids, -1)
+        return Selection(ids[:, None], lengths.clamp(max=self.budget))
+
+    @property
+    def assumption(self) -> str | None:
+        return None
+
+    def size(self, length: int) -> int:
+        return min(length, self.budget)
+
+    def scores(self, length: int, group: int) -> Bytes:
+        return Bytes()
+
+    def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        return Bytes()
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        return Bytes()
+
+
+def pooling_of(heads: HeadGrouping) -> Pooling:
+    """Scores that a grouping needs: one per query head unless a KV group shares its maximum."""
+    return "max" if heads == "kv" else "each"

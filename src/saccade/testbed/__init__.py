@@ -1,5 +1,0 @@
-"""The bundled model: a small Qwen3 that was trained, by the code in this package, to retrieve from long contexts."""
-
-from ..bundled import model_path
-
-__all__ = ["model_path"]

@@ -1,0 +1,49 @@
+"""`python -m benchmarks growth` from end to end at small contexts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from commands import Invoke
+from saccade import machine
+
+SMALL = ("--context", "300,600,900", "--budget", "64", "--head-dim", "8", "--rounds", "2")
+
+
+@pytest.fixture(autouse=True)
+def _no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summing a gigabyte several times says nothing here."""
+    monkeypatch.setattr(machine, "read_bandwidth", lambda device: 1.0)
+
+
+def test_a_run_gives_a_table_json_and_a_picture(invoke: Invoke, tmp_path: Path) -> None:
+    files = tmp_path / "growth.json", tmp_path / "growth.svg"
+    result = invoke("growth", *SMALL, "--json", files[0], "--picture", files[1])
+    assert result.exit_code == 0, result.output
+    results = json.loads(files[0].read_text())
+    assert results["complete"] is True
+    assert len(results["rows"]) == 15
+    assert all(name in result.stdout for name in ("cap64", "root", "quest", "visited", "exponent"))
+    assert ElementTree.fromstring(files[1].read_text()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--selector", "tree"), "cap64, sqrt, root, quest, exact"),
+        (("--context", "64"), "nothing is chosen"),
+        (("--context", ""), "whole numbers"),
+        (("--dtype", "int8"), "float32, bfloat16, float16"),
+        (("--rounds", "0"), "greater than or equal to 1"),
+        (("--json", "/nowhere/growth.json"), "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(invoke: Invoke, arguments: tuple[str, ...], says: str) -> None:
+    result = invoke("growth", *SMALL, *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

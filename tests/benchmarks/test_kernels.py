@@ -1,0 +1,107 @@
+"""`python -m benchmarks kernels`: the rows it writes, the checks it makes; no timing is judged here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import kernels, operations
+from saccade.cli import app
+from saccade.errors import SaccadeError
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "COLD", 2**20)
+
+
+def measured(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    file = tmp_path / "kernels.json"
+    small = ["--shape", "smollm2-135m", "--context", "200", "--budget", "32", "--rounds", "2", "--json", str(file)]
+    result = CliRunner().invoke(app, ["bench", "kernels", *small, *arguments])
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return rows
+
+
+def test_every_operation_is_timed_against_dense(tmp_path: Path) -> None:
+    rows = measured(tmp_path)
+    names = {row["operation"] for row in rows}
+    assert names == {operation.name for operation in operations.OPERATIONS}
+    assert ("dense", "torch-sdpa") in {(row["operation"], row["implementation"]) for row in rows}
+    dense = min(row["us"] for row in rows if row["operation"] == "dense")
+    for row in rows:
+        assert row["us_fast"] <= row["us"] <= row["us_slow"]
+        assert row["over_dense"] == pytest.approx(row["us"] / dense)
+        assert row["gb_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3)
+
+
+def test_bytes_are_the_cache_that_must_be_read(tmp_path: Path) -> None:
+    found = {row["operation"]: row["bytes"] for row in measured(tmp_path, "--batch", "2")}
+    token = 2 * 2 * 3 * 64 * 2  # rows, keys and values, heads, head dim, bytes
+    assert found["dense"] == 200 * token
+    assert found["sparse tokens"] == 32 * token
+    assert found["page scores"] == 13 * token
+
+
+def test_calls_go_round_in_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right, seen = operations.topk, []
+
+    def watched(scores: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(scores.data_ptr())
+        return right(scores, *arguments, **options)
+
+    monkeypatch.setattr(operations, "topk", watched)
+    measured(tmp_path, "--operation", "top-k", "--operation", "dense", "--rounds", "14")
+    # 2^20 bytes hold seven caches of 200 tokens; the first call is the check's.
+    assert len(set(seen[1:])) == 7
+
+
+def test_an_implementation_that_refuses_is_left_out(tmp_path: Path) -> None:
+    asked = ["--operation", "dense", "--implementation", "reference", "--implementation", "triton"]
+    rows = measured(tmp_path, *asked, "--dtype", "float16")
+    assert {row["implementation"] for row in rows} == {"reference", "torch-sdpa"}
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = operations.topk
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        ids, counts = right(*arguments, **options)
+        return ids.roll(1, -1), counts
+
+    monkeypatch.setattr(operations, "topk", wrong)
+    result = CliRunner().invoke(app, ["bench", "kernels", "--context", "200", "--budget", "32", "--operation", "top-k"])
+    assert result.exit_code == 2
+    assert "top-k differ from float64" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"operations": ["dens"]}, "unknown operation 'dens'; valid: dense,"),
+        ({"implementations": ["cuda"]}, "unknown implementation 'cuda'"),
+        ({"contexts": ["2048"]}, "context 2048 is within the budget of 2048"),
+        ({"dtype": "int4"}, "unknown dtype 'int4'"),
+    ],
+)
+def test_bad_input_is_one_line(changed: dict[str, Any], words: str) -> None:
+    settings: dict[str, Any] = {
+        "shape": "smollm2-135m",
+        "contexts": ["4096"],
+        "batches": ["1"],
+        "threads": ["1"],
+        "operations": [],
+        "implementations": ["auto"],
+        "budget": 2048,
+        "rounds": 2,
+        "dtype": "float32",
+        "device": "cpu",
+        "json": None,
+    }
+    with pytest.raises(SaccadeError, match=words):
+        kernels.KernelJob.check(**{**settings, **changed})

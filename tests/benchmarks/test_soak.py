@@ -1,0 +1,195 @@
+"""`python -m benchmarks soak`: what a block holds, how steadiness is counted; no timing is judged here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks import soak
+from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
+from benchmarks.steadiness import Steadiness, _LastSeen
+from saccade import machine
+from saccade.adapters.hf.run import sparsify
+from saccade.checkpoints.load import ModelSource
+from saccade.errors import DocumentError, PolicyError, SaccadeError
+
+LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
+CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
+RESA = "resa:page=4,ratio=0.25,min_pages=2,rectify=5"
+
+
+def tiny() -> Any:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=400,
+        initializer_range=0.3,
+        eos_token_id=0,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny().save_pretrained(path)
+    ModelSource.locate(None).tokenizer().save_pretrained(path)
+    return path
+
+
+def settings_of(folder: Path, **changes: Any) -> SoakSettings:
+    chosen = {
+        "policies": (CLUSTER, RESA),
+        "prompt": 100,
+        "tokens": 46,
+        "block": 10,
+        "window": 4,
+        "timed": True,
+        "sets": True,
+    }
+    return SoakSettings(**{**chosen, "model": str(folder), "device": "cpu", "dtype": "auto", "threads": 1, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> dict[str, Any]:
+    job = SoakJob.check(settings_of(folder))
+    run = Soak(job)
+    units: list[str] = []
+    run.run(units.append)
+    assert len(units) == job.units == 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "read_bandwidth", lambda device: 1.0)
+        results: dict[str, Any] = json.loads(json.dumps(run.results(), allow_nan=False))
+    return results
+
+
+def test_policies_take_turns_over_all_tokens(finished: dict[str, Any]) -> None:
+    assert finished["complete"] is True
+    turns = [(row["step"], row["policy"].partition(":")[0]) for row in finished["blocks"]]
+    assert turns == [(step, name) for step in (10, 20, 30, 40, 46) for name in ("lychee_cluster", "resa")]
+    assert all(row["context"] == 100 + row["step"] for row in finished["blocks"])
+
+
+def test_bytes_are_exact(finished: dict[str, Any]) -> None:
+    # Keys and values in float32.
+    token = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
+    assert all(row["kv_bytes"] == row["context"] * token <= row["kv_reserved_bytes"] for row in finished["blocks"])
+    last = finished["memory"][-1]
+    assert last["kv_bytes"] == 2 * 146 * token
+    assert last["index_bytes"] == sum(row["index_bytes"] for row in finished["blocks"][-2:]) > 0
+    resa = [row for row in finished["blocks"] if row["policy"].startswith("resa")]
+    # Minimum and maximum of every page of 4, with room to spare: at least half as much as K and V of a fourth.
+    assert all(row["index_bytes"] >= math.ceil(row["context"] / 4) * token for row in resa)
+
+
+def test_dense_passes_are_timed_apart(finished: dict[str, Any]) -> None:
+    passes = {row["policy"]: 0 for row in finished["blocks"]}
+    for row in finished["blocks"]:
+        passes[row["policy"]] += row["passes"]
+        assert (row["ms_pass"] is None) == (row["passes"] == 0)
+        assert row["ms_fast"] <= row["ms"] <= row["ms_slow"]
+    assert passes[RESA] == 46 // 6
+    assert passes[CLUSTER] == 0
+
+
+def test_drift_is_told_of_every_policy(finished: dict[str, Any]) -> None:
+    cluster, resa = finished["drift"]
+    assert (cluster["policy"], resa["policy"]) == (CLUSTER, RESA)
+    assert cluster["pass"] is None and resa["pass"] is not None
+    # ReSA's set grows with the row; the cluster's does not, only its index.
+    assert resa["expected"]["slope"] > cluster["expected"]["slope"] >= 0
+
+
+def test_sets_are_watched_at_every_sparse_step(finished: dict[str, Any]) -> None:
+    steady = finished["steadiness"]
+    assert len(steady[CLUSTER]["hit"]) == 46 - 1
+    # Every sixth step is a dense pass and has no set.
+    assert len(steady[RESA]["jaccard"]) == 46 - 46 // 6 - 1
+    for series in steady.values():
+        for hit, jaccard in zip(series["hit"], series["jaccard"], strict=True):
+            assert 0 <= jaccard <= hit <= 1
+        assert min(series["jaccard"]) < 1
+
+
+def test_an_interrupted_run_is_readable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_bandwidth", lambda device: 1.0)
+
+    def impatient(what: str) -> None:
+        raise KeyboardInterrupt
+
+    run = Soak(SoakJob.check(settings_of(folder)))
+    with pytest.raises(KeyboardInterrupt):
+        run.run(impatient)
+    results = run.results()
+    assert results["complete"] is False
+    assert [row["step"] for row in results["blocks"]] == [10]
+
+
+@pytest.mark.parametrize("spec", [CLUSTER, RESA, "quest:page=4,budget=32,dense_layers=1"])
+def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watched pass feeds several tokens a call; the sets must be those of single steps."""
+    job = SoakJob.check(settings_of(folder))
+    series = []
+    for together in (1, 32):
+        monkeypatch.setattr(soak, "_TOGETHER", together)
+        watched = Steadiness(4)
+        model = tiny()
+        with sparsify(model, spec, tokenizer=job.tokenizer, observers=(watched,)) as run:
+            runner = Runner(model, run, job.tokens, 100)
+            watched.cache = runner.cache
+            runner.prefill()
+            with run.decoding():
+                runner.feed(46)
+            assert run.stats().dense_passes == (46 // 6 if spec == RESA else 0)
+        series.append(watched.series())
+    assert series[0] == series[1]
+    assert series[0]["hit"]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.sets(st.integers(0, 11), max_size=5), min_size=2, max_size=2), min_size=2, max_size=12))
+def test_steadiness_is_equations_3_and_4(steps: list[list[set[int]]]) -> None:
+    window = 3
+    seen = _LastSeen(2, window)
+    for number, sets in enumerate(steps):
+        rows = [sorted(chosen) + [-1] * (6 - len(chosen)) for chosen in sets]
+        measured = seen.step(numpy.array(rows, dtype=numpy.int64))
+        if number == 0:
+            assert measured is None
+            continue
+        hits, similar = [], []
+        for head, now in enumerate(sets):
+            before = [step[head] for step in steps[max(0, number - window) : number]]
+            union = now | before[-1]
+            similar.append(len(now & before[-1]) / len(union) if union else 1.0)
+            hits.append(len(now & set().union(*before)) / len(now) if now else 1.0)
+        assert measured == pytest.approx((sum(hits) / 2, sum(similar) / 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"tokens": 301}, DocumentError, "401 tokens, prompt and decoded: the model has 400 positions"),
+        ({"policies": ("nonsense",)}, PolicyError, "unknown policy 'nonsense'"),
+        ({"policies": ("tidal:rectify=4:verify",)}, SaccadeError, "nothing to verify"),
+        ({"dtype": "int8"}, SaccadeError, "int8"),
+    ],
+)
+def test_bad_settings_are_refused(folder: Path, changes: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        SoakJob.check(settings_of(folder, **changes))

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claims.__main__ import app
+from commands import Invoke, invoker, tiny_model, write_model
+from saccade.checkpoints.load import ModelSource
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    """Run `claims`'s command line."""
+    return invoker(app)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return ModelSource.locate(None).tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: Any) -> Any:
+    return tiny_model(tokenizer)

@@ -1,0 +1,90 @@
+"""`python -m claims accumulation` from end to end on a tiny random model: files, tables, interruption, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from claims.accumulation.accumulation import Accumulation
+from commands import Invoke
+from saccade.checkpoints.load import ModelSource
+
+SMALL = ("--lengths", "64,96", "--sources", "reference", "--passages", "2", "--sparse-only", "1", "--batch", "2")
+QUEST = ("--policy", "quest:page=4", "--kept", "0.2", "--every", "16")
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return results
+
+
+def test_a_run_gives_a_table_json_and_a_picture(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "inner" / "results"
+    result = invoke("accumulation", "--model", model_folder, *SMALL, *QUEST, "--output-dir", folder)
+    assert result.exit_code == 0, result.output
+    results = results_of(folder)
+    assert results["complete"] is True
+    assert set(results["environment"]) >= {"cpu", "threads", "dtype", "versions"}
+    counts = {(row["length"], row["kept"], row["setting"]): row["n"] for row in results["rows"]}
+    expected = {(length, None, "dense"): 64 for length in (64, 96)}
+    for setting, n in (("decode-only", 64), ("every 16", 64), ("sparse-only", 32)):
+        expected |= {(length, 0.2, setting): n for length in (64, 96)}
+    assert counts == expected
+    assert "reference: top-3 accuracy on the last 32 tokens of 1 or 2 passages" in result.stdout
+    assert all(name in result.stdout for name in ("decode-only", "every 16", "sparse-only", "quest:page=4"))
+    picture = ElementTree.fromstring((folder / "accumulation.svg").read_text())
+    assert picture.tag.endswith("svg")
+
+
+def test_an_interrupted_run_is_readable(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(self: Accumulation, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Accumulation, "_from_the_start", impatient)
+    result = invoke("accumulation", "--model", model_folder, *SMALL, *QUEST, "--output-dir", tmp_path)
+    assert result.exit_code == 130
+    results = results_of(tmp_path)
+    assert results["complete"] is False
+    assert {row["setting"] for row in results["rows"]} == {"dense", "decode-only", "every 16"}
+    assert "interrupted" in result.stdout
+    assert (tmp_path / "accumulation.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--kept", "0"), "'0'"),
+        (("--kept", "nan"), "'nan'"),
+        (("--every", "0"), "'0'"),
+        (("--lengths", "x"), "'x'"),
+        (("--lengths", "128"), "must be longer than its last 128 tokens"),
+        (("--lengths", "4096"), "1600 positions"),
+        (("--sources", "novels"), "reference, library, facts"),
+        (("--policy", "dense"), "neither a kept share nor rectification"),
+        (("--policy", "tidal:budget=9"), "leave it out"),
+        (("--policy", "tidal:reselect=99"), "reselect=99"),
+        (("--passages", "0"), "from 1"),
+        (("--device", "quantum"), "'quantum'"),
+        (("--output-dir", "/proc/saccade"), "'/proc/saccade'"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
+) -> None:
+    def no_work(*arguments: object) -> None:
+        raise AssertionError("weights were loaded before the input was checked")
+
+    monkeypatch.setattr(ModelSource, "weights", no_work)
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--lengths", "256", "--sources", "reference", "--passages", "1")
+    result = invoke("accumulation", "--model", model_folder, *sizes, *arguments)
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,55 @@
+"""A command line run in this process, and a tiny random model in a folder, as users give it to one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer import Typer
+from typer.testing import CliRunner, Result
+
+from saccade.checkpoints.load import ModelSource
+
+LAYERS = 5
+POSITIONS = 1600
+
+Invoke = Callable[..., Result]
+
+
+def invoker(app: Typer) -> Invoke:
+    def run(*arguments: object, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+    return run
+
+
+def tiny_model(tokenizer: Any, positions: int = 32_768) -> Qwen3ForCausalLM:
+    """Random weights, large ones, so that answers depend on what is attended to."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=positions,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.eval()
+    return model
+
+
+def write_model(folder: Path) -> Path:
+    """A tiny model with the bundled model's tokenizer."""
+    tokenizer = ModelSource.locate(None).tokenizer()
+    tiny_model(tokenizer, POSITIONS).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

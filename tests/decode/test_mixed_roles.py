@@ -1,0 +1,172 @@
+"""Roles per KV head: any legal mixture in one layer, token and page units, one set per KV head or per query head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.harness import Decoder, check_outputs
+from methods.layouts import Batch
+from methods.oracles import Sets
+from methods.oracles_composed import composed, top_k
+from saccade.errors import PolicyError
+from saccade.plans.plan import Plan
+from saccade.plans.roles import RoleMap
+from saccade.selection.rules import RankUnion, TopK
+from saccade.selection.scorers.exact import ExactScorer
+from saccade.selection.scorers.page_bounds import PageBoundScorer
+from saccade.selection.selector import ScoredSelector
+from saccade.types import HeadGrouping, Pooling, Role
+
+LAYERS, PAGE = 4, 4
+
+
+@st.composite
+def role_maps(draw: st.DrawFn, kv_heads: int) -> list[list[str]]:
+    """Random roles; a head may reuse only what a layer below has refreshed."""
+    refreshed: set[int] = set()
+    roles = []
+    for _ in range(LAYERS):
+        layer = []
+        for head in range(kv_heads):
+            legal = ["dense", "publish", "select", *(["reuse"] * 3 if head in refreshed else [])]
+            layer.append(draw(st.sampled_from(legal)))
+        roles.append(layer)
+        refreshed.update(head for head, role in enumerate(layer) if role in ("publish", "select"))
+    return roles
+
+
+def role_map(roles: list[list[str]]) -> RoleMap:
+    return RoleMap(tuple(tuple(Role(role) for role in layer) for layer in roles))
+
+
+def decoder_of(roles: list[list[str]], scorer: str, pooling: Pooling, budget: int) -> Decoder:
+    """A plan of these roles; "each" pooling is one set per query head, all others one per KV head."""
+    unit = PageBoundScorer(PAGE, pooling) if scorer == "page_bounds" else ExactScorer(pooling)
+    heads: HeadGrouping = "query" if pooling == "each" else "kv"
+    return Decoder(Plan(ScoredSelector(unit, TopK(budget), heads), role_map(roles)))
+
+
+def expected(batch: Batch, roles: list[list[str]], scorer: str, pooling: Pooling, budget: int) -> list[Sets]:
+    """What the oracle says of every row."""
+    shared = {"rule": top_k(budget), "scorer": scorer, "pooling": pooling, "page": 1 if scorer == "exact" else PAGE}
+    heads = "query" if pooling == "each" else "kv"
+    return [composed(q, k, roles=roles, heads=heads, **shared).sets for q, k in zip(batch.q, batch.k, strict=True)]
+
+
+MIXTURES = {
+    "dense and publish, nobody reuses": [
+        ["dense", "publish", "dense", "publish"],
+        ["publish", "dense", "dense", "dense"],
+    ],
+    "publish and reuse": [
+        ["publish"] * 4,
+        ["publish", "reuse", "reuse", "publish"],
+        ["reuse", "publish", "reuse", "reuse"],
+    ],
+    "select, publish and reuse": [
+        ["select", "publish", "select", "publish"],
+        ["select", "publish", "reuse", "reuse"],
+        ["reuse", "select", "reuse", "publish"],
+    ],
+    "select and dense": [["select", "dense", "dense", "select"], ["reuse", "select", "dense", "select"]],
+    "all four": [["publish", "select", "publish", "dense"], ["reuse", "select", "publish", "dense"]],
+    "one head attends to all, scattered": [
+        ["publish"] * 8,
+        ["reuse", "publish", "reuse", "publish", "reuse", "reuse", "dense", "reuse"],
+        ["publish", "reuse", "reuse", "reuse", "reuse", "reuse", "reuse", "publish"],
+    ],
+    "heads refresh at different layers": [
+        ["publish", "dense", "dense", "publish"],
+        ["reuse", "publish", "dense", "reuse"],
+        ["reuse", "reuse", "select", "publish"],
+        ["dense", "reuse", "reuse", "reuse"],
+    ],
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    group=st.sampled_from([1, 2, 4, 8]),
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    layout=st.sampled_from(["padded", "paged"]),
+    scorer=st.sampled_from(["exact", "exact", "page_bounds"]),
+    pooling=st.sampled_from(["max", "mean", "each"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    budget=st.integers(PAGE, 24),
+)
+@settings(max_examples=6, deadline=None)
+def test_named_mixture_matches_the_oracle(
+    mixture: str,
+    seed: int,
+    group: int,
+    lengths: list[int],
+    layout: str,
+    scorer: str,
+    pooling: Pooling,
+    dtype: torch.dtype,
+    budget: int,
+) -> None:
+    roles = MIXTURES[mixture]
+    sizes = {"layers": len(roles), "kv_heads": len(roles[0]), "group": group}
+    batch = Batch.random(np.random.default_rng(seed), lengths, **sizes)
+    decoder = decoder_of(roles, scorer, pooling, budget)
+    for _ in range(2):
+        batch.step()
+        sets, outputs = decoder.step(batch, layout, dtype)
+        assert sets == expected(batch, roles, scorer, pooling, budget)
+        check_outputs(batch, sets, outputs, dtype)
+
+
+@pytest.mark.parametrize("scorer", ["exact", "page_bounds"])
+@pytest.mark.parametrize("pooling", ["max", "mean", "each"])
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(max_examples=8, deadline=None)
+def test_mixture_matches_the_oracle(
+    scorer: str, pooling: Pooling, data: st.DataObject, seed: int, dtype: torch.dtype
+) -> None:
+    kv_heads = data.draw(st.integers(1, 5))
+    roles = data.draw(role_maps(kv_heads))
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    layout = data.draw(st.sampled_from(["padded", "paged"]))
+    budget = data.draw(st.integers(PAGE, 24))
+    rng, group = np.random.default_rng(seed), data.draw(st.sampled_from([1, 2, 4]))
+    content = data.draw(st.sampled_from(["spread", "clustered"]))
+    batch = Batch.random(rng, lengths, layers=LAYERS, kv_heads=kv_heads, group=group, content=content)
+    decoder = decoder_of(roles, scorer, pooling, budget)
+    for _ in range(3):
+        batch.step()
+        sets, outputs = decoder.step(batch, layout, dtype)
+        assert sets == expected(batch, roles, scorer, pooling, budget)
+        check_outputs(batch, sets, outputs, dtype)
+
+
+def test_batch_may_shrink_between_steps() -> None:
+    """A partial refresh never mixes with sets of rows that have left."""
+    roles = [["publish", "dense"], ["dense", "publish"], ["reuse", "reuse"]]
+    batch = Batch.random(np.random.default_rng(0), [20, 30, 25], layers=3, kv_heads=2, group=2)
+    decoder = decoder_of(roles, "exact", "max", 6)
+    for rows in ([0, 1, 2], [1, 2], [1]):
+        batch.select(rows)
+        batch.step()
+        sets, _ = decoder.step(batch, "padded", torch.float32, begin=False)
+        assert sets == expected(batch, roles, "exact", "max", 6)
+
+
+def test_reuse_without_a_refresher_is_refused() -> None:
+    with pytest.raises(
+        PolicyError, match="KV head 1 of layer 1 reuses a selection, but no layer below refreshes head 1"
+    ):
+        role_map([["publish", "dense"], ["reuse", "reuse"]])
+    with pytest.raises(PolicyError, match="KV head 0 of layer 0"):
+        role_map([["reuse"]])
+
+
+def test_one_set_for_all_heads_needs_uniform_layers() -> None:
+    selector = ScoredSelector(ExactScorer("each"), RankUnion(budget=8, sinks=2, recent=0.25), heads="all")
+    with pytest.raises(PolicyError, match="mixes roles"):
+        Plan(selector, role_map([["publish", "dense"]]))

@@ -1,0 +1,282 @@
+"""`run.stats()` and both recalls against the float64 oracle; recall costs nothing unless asked for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import saccade
+from adapters import tiny
+from adapters.ways import generate
+from methods import oracles
+from methods.harness import SCALE, Decoder, SetRecorder
+from methods.layouts import Batch
+from saccade.decode.counters import Counters
+from saccade.decode.recall import RecallObserver, recall_of
+from saccade.decode.stats import Rectifications, RunStats
+from saccade.plans.roles import HeadSpan, RoleMap
+from saccade.types import KVView, ModelShape, Role, Selection
+
+LAYERS = 5
+POLICIES = {
+    "dense": {},
+    "streaming": {"budget": 12},
+    "quest": {"budget": 13, "page": 4},
+    "tidal": {"budget": 9, "reselect": [3], "heads": "query"},
+    "less_is_more": {"budget": 11, "reselect": [3]},
+}
+ORACLES = {name: getattr(oracles, name) for name in POLICIES}
+
+# 40 probabilities in float32, each off by some 30 roundings (see policies/harness.py): 40 * 30 * 2**-24 < 1e-4.
+# Token recall is a quotient of whole numbers, rounded once: scores are exact (policies/layouts.py), and so are ranks.
+ATTENTION, TOKEN = 1e-4, 2.0**-24
+
+
+def token_recall(q: np.ndarray, k: np.ndarray, sets: list[list[int]]) -> list[float]:
+    """The oracle for heads whose sets differ in size."""
+    return [oracles.token_recall(q, k, sets, len(chosen))[head] for head, chosen in enumerate(sets)]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    group=st.sampled_from([1, 2, 4]),
+    layout=st.sampled_from(["padded", "paged"]),
+)
+@settings(max_examples=8, deadline=None)
+def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[int], group: int, layout: str) -> None:
+    batch = Batch.random(np.random.default_rng(seed), lengths, layers=LAYERS, kv_heads=2, group=group)
+    plan = saccade.policy(name, **POLICIES[name]).plan(ModelShape(LAYERS, 2 * group, 2, batch.dim))
+    decoder, recall = Decoder(plan), RecallObserver(LAYERS, keep_steps=True)
+    decoder.state.observers = (decoder.recorder, recall)
+    tokens: dict[int, list[int]] = defaultdict(list)
+    shares: dict[int, list[float]] = defaultdict(list)
+    expected: list[list[list[list[float]]]] = []  # [step and row][measure][layer][head]
+    whole: list[list[list[bool]]] = []  # [step and row][layer][head]
+    overall = []
+    for _ in range(3):
+        batch.step()
+        decoder.step(batch, layout, torch.float32)
+        for row, length in enumerate(batch.lengths):
+            sets = ORACLES[name](batch.q[row], batch.k[row], **POLICIES[name])
+            overall.append(oracles.share_attended(sets, length))
+            expected.append([[], []])
+            whole.append([[len(s) == length for s in per_head] for per_head in sets])
+            for layer in range(LAYERS):
+                tokens[layer] += [len(s) for s in sets[layer]]
+                shares[layer] += [len(s) / length for s in sets[layer]]
+                q, k = batch.q[row][layer], batch.k[row][layer]
+                expected[-1][0].append(oracles.attention_recall(q, k, sets[layer], SCALE))
+                expected[-1][1].append(token_recall(q, k, sets[layer]))
+    stats = RunStats.of(name, decoder.counters, recall)
+    assert stats.steps == 3
+    wanted = np.array(expected)
+    for layer, got in enumerate(stats.layers):
+        assert got.steps == 3
+        assert got.tokens == pytest.approx(np.mean(tokens[layer]), rel=1e-6)  # float32 means of whole numbers
+        assert got.share == pytest.approx(np.mean(shares[layer]), rel=1e-6)
+        assert got.overflow == 0
+        assert got.recall == pytest.approx(wanted[:, 0, layer].mean(), abs=ATTENTION)
+        assert got.token_recall == pytest.approx(wanted[:, 1, layer].mean(), abs=TOKEN)
+    assert stats.share_attended == pytest.approx(np.mean(overall), rel=1e-6)
+    assert stats.recall == pytest.approx(wanted[:, 0].mean(), abs=ATTENTION)
+    assert stats.token_recall == pytest.approx(wanted[:, 1].mean(), abs=TOKEN)
+
+    records = recall.records()
+    assert records.attention.shape == records.token.shape == (3 * len(lengths), LAYERS, 2 * group)
+    for measure, (kept, tolerance) in enumerate(((records.attention, ATTENTION), (records.token, TOKEN))):
+        right = wanted[:, measure]
+        assert bool((np.isfinite(kept.numpy()) | np.array(whole)).all()), "NaN only where a set is all tokens"
+        np.testing.assert_allclose(np.nan_to_num(kept.numpy(), nan=1.0), right, atol=tolerance, rtol=0)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    unit=st.sampled_from([1, 3, 4]),
+    groups=st.sampled_from([1, 2, 4]),
+    layout=st.sampled_from(["padded", "paged"]),
+    content=st.sampled_from(["spread", "clustered", "constant"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_recalls_of_any_selection(
+    seed: int, lengths: list[int], unit: int, groups: int, layout: str, content: str
+) -> None:
+    """One set for all heads, per KV head or per query head; tokens or pages; ragged rows, sets of any size, ties."""
+    rng = np.random.default_rng(seed)
+    batch = Batch.random(rng, lengths, layers=1, kv_heads=2, group=2, content=content)
+    batch.step()
+    view = batch.views(layout, torch.float32)[0]
+    units = [-(-length // unit) for length in lengths]
+    ids = np.full((len(lengths), groups, max(units)), -1)
+    counts = rng.integers(1, np.array(units)[:, None] + 1, (len(lengths), groups))
+    for row, available in enumerate(units):
+        for head in range(groups):
+            # The current token's unit is in every set.
+            others = rng.permutation(available - 1)[: counts[row, head] - 1]
+            ids[row, head, : counts[row, head]] = np.sort([*others, available - 1])
+    selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32), unit)
+    got = recall_of(batch.queries(0, torch.float32), view, selection, scale=SCALE)
+
+    recorder = SetRecorder()
+    recorder.observe(0, HeadSpan(0, 2, Role.SELECT), batch.queries(0, torch.float32), view, selection, SCALE)
+    for row, _ in enumerate(lengths):
+        sets = [recorder.sets[row, 0, head] for head in range(4)]
+        q, k = batch.q[row][0], batch.k[row][0]
+        assert got.attention[row].tolist() == pytest.approx(oracles.attention_recall(q, k, sets, SCALE), abs=ATTENTION)
+        assert got.token[row].tolist() == pytest.approx(token_recall(q, k, sets), abs=TOKEN)
+
+
+def test_the_two_recalls_differ() -> None:
+    """A set that holds the heaviest token alone of four: much mass, few of the best four tokens."""
+    keys = torch.tensor([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])[None, :, None, None]
+    batch = Batch.random(np.random.default_rng(0), [8], layers=1, kv_heads=1, group=1)
+    batch.step()
+    view = KVView(keys, keys, batch.views("padded", torch.float32)[0].rows)
+    rows = type(view.rows).on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
+    chosen = Selection(torch.tensor([[[0, 5, 6, 7]]], dtype=torch.int32), torch.tensor([[4]], dtype=torch.int32))
+    got = recall_of(torch.ones(1, 1, 1), KVView(keys, keys, rows), chosen, scale=1.0)
+    weights = np.exp([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    assert float(got.attention) == pytest.approx(weights[[0, 5, 6, 7]].sum() / weights.sum(), abs=1e-6)
+    assert float(got.token) == 0.25
+
+
+def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
+    """Heads of mixed roles arrive one span after the other; tokens of one call layer by layer."""
+    batch = Batch.random(np.random.default_rng(1), [9, 6], layers=2, kv_heads=2, group=2)
+    recall = RecallObserver(2, keep_steps=True)
+    steps = []
+    for _ in range(3):
+        batch.step()
+        steps.append(batch.views("padded", torch.float32))
+    narrow = Selection(torch.tensor([[[5]], [[3]]], dtype=torch.int32), torch.ones(2, 1, dtype=torch.int32))
+    roles = RoleMap(((Role.PUBLISH, Role.PUBLISH), (Role.DENSE, Role.REUSE)))
+    q = batch.queries(0, torch.float32)
+    for views in (steps[0], steps[1]):  # two positions of one call: both at layer 0 first
+        recall.observe(0, roles.spans[0][0], q, views[0], None, SCALE)
+    for views in (steps[0], steps[1]):
+        recall.observe(1, roles.spans[1][0], q[:, :2], views[1].heads(0, 1), None, SCALE)
+        recall.observe(1, roles.spans[1][1], q[:, 2:], views[1].heads(1, 2), narrow, SCALE)
+    recall.observe(0, roles.spans[0][0], q, steps[2][0], None, SCALE)  # broken off
+    records = recall.records()
+    assert records.attention.shape == (4, 2, 4)
+    seen = ~records.attention.isnan()
+    assert seen.tolist() == [[[False] * 4, [False, False, True, True]]] * 4
+    one = recall_of(q[:, 2:], steps[1][1].heads(1, 2), narrow, scale=SCALE)
+    assert torch.equal(records.attention[2:, 1, 2:], one.attention)
+    assert torch.equal(records.token[2:, 1, 2:], one.token)
+    means = recall.per_layer()
+    assert means[0] == (1.0, 1.0)
+    both = records.attention.nan_to_num(1.0).double()[:, 1].mean(), records.token.nan_to_num(1.0).double()[:, 1].mean()
+    assert means[1] == pytest.approx(tuple(map(float, both)), abs=1e-9)
+
+
+def test_records_are_kept_on_request_only() -> None:
+    assert RecallObserver(3, keep_steps=True).records().attention.shape == (0, 3, 0)
+    with pytest.raises(ValueError, match="keep_steps=True"):
+        RecallObserver(3).records()
+
+
+def test_run_measures_recall_on_request() -> None:
+    """The run's numbers are those of the sets and queries that its observers see."""
+
+    class Recomputing:
+        def __init__(self) -> None:
+            self.recalls: dict[int, list[float]] = defaultdict(list)
+            self.token_recalls: dict[int, list[float]] = defaultdict(list)
+            self.tokens: dict[int, list[int]] = defaultdict(list)
+
+        def observe(
+            self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, scale: float
+        ) -> None:
+            recorder = SetRecorder()
+            recorder.observe(layer, span, q, kv, selection, scale)
+            for row, length in enumerate(kv.rows.seq_lens.tolist()):
+                start = int(kv.rows.row_start[row])
+                keys = kv.k[row, start : start + length].transpose(0, 1).double().numpy()
+                sets = [recorder.sets[row, layer, head] for head in range(q.shape[1])]
+                query = q[row].double().numpy()
+                self.recalls[layer] += oracles.attention_recall(query, keys, sets, scale)
+                self.token_recalls[layer] += token_recall(query, keys, sets)
+                self.tokens[layer] += [len(s) for s in sets]
+
+    model, recomputing = tiny.llama(), Recomputing()
+    with saccade.sparsify(model, tiny.spec("tidal", 9), recall=True, observers=(recomputing,)) as run:
+        generate(model, **tiny.padded([30, 7, 19]))
+        stats = run.stats()
+    for layer, got in enumerate(stats.layers):
+        assert got.tokens == pytest.approx(np.mean(recomputing.tokens[layer]), rel=1e-6)
+        assert got.recall == pytest.approx(np.mean(recomputing.recalls[layer]), abs=ATTENTION)
+        # Keys of a model are no round numbers: two scores may change places, each costing one token of a set of 9.
+        assert got.token_recall == pytest.approx(np.mean(recomputing.token_recalls[layer]), abs=0.01)
+    assert [layer.recall == 1.0 for layer in stats.layers] == [True, True, False, True]
+    assert [layer.token_recall == 1.0 for layer in stats.layers] == [True, True, False, True]
+    assert 0 < stats.recall < 1 and 0 < stats.token_recall < 1 and 0 < stats.share_attended < 1
+
+
+def test_recall_costs_nothing_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def measured(q: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(args)
+        return torch.ones(q.shape[:2]), torch.ones(q.shape[:2])
+
+    monkeypatch.setattr("saccade.decode.recall.recall_of", measured)
+    with saccade.sparsify(tiny.llama(), tiny.spec("quest", 9)) as run:
+        generate(tiny.llama())
+        assert all(layer.recall is layer.token_recall is None for layer in run.stats().layers)
+        assert run.stats().to_dict()["recall"] is run.stats().to_dict()["token_recall"] is None
+    assert not calls
+    with saccade.sparsify(tiny.llama(), tiny.spec("quest", 9), recall=True) as run:
+        assert run.stats().recall is None, "nothing decoded yet"
+        generate(tiny.llama())
+        assert run.stats().recall == run.stats().token_recall == 1.0
+    assert calls
+
+
+def test_stats_before_the_first_step() -> None:
+    stats = RunStats.of("dense", Counters(3), None)
+    assert stats.steps == 0
+    derived = ("share_attended", "recall", "token_recall", "overflow", "acceptance_rate", "tokens_per_dense_pass")
+    assert all(getattr(stats, name) is None and stats.to_dict()[name] is None for name in derived)
+
+
+def test_overflows_are_a_share_of_sets() -> None:
+    counters = Counters(2)
+    for overflow in (1.0, 0.0, 0.5, 0.5):
+        counters.add(0, torch.tensor([8.0, 0.5, overflow]), 1.0)
+        counters.add(1, torch.tensor([8.0, 0.5, 0.0]), 1.0)
+    stats = RunStats.of("tidal", counters, None)
+    assert [layer.overflow for layer in stats.layers] == [0.5, 0.0]
+    assert stats.overflow == stats.to_dict()["overflow"] == 0.25
+
+
+def test_rectifications_have_rates() -> None:
+    rewriting = RunStats.of("resa", Counters(1), None, rectification=Rectifications(passes=3, rewritten=96))
+    assert (rewriting.dense_passes, rewriting.rectifications) == (3, 96)
+    assert rewriting.acceptance_rate is None
+    assert rewriting.tokens_per_dense_pass == 33
+    verifying = RunStats.of("resa", Counters(1), None, rectification=Rectifications(4, 40, drafted=64, accepted=40))
+    assert verifying.to_dict()["acceptance_rate"] == 0.625
+    assert verifying.to_dict()["tokens_per_dense_pass"] == 11
+
+
+def test_stats_sum_over_calls_and_are_plain_data() -> None:
+    import json
+
+    with saccade.sparsify(tiny.llama(), tiny.spec("quest", 8)) as run:
+        for turn in (1, 2, 3):
+            generate(tiny.llama())
+            assert run.stats().steps == turn * 8
+        stats = json.loads(json.dumps(run.stats().to_dict()))
+    assert stats["policy"].startswith("quest:") and len(stats["layers"]) == 4
+    assert stats["index_bytes"] > 0 and stats["steps"] == 24
+    assert stats["build_seconds"] > 0
+    assert stats["share_attended"] == pytest.approx(np.mean([layer["share"] for layer in stats["layers"]]))

@@ -1,0 +1,112 @@
+"""The papers' choices: found by a model's name, held against its sizes, and marked as nobody's measurement here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import saccade
+from saccade.recipes.published import MARK, PUBLISHED, for_model, published
+from saccade.types import ModelShape
+
+LLAMA_8B = ModelShape(32, 32, 8, 128, "llama", weights="9f31c2")
+QWEN_8B = ModelShape(36, 32, 8, 128, "qwen3")
+LLAMA_70B = ModelShape(80, 64, 8, 128, "llama")
+
+# PAPERS.md: re-selection layers of TidalDecode (appendix A.6) and LessIsMore (table 11).
+LAYERS = {
+    "llama-3-8b": 13,
+    "llama-3.1-8b": 13,
+    "llama-3-70b-10k": 31,
+    "llama-3-70b-32k": 14,
+    "llama-3.2-3b": 12,
+    "llama-2-7b": 7,
+    "longchat-7b": 7,
+    "qwen3-4b": 20,
+    "qwen3-8b": 12,
+    "qwen3-14b": 12,
+    "deepseek-r1-distill-llama-8b": 12,
+}
+
+
+def test_the_papers_layers() -> None:
+    assert {name: one.recipe.reselect for name, one in PUBLISHED.items()} == {
+        name: (layer,) for name, layer in LAYERS.items()
+    }
+    for name, layer in LAYERS.items():
+        method = "less_is_more" if "LessIsMore" in PUBLISHED[name].source else "tidal"
+        assert str(PUBLISHED[name].recipe.policy) == f"{method}:reselect={layer}"
+
+
+def test_all_are_marked() -> None:
+    for one in PUBLISHED.values():
+        assert one.recipe.found["mark"] == MARK == "from the paper, not re-measured here"
+        assert one.note.endswith(MARK) and one.source in one.note
+        assert (one.recipe.model.weights, one.recipe.roles, dict(one.recipe.versions)) == (None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("META-LLAMA/llama-3.1-8b-INSTRUCT", "llama-3.1-8b"),
+        ("somebody-else/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("./models/Llama-3.1-8B-Instruct/", "llama-3.1-8b"),
+        ("C:\\models\\Llama-3.1-8B", "llama-3.1-8b"),
+        (
+            "/cache/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a16976918f6564b8830bc894c89659",
+            "llama-3.1-8b",
+        ),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "deepseek-r1-distill-llama-8b"),
+        ("gradientai/Llama-3-8B-Instruct-Gradient-1048k", "llama-3-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct-GGUF", None),
+        ("Llama-3.1-8B/checkpoint", None),
+        ("Llama-8B", None),
+    ],
+)
+def test_a_models_name_finds_its_recipe(model: str, name: str | None) -> None:
+    found = for_model(model, lambda: LLAMA_8B)
+    assert (None if found is None else found.name) == name
+
+
+def test_models_of_the_same_sizes_are_told_apart_by_name() -> None:
+    four, eight = for_model("Qwen/Qwen3-4B", lambda: QWEN_8B), for_model("Qwen/Qwen3-8B", lambda: QWEN_8B)
+    assert four is not None and eight is not None
+    assert (four.name, eight.name) == ("qwen3-4b", "qwen3-8b")
+
+
+@pytest.mark.parametrize("other", [{"layers": 31}, {"kv_heads": 32}, {"head_dim": 64}, {"architecture": "mistral"}])
+def test_a_name_alone_is_not_enough(other: dict[str, object]) -> None:
+    assert for_model("Llama-3.1-8B", lambda: replace(LLAMA_8B, **other)) is None  # type: ignore[arg-type]  # sizes
+
+
+def test_an_unknown_name_asks_for_no_sizes() -> None:
+    def shape() -> ModelShape:
+        raise AssertionError("nobody needs them")
+
+    assert for_model("mine", shape) is None
+
+
+def test_two_that_fit_are_both_named() -> None:
+    with pytest.raises(saccade.PolicyError) as error:
+        for_model("meta-llama/Meta-Llama-3-70B-Instruct", lambda: LLAMA_70B)
+    message = str(error.value)
+    for words in ("recipe:llama-3-70b-10k", "at 10K tokens", "recipe:llama-3-70b-32k", "at 32K tokens"):
+        assert words in message
+    assert "\n" not in message
+
+
+def test_an_unknown_recipe_names_the_valid_ones() -> None:
+    assert published("qwen3-8b") is PUBLISHED["qwen3-8b"]
+    with pytest.raises(saccade.PolicyError, match=r"unknown recipe recipe:qwen3; published are llama-3-8b, .*qwen3-8b"):
+        published("qwen3")
+
+
+def test_the_docs_list_them() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `recipe:(\S+)` \| `(\S+)` \|", page, re.MULTILINE))
+    assert rows == {name: str(one.recipe.policy) for name, one in PUBLISHED.items()}
+    assert MARK in page

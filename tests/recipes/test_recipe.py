@@ -1,0 +1,290 @@
+"""Recipes: what is written reads back; anything else is refused in one line that names the file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import saccade
+from methods.test_policy import OPTIONS
+from saccade import Recipe
+from saccade.types import ModelShape
+
+SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3", weights="9f31c2")
+VALID: dict[str, Any] = {
+    "version": 1,
+    "model": {
+        "architecture": "qwen3", "layers": 8, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "weights": "9f31c2",
+    },
+    "policy": "less_is_more:reselect=5",
+    "reselect": [5],
+    "roles": "heads:0+3.1",
+    "found": {"by": "saccade calibrate layers", "seed": 0},
+    "scores": {"5": [0.5, 1e-3]},
+    "versions": {"saccade": "0.1.0", "python": "3.12.1", "torch": "2.9.0", "transformers": "5.0.0"},
+}  # fmt: skip
+RECIPE = Recipe(
+    SHAPE,
+    saccade.policy("less_is_more", reselect=5),
+    (5,),
+    "heads:0+3.1",
+    VALID["found"],
+    VALID["scores"],
+    VALID["versions"],
+)
+
+
+def changed(**parts: Any) -> str:
+    return json.dumps({**VALID, **parts})
+
+
+def of_model(**parts: Any) -> str:
+    return changed(model={**VALID["model"], **parts})
+
+
+def without(key: str) -> str:
+    return json.dumps({name: value for name, value in VALID.items() if name != key})
+
+
+# --- there and back -----------------------------------------------------------------------------------------------
+
+
+def test_a_valid_file_is_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "saccade.json"
+    path.write_text(json.dumps(VALID))
+    assert Recipe.read(path) == RECIPE
+    assert json.loads(RECIPE.to_json()) == VALID
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-9, 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+FREE = st.dictionaries(st.text(max_size=5), PLAIN | st.text(max_size=5) | st.lists(PLAIN, max_size=2), max_size=3)
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    name = draw(st.sampled_from(sorted(OPTIONS)))
+    given = [option for option in OPTIONS[name] if option == "roles" or draw(st.booleans())]
+    policy = saccade.policy(name, **{option: draw(OPTIONS[name][option]) for option in given})
+    return Recipe(
+        replace(SHAPE, weights=draw(st.none() | st.text(max_size=8))),
+        policy,
+        draw(st.none() | st.lists(st.integers(2, 7), max_size=3).map(tuple)),
+        draw(st.none() | st.sampled_from(["heads:0", "heads:0+1.1+7", "layers:0+5"])),
+        draw(FREE),
+        draw(FREE),
+        draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2)),
+    )
+
+
+@given(recipes())
+def test_what_is_written_reads_back(recipe: Recipe) -> None:
+    again = Recipe.from_json(recipe.to_json())
+    assert again == recipe
+    # A budget that nobody gave may still be filled in.
+    assert again.policy.with_budget(777) == recipe.policy.with_budget(777)
+
+
+def test_a_file_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "any name.json"
+    RECIPE.write(path)
+    assert Recipe.read(path) == RECIPE
+    assert [other.name for other in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_recipe_says_what_made_it() -> None:
+    made = Recipe(SHAPE, saccade.policy("dense")).versions
+    assert list(made) == ["saccade", "python", "torch", "transformers"]
+    assert (made["saccade"], made["torch"]) == (saccade.__version__, version("torch"))
+
+
+@pytest.mark.parametrize("part", ["found", "scores"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, object()])
+def test_free_parts_must_be_json(part: str, value: object) -> None:
+    with pytest.raises(saccade.PolicyError, match="must be JSON without NaN"):
+        replace(RECIPE, **{part: {"loss": value}}).to_json()
+
+
+def test_a_recipe_names_its_models_architecture() -> None:
+    with pytest.raises(saccade.PolicyError, match="a recipe names its model's architecture"):
+        replace(RECIPE, model=replace(SHAPE, architecture=None)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"policy": saccade.policy("tidal", reselect=8)}, "reselect=8 is not a selection layer"),
+        ({"reselect": (1,)}, "reselect=1 is not a selection layer of this model; valid layers are 2 to 7"),
+        ({"reselect": (5, 99)}, "reselect=99"),
+        ({"roles": "heads:0+8"}, "heads:8 is not valid: this model has layers 0 to 7"),
+        ({"roles": "layers:2"}, "layer 0"),
+        ({"roles": "every:4"}, r"roles='every:4' is not valid: heads:L\+L\.H or layers:N\+N"),
+        ({"roles": "roles.json"}, "roles='roles.json' is not valid"),
+    ],
+)
+def test_a_recipe_fits_its_model(parts: dict[str, Any], words: str) -> None:
+    with pytest.raises(saccade.PolicyError, match=words):
+        replace(RECIPE, **parts)
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def full(*given: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_old_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "saccade.json"
+    RECIPE.write(path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(saccade.OutputError) as error:
+        replace(RECIPE, reselect=(4,)).write(path)
+    assert str(error.value) == f"recipe {str(path)!r} cannot be written: No space left on device"
+    assert Recipe.read(path) == RECIPE
+    assert [other.name for other in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_is_not_json_touches_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "saccade.json"
+    RECIPE.write(path)
+    with pytest.raises(saccade.PolicyError):
+        replace(RECIPE, scores={"loss": math.nan}).write(path)
+    assert Recipe.read(path) == RECIPE
+
+
+# --- what a file must not hold ------------------------------------------------------------------------------------
+
+KEYS = "version, model, policy, reselect, roles, found, scores, versions"
+MANGLED = {
+    "empty": ("", ("not JSON",)),
+    "truncated": (json.dumps(VALID)[:-20], ("not JSON",)),
+    "deep": ("[" * 100_000, ("not JSON",)),
+    "a list": ("[]", ("the file is not an object", KEYS)),
+    "a role file": (
+        '{"version": 1, "model": {}, "roles": [], "found": {}}',
+        ("key 'policy' is missing", KEYS),
+    ),
+    "NaN": (changed(scores={"loss": math.nan}), ("NaN", "finite")),
+    "infinity": (changed(found={"loss": [-math.inf]}), ("-Infinity", "finite")),
+    "a number beyond floats": (changed(found={"loss": 0}).replace('"loss": 0', '"loss": 1e999'), ("1e999", "finite")),
+    "a key twice": (json.dumps(VALID)[:-1] + ', "policy": "dense"}', ("'policy' is given twice",)),
+    "a key twice inside": (
+        json.dumps(VALID).replace('"layers": 8', '"layers": 8, "layers": 9'),
+        ("'layers' is given twice",),
+    ),
+    "an unknown key": (changed(extra=1), ("unknown key 'extra'", KEYS)),
+    "an unknown key of the model": (of_model(heads=2), ("unknown key 'model.heads'", "kv_heads")),
+    **{f"no {key}": (without(key), (f"key '{key}' is missing", KEYS)) for key in VALID},
+    "version 2": (changed(version=2), ("version=2", "reads version 1")),
+    "version true": (changed(version=True), ("version=True",)),
+    "version text": (changed(version="1"), ("version='1'",)),
+    "a model that is a name": (changed(model="qwen3"), ("model is not an object", "architecture")),
+    "no layers": (of_model(layers=0), ("model.layers=0", "at least 1")),
+    "weights that are a number": (of_model(weights=3), ("model.weights=3",)),
+    "a policy that is an object": (changed(policy={"name": "dense"}), ("policy={'name': 'dense'}", "a spec")),
+    "an unknown policy": (changed(policy="nope"), ("unknown policy 'nope'", "less_is_more")),
+    "a policy that is auto": (changed(policy="auto"), ("unknown policy 'auto'",)),
+    "a bad option": (changed(policy="tidal:budget=0"), ("budget='0'",)),
+    "a policy that does not fit": (changed(policy="tidal:reselect=8"), ("reselect=8", "valid layers are 2 to 7")),
+    "one layer": (changed(reselect=5), ("reselect=5 is not valid", "a list of layers, or null")),
+    "half a layer": (changed(reselect=[5.5]), ("reselect=[5.5]",)),
+    "a boolean layer": (changed(reselect=[True]), ("reselect=[True]",)),
+    "a layer that is text": (changed(reselect=["5"]), ("reselect=['5']",)),
+    "a layer of no model": (changed(reselect=[8]), ("reselect=8", "valid layers are 2 to 7")),
+    "a negative layer": (changed(reselect=[-1]), ("reselect",)),
+    "roles that are a list": (changed(roles=["heads:0"]), ("roles=['heads:0']", "or null")),
+    "roles of no model": (changed(roles="heads:0+9.1"), ("heads:9.1", "layers 0 to 7")),
+    "roles that are a stand-in": (changed(roles="every:4"), ("roles='every:4'",)),
+    "found that is text": (changed(found="somehow"), ("found='somehow'",)),
+    "scores that are a list": (changed(scores=[1]), ("scores=[1]",)),
+    "versions that are null": (changed(versions=None), ("versions=None",)),
+    "a version that is a number": (changed(versions={"torch": 2.9}), ("versions.torch=2.9",)),
+}
+
+
+@pytest.mark.parametrize("what", MANGLED)
+def test_a_mangled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
+    text, words = MANGLED[what]
+    path = tmp_path / "saccade.json"
+    path.write_text(text)
+    with pytest.raises(saccade.PolicyError) as error:
+        Recipe.read(path)
+    message = str(error.value)
+    assert message.startswith(f"recipe {path}: ")
+    assert "\n" not in message and len(message) < 400 + len(str(path))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("cut", range(0, len(json.dumps(VALID)), 37))
+def test_no_truncation_gets_through(cut: int) -> None:
+    with pytest.raises(saccade.PolicyError, match="recipe: not JSON"):
+        Recipe.from_json(json.dumps(VALID)[:cut])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*VALID, *VALID["model"]]), inner),
+        max_leaves=8,
+    ),
+    st.sampled_from([*VALID, *VALID["model"]]),
+)
+def test_no_other_value_but_a_valid_one_gets_through(value: Any, key: str) -> None:
+    """Whatever stands at one place of a valid file: it reads, or one line says why not."""
+    text = of_model(**{key: value}) if key in VALID["model"] else changed(**{key: value})
+    try:
+        Recipe.from_json(text)
+    except saccade.PolicyError as error:
+        assert str(error).startswith("recipe: ") and len(str(error).splitlines()) == 1  # noqa: PT017  # or none
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "recipe.bin"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, word in ((tmp_path / "no.json", "No such file"), (tmp_path, "directory"), (binary, "utf-8")):
+        with pytest.raises(saccade.PolicyError, match=word) as error:
+            Recipe.read(path)
+        assert str(error.value).startswith(f"recipe {path} cannot be read: ")
+
+
+# --- recipes of other models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"layers": 9},
+        {"query_heads": 8},
+        {"head_dim": 16},
+        {"query_heads": 2, "kv_heads": 1},
+        {"architecture": "llama"},
+        {"weights": "000000"},
+    ],
+)
+def test_a_recipe_of_another_model_is_refused_with_both_fingerprints(other: dict[str, Any]) -> None:
+    shape = replace(SHAPE, **other)
+    assert not RECIPE.belongs_to(shape)
+    with pytest.raises(saccade.PolicyError) as error:
+        RECIPE.refuse_other("recipe x.json", shape)
+    both = [
+        f"{s.architecture} (layers={s.layers}, query_heads={s.query_heads}, kv_heads={s.kv_heads}, "
+        f"head_dim={s.head_dim}, weights={s.weights})"
+        for s in (SHAPE, shape)
+    ]
+    assert str(error.value) == (f"recipe x.json belongs to another model: it is for {both[0]}, this one is {both[1]}")
+
+
+@pytest.mark.parametrize("unknown", ["architecture", "weights"])
+def test_what_nobody_knows_is_not_compared(unknown: str) -> None:
+    assert RECIPE.belongs_to(replace(SHAPE, **{unknown: None}))
+    assert replace(RECIPE, model=replace(SHAPE, **{unknown: None})).belongs_to(SHAPE)

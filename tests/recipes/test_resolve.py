@@ -1,0 +1,291 @@
+"""From what a user writes to a policy: `auto`, files and published recipes, on model folders and loaded models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+import saccade
+from adapters import tiny
+from saccade import Recipe
+from saccade.checkpoints import hub as files
+from saccade.checkpoints.bundled import model_path
+from saccade.checkpoints.load import ModelSource, load
+from saccade.checkpoints.shape import shape_of, shape_of_model
+from saccade.checkpoints.weights import hash_of, stored_hash
+from saccade.plans.identity import fingerprint
+from saccade.recipes import resolve as recipes
+from saccade.recipes.resolve import Chosen, beside, default, resolve
+from saccade.types import ModelShape
+
+POLICY = saccade.policy("tidal", reselect=3, budget=8)
+
+Saved = Callable[..., Path]
+
+
+def unasked() -> ModelShape:
+    raise AssertionError("the model's shape decides nothing here")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """A tiny model in a folder, with a recipe beside it if a policy is given."""
+
+    def save(policy: saccade.Policy | None = None, name: str = "model", seed: int = 0, **options: Any) -> Path:
+        folder = tmp_path / name
+        model = tiny.fresh("llama", seed)
+        model.save_pretrained(folder, **options)
+        if policy is not None:
+            Recipe(shape_of_model(model), policy).write(folder / "saccade.json")
+        return folder
+
+    return save
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+
+
+# --- on loaded models ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_auto_takes_the_recipe_beside_the_model(saved: Saved, dtype: torch.dtype) -> None:
+    with saccade.sparsify(loaded(saved(POLICY), dtype), "auto") as run:
+        assert run.policy == POLICY
+        assert run.notes == ()
+
+
+def test_auto_finds_the_bundled_models_recipe() -> None:
+    model, _ = load(None)
+    with saccade.sparsify(model, "auto") as run:
+        assert run.policy == Recipe.read(model_path() / "saccade.json").policy
+
+
+def test_auto_without_a_recipe_says_where_it_looked(saved: Saved) -> None:
+    model = loaded(saved())
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.sparsify(model, "auto")
+    message = str(error.value)
+    for words in (
+        model.name_or_path,
+        "no saccade.json beside it",
+        "saccade policies --recipes",
+        "calibrate layers --mo",
+    ):
+        assert words in message
+    assert "\n" not in message
+    saccade.sparsify(model, POLICY).restore()
+
+
+def test_auto_for_a_model_that_came_from_nowhere() -> None:
+    with pytest.raises(saccade.PolicyError, match="no recipe for model without a name"):
+        saccade.sparsify(tiny.llama(), "auto")
+
+
+def test_a_recipe_may_lie_anywhere(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(saved(saccade.policy("quest")))
+    path = tmp_path / "mine.json"
+    Recipe(shape_of_model(model), POLICY).write(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for written in (path, str(path), "mine.json", "./mine.json", "~/mine.json", Path("~/mine.json")):
+        with saccade.sparsify(model, written) as run:
+            assert run.policy == POLICY
+
+
+@pytest.mark.parametrize("beside_it", [True, False])
+def test_a_recipe_of_other_weights_is_refused(saved: Saved, beside_it: bool) -> None:
+    model, other = loaded(saved()), saved(POLICY, name="other", seed=1)
+    path = other / "saccade.json"
+    if beside_it:
+        path = Path(shutil.move(path, Path(model.name_or_path) / "saccade.json"))
+    before = dict(vars(model))
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.sparsify(model, "auto" if beside_it else path)
+    own, theirs = fingerprint(shape_of_model(model)), fingerprint(Recipe.read(path).model)
+    assert str(error.value) == f"recipe {path} belongs to another model: it is for {theirs}, this one is {own}"
+    assert own != theirs
+    assert vars(model) == before
+
+
+def test_a_mangled_recipe_is_refused(saved: Saved) -> None:
+    folder = saved(POLICY)
+    (folder / "saccade.json").write_text("{")
+    with pytest.raises(saccade.PolicyError, match=rf"^recipe {folder}/saccade\.json: not JSON"):
+        saccade.sparsify(loaded(folder), "auto")
+
+
+def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
+    """The tiny model bears a published name; its sizes are put where the recipe's are."""
+    one = recipes.published("llama-3.1-8b")
+    model = loaded(saved(name="Llama-3.1-8B"))
+    with pytest.raises(saccade.PolicyError, match="no recipe for model"):
+        saccade.sparsify(model, "auto")
+    with pytest.raises(saccade.PolicyError, match=r"^recipe:llama-3\.1-8b belongs to another model"):
+        saccade.sparsify(model, "recipe:llama-3.1-8b")
+    deep = tiny.fresh(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    for name, written in (("meta-llama/Llama-3.1-8B", "auto"), ("", "recipe:llama-3.1-8b")):
+        deep.name_or_path = name
+        with saccade.sparsify(deep, written) as run:
+            assert run.policy == one.recipe.policy
+            assert run.notes == (one.note,)
+
+
+# --- from configurations ------------------------------------------------------------------------------------------
+
+
+def test_a_name_and_a_configuration_are_enough() -> None:
+    config = LlamaConfig(
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, head_dim=128
+    )
+    one = recipes.published("llama-3.1-8b")
+    for written in ("auto", "recipe:llama-3.1-8b"):
+        chosen = resolve(written, "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
+        assert chosen == Chosen(one.recipe.policy, (one.note,))
+    config.num_hidden_layers = 16
+    with pytest.raises(saccade.PolicyError, match="'auto': no recipe for model"):
+        resolve("auto", "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
+
+
+def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
+    folder, one = tmp_path / "Qwen3-8B", recipes.published("qwen3-8b")
+    folder.mkdir()
+    assert resolve("auto", str(folder), lambda: one.recipe.model) == Chosen(one.recipe.policy, (one.note,))
+    Recipe(one.recipe.model, POLICY).write(folder / "saccade.json")
+    assert resolve("auto", str(folder), lambda: one.recipe.model) == Chosen(POLICY)
+
+
+def test_two_published_recipes_are_not_chosen_between() -> None:
+    shape = ModelShape(80, 64, 8, 128, "llama")
+    with pytest.raises(saccade.PolicyError, match=r"recipe:llama-3-70b-10k .* or recipe:llama-3-70b-32k"):
+        resolve("auto", "gradientai/Llama-3-70B-Instruct-Gradient-1048k", lambda: shape)
+    chosen = resolve("recipe:llama-3-70b-32k", "whatever", lambda: shape)
+    assert str(chosen.policy) == "tidal:reselect=14"
+
+
+def test_specs_are_still_specs(tmp_path: Path) -> None:
+    for spec in ("quest:budget=64", "lychee_decode:roles=roles.json", f"composed:roles={tmp_path}/a.json"):
+        assert resolve(spec, "", unasked) == Chosen(saccade.Policy.from_spec(spec))
+    assert resolve(POLICY, "", unasked) == Chosen(POLICY)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (3, "policy=3 is neither a Policy, a spec string nor the path of a recipe"),
+        (None, "policy=None"),
+        ("absent.json", "recipe absent.json cannot be read: No such file"),
+        (Path("absent"), "recipe absent cannot be read: No such file"),
+        ("recipe:", "unknown recipe recipe:; published are llama-3-8b"),
+        ("recipe:mine", "unknown recipe recipe:mine"),
+        ("Auto", "unknown policy 'Auto'"),
+        ("tidal.jsn", "unknown policy 'tidal.jsn'"),
+    ],
+)
+def test_what_stands_for_no_policy(written: object, words: str) -> None:
+    with pytest.raises(saccade.PolicyError) as error:
+        resolve(written, "", unasked)
+    assert str(error.value).startswith(words) and "\n" not in str(error.value)
+
+
+def test_nobody_asked_for_a_policy(saved: Saved) -> None:
+    with_one, without = saved(POLICY), saved(name="Llama-3.1-8B")
+    source = ModelSource("", str(with_one))
+    assert default(str(with_one), source.decoder) == Chosen(POLICY)
+    assert default(str(without), unasked) == Chosen(saccade.policy("less_is_more"))
+    assert beside(str(without), unasked) is None
+    other = replace(source.decoder(), weights="0" * 16)
+    with pytest.raises(saccade.PolicyError, match="belongs to another model"):
+        default(str(with_one), lambda: other)
+
+
+# --- hub ids ------------------------------------------------------------------------------------------------------
+
+
+def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(POLICY)
+    asked: list[tuple[str, str, bool]] = []
+
+    def cached(model: str, name: str, *, local_files_only: bool) -> str:
+        asked.append((model, name, local_files_only))
+        if not (folder / name).is_file():
+            raise OSError(f"{model} does not appear to have a file named {name}")
+        return str(folder / name)
+
+    monkeypatch.setattr(files, "cached_file", cached)
+    source = ModelSource.locate(folder)
+    assert beside("somebody/model", source.decoder) == Recipe.read(folder / "saccade.json")
+    assert asked == [("somebody/model", "saccade.json", False)]
+    assert stored_hash("somebody/model") == stored_hash(str(folder))
+    assert all(only for _, _, only in asked[1:]), "weights are not downloaded to be hashed"
+    (folder / "saccade.json").unlink()
+    assert beside("somebody/model", source.decoder) is None
+
+
+def test_no_network_means_no_recipe() -> None:
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert beside("somebody/model", unasked) is None
+    assert stored_hash("somebody/model") is None
+    assert files.find("no hub id", "saccade.json", download=True) is None
+
+
+# --- the hash of files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "5KB"}], ids=["one file", "shards"])
+def test_files_have_the_hash_of_the_loaded_model(saved: Saved, options: dict[str, str], dtype: torch.dtype) -> None:
+    folder = saved(**options)
+    assert (folder / "model.safetensors.index.json").is_file() == bool(options)
+    assert ModelSource.locate(folder).decoder() == shape_of_model(loaded(folder, dtype))
+    assert stored_hash(str(saved(name="other", seed=1, **options))) not in (None, stored_hash(str(folder)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.02, 1e-4, 1e-6])
+def test_a_bfloat16_model_is_the_same_in_every_dtype(scale: float) -> None:
+    rows = (torch.randn(3, 4096) * scale).bfloat16()
+    assert hash_of(rows) == hash_of(rows.float()) == hash_of(rows.half())
+    assert hash_of(rows) == hash_of(rows.float() * (1 + 2**-12)), "rounded to bfloat16"
+    assert scale < 1e-5 or hash_of(rows) != hash_of(rows * 2)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt"])
+def test_other_families_call_their_embeddings_otherwise(tmp_path: Path, kind: str) -> None:
+    sizes: dict[str, Any] = {"opt": {"word_embed_proj_dim": 32}}.get(kind, {})
+    model = tiny.fresh(kind, **sizes)
+    model.save_pretrained(tmp_path)
+    assert stored_hash(str(tmp_path)) == shape_of_model(model).weights is not None
+
+
+def test_files_that_tell_nothing(saved: Saved, tmp_path: Path) -> None:
+    assert stored_hash(str(tmp_path)) is None
+    folder = saved()
+    (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    assert stored_hash(str(folder)) is None
+    (folder / "model.safetensors").write_bytes(b"torn")
+    assert stored_hash(str(folder)) is None
+    (folder / "model.safetensors").unlink()
+    for index in ("{", "[]", '{"weight_map": 3}', '{"weight_map": {"model.embed_tokens.weight": "gone.safetensors"}}'):
+        (folder / "model.safetensors.index.json").write_text(index)
+        assert stored_hash(str(folder)) is None
+
+
+# --- the bundled model's ------------------------------------------------------------------------------------------
+
+
+def test_the_bundled_recipe_is_that_of_the_bundled_weights() -> None:
+    recipe = Recipe.read(model_path() / "saccade.json")
+    assert recipe.model == ModelSource.locate(None).decoder()
+    assert recipe.model.weights is not None
+    assert recipe.reselect is not None
+    assert json.loads((model_path() / "saccade.json").read_text())["version"] == 1

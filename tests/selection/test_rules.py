@@ -1,0 +1,287 @@
+"""Rules and exact page scores against naive float64 loops; ties everywhere, rows shorter than their buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from methods.layouts import Batch
+from saccade.errors import PolicyError
+from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.scorers.exact import ExactScorer
+from saccade.selection.selector import Rule
+from saccade.types import Rows, Selection
+
+MASS_ERROR = 2 * (2 * 16 + 4) * 2.0**-24
+"""Relative error of a probability, and of a sum of them: scores are exact, differ by at most 16 and are scaled by at
+most 1, so that an exponent is off by two roundings of 16 and its exponential by 4 more, in the numerator and the
+denominator; sums are in float64."""
+
+Oracle = Callable[[Sequence[float]], tuple[set[int], bool]]
+"""From the scores of a row, the set and whether it overflowed."""
+
+
+# --- the rules as the papers write them ---------------------------------------------------------------------------
+
+
+def ranked(scores: Sequence[float], count: int) -> list[int]:
+    """The first `count` units from the best down, ties to the lower position."""
+    return sorted(range(count), key=lambda unit: (-scores[unit], unit))
+
+
+def probabilities(scores: Sequence[float], scale: float) -> list[float]:
+    weights = [math.exp((score - max(scores)) * scale) for score in scores]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def top_p_set(scores: Sequence[float], p: float, buffer: int, scale: float) -> tuple[set[int], bool]:
+    """The current token, then the best others until their mass reaches p."""
+    mass, last = probabilities(scores, scale), len(scores) - 1
+    chosen = [last]
+    for token in ranked(scores, last):
+        if p < 1 and math.fsum(mass[i] for i in chosen) >= p:
+            break
+        chosen.append(token)
+    return set(chosen[:buffer]), len(chosen) > buffer
+
+
+def threshold_set(scores: Sequence[float], tau: float, buffer: int, scale: float) -> tuple[set[int], bool]:
+    mass, last = probabilities(scores, scale), len(scores) - 1
+    chosen = [last, *(token for token in ranked(scores, last) if mass[token] > tau)]
+    return set(chosen[:buffer]), len(chosen) > buffer
+
+
+def ratio_set(scores: Sequence[float], kept: str, minimum: int, local: int) -> tuple[set[int], bool]:
+    units = len(scores)
+    count = min(units, max(minimum, math.ceil(units * Fraction(kept))))
+    recent = range(max(0, units - local), units)
+    return {*recent, *ranked(scores, recent.start)[: count - len(recent)]}, False
+
+
+# --- running a rule -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def batches(draw: st.DrawFn, longest: int = 60) -> tuple[list[list[list[float]]], int]:
+    """Scores `[row][group][token]` on a grid of sixteenths from -8 to 8, mostly with ties, and a host bound."""
+    lengths = draw(st.lists(st.sampled_from([1, 2, 3, 16, 17]) | st.integers(1, longest), min_size=1, max_size=3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    groups, steps = draw(st.integers(1, 3)), draw(st.sampled_from([1, 16, 64, 128]))
+    scores = [(rng.integers(-128 // steps, 128 // steps + 1, (groups, n)) * steps / 16).tolist() for n in lengths]
+    return scores, max(lengths) + draw(st.sampled_from([0, 1, 7]))
+
+
+def rows_of(lengths: list[int], max_len: int) -> Rows:
+    table = torch.zeros((len(lengths), 1), dtype=torch.int32)
+    return Rows.on_host(table, [0] * len(lengths), lengths, max_len=max_len)
+
+
+def choose(rule: Rule, scores: list[list[list[float]]], max_len: int, unit: int = 1, scale: float = 1.0) -> Selection:
+    """The rule's sets from unit scores; a row of n units is taken to end with its unit's last token."""
+    padded = torch.full((len(scores), len(scores[0]), -(-max_len // unit)), -torch.inf)
+    for row, groups in enumerate(scores):
+        padded[row, :, : len(groups[0])] = torch.tensor(groups)
+    return rule.choose(padded, rows_of([len(groups[0]) * unit for groups in scores], max_len), unit, scale)
+
+
+def sets_of(selection: Selection) -> list[list[set[int]]]:
+    """Sets `[row][group]`, after checking that the lists are what `Selection` promises."""
+    assert selection.ids.dtype == selection.counts.dtype == torch.int32
+    found = []
+    for ids, counts in zip(selection.ids.tolist(), selection.counts.tolist(), strict=True):
+        for chosen, count in zip(ids, counts, strict=True):
+            assert chosen[:count] == sorted(set(chosen[:count])) and chosen[count:] == [-1] * (len(chosen) - count)
+        found.append([set(chosen[:count]) for chosen, count in zip(ids, counts, strict=True)])
+    return found
+
+
+def check_between(selection: Selection, scores: list[list[list[float]]], small: Oracle, large: Oracle) -> None:
+    """Sets lie between two oracles' and are always the current token and the best others."""
+    assert selection.overflowed is not None and selection.overflowed.dtype == torch.bool
+    for row, sets in enumerate(sets_of(selection)):
+        for group, chosen in enumerate(sets):
+            own = scores[row][group]
+            (least, must), (most, may) = small(own), large(own)
+            assert least <= chosen <= most
+            assert must <= bool(selection.overflowed[row, group]) <= may
+            assert chosen == {len(own) - 1, *ranked(own, len(own) - 1)[: len(chosen) - 1]}
+
+
+SCALES = st.sampled_from([1.0, 8**-0.5, 0.05])
+BUFFERS = st.sampled_from([1, 2, 3, 100]) | st.integers(1, 64)
+
+
+@given(batches(), st.sampled_from([1e-9, 0.5, 0.9, 0.99, 0.999999, 1.0]) | st.floats(0.01, 1), BUFFERS, SCALES)
+def test_top_p(batch: tuple[list[list[list[float]]], int], p: float, buffer: int, scale: float) -> None:
+    scores, max_len = batch
+    selection = choose(TopP(p, buffer), scores, max_len, scale=scale)
+    assert selection.ids.shape[-1] == min(buffer, max_len)
+    check_between(
+        selection,
+        scores,
+        lambda row: top_p_set(row, p if p == 1 else p - MASS_ERROR, buffer, scale),
+        lambda row: top_p_set(row, min(1.0, p + MASS_ERROR), buffer, scale),
+    )
+
+
+@given(batches(), st.sampled_from([1e-6, 1e-4, 0.01, 0.02, 0.1, 0.5]) | st.floats(1e-7, 0.99), BUFFERS, SCALES)
+def test_threshold(batch: tuple[list[list[list[float]]], int], tau: float, buffer: int, scale: float) -> None:
+    scores, max_len = batch
+    selection = choose(Threshold(tau, buffer), scores, max_len, scale=scale)
+    assert selection.ids.shape[-1] == min(buffer, max_len)
+    check_between(
+        selection,
+        scores,
+        lambda row: threshold_set(row, tau * (1 + MASS_ERROR), buffer, scale),
+        lambda row: threshold_set(row, tau * (1 - MASS_ERROR), buffer, scale),
+    )
+
+
+def test_mass_is_that_of_scaled_scores() -> None:
+    """Three tokens of scaled scores ln 6, ln 3 and ln 1: masses 0.6, 0.3 and, the current one, 0.1."""
+    scores = [[[2 * math.log(6), 2 * math.log(3), 0.0]]]
+    for p, expected in ((0.05, {2}), (0.69, {0, 2}), (0.71, {0, 1, 2})):
+        assert sets_of(choose(TopP(p, 8), scores, 3, scale=0.5)) == [[expected]]
+    for tau, expected in ((0.61, {2}), (0.59, {0, 2}), (0.31, {0, 2}), (0.29, {0, 1, 2})):
+        assert sets_of(choose(Threshold(tau, 8), scores, 3, scale=0.5)) == [[expected]]
+    # Masses of four equal tokens are exact: two of them reach a half, and none exceeds a quarter.
+    assert sets_of(choose(TopP(0.5, 8), [[[1.0] * 4]], 4)) == [[{0, 3}]]
+    assert sets_of(choose(Threshold(0.25, 8), [[[1.0] * 4]], 4)) == [[{3}]]
+    full = choose(TopP(0.95, 2), scores, 3, scale=0.5)
+    assert sets_of(full) == [[{0, 2}]] and full.overflowed is not None and full.overflowed.tolist() == [[True]]
+
+
+@given(
+    batches(),
+    st.sampled_from(["0.1", "0.3", "0.07", "0.5", "1.0", "1e-05", "0.3333333333333333"]),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.sampled_from([1, 4, 16]),
+)
+def test_ratio(batch: tuple[list[list[list[float]]], int], kept: str, minimum: int, local: int, unit: int) -> None:
+    (scores, units), local = batch, min(local, minimum)
+    rule = Ratio(float(kept), minimum, local)
+    selection = choose(rule, scores, units * unit, unit)
+    assert selection.unit == unit and selection.overflowed is None
+    assert sets_of(selection) == [[ratio_set(row, kept, minimum, local)[0] for row in groups] for groups in scores]
+    for groups in scores:
+        assert rule.covers(len(groups[0]) * unit, unit) == all(
+            len(ratio_set(range(n), kept, minimum, local)[0]) == n for n in range(1, len(groups[0]) + 1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("kept", "units", "count"),
+    [
+        (0.1, 30, 3),
+        (0.1, 31, 4),
+        (0.07, 100, 7),
+        (0.14, 50, 7),
+        (0.29, 100, 29),
+        (0.5000000000000001, 2, 2),
+        (0.1000000000000001, 30, 4),
+        (1, 9, 9),
+    ],
+)
+def test_share_is_a_decimal_number(kept: float, units: int, count: int) -> None:
+    """0.07 * 100 is 7.000000000000001 in binary, and 7 to whoever writes it."""
+    assert Ratio(kept).kept_of(units) == count
+    assert [len(s[0]) for s in sets_of(choose(Ratio(kept), [[[0.0] * units]], units))] == [count]
+
+
+@given(
+    st.floats(5e-324, 1) | st.integers(1, 10**6).map(lambda n: n / 10**6) | st.integers(1, 99).map(lambda n: n / 100),
+    st.integers(1, 2**31 - 1) | st.integers(1, 10**4) | st.integers(1, 7).map(lambda e: 10**e),
+)
+def test_share_of_any_row_is_exact(kept: float, units: int) -> None:
+    """Up to as many units as an int32 counts, and in 64-bit products."""
+    assert Ratio(kept).kept_of(units) == min(units, math.ceil(units * Fraction(str(kept))))
+
+
+def test_local_units_must_fit_the_smallest_set() -> None:
+    for local in (0, 4):
+        with pytest.raises(PolicyError, match=rf"local_pages={local} is not valid: .* which is 3"):
+            Ratio(0.1, minimum=3, local=local)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.data())
+def test_covered_rows_are_whole(length: int, page: int, data: st.DataObject) -> None:
+    """`covers` promises the whole row, for every shorter one too, and promises it wherever scores cannot deny it."""
+    budget = data.draw(st.integers(page, 40))
+    units = -(-length // page)
+    for rule, unit in (
+        (TopK(budget), page),
+        (Ratio(data.draw(st.sampled_from([0.1, 0.5, 0.95, 1.0])), data.draw(st.integers(1, 9))), page),
+        (TopP(1.0, budget), 1),
+        (TopP(0.999, budget), 1),
+        (Threshold(1e-6, budget), 1),
+        (RankUnion(budget + 5, 4, 0.25), 1),
+    ):
+        count = units if unit == page else length
+        scores = [[torch.arange(count, 0, -1.0).tolist()]]
+        rows = rows_of([length], length)
+        whole = int(rule.choose(torch.tensor(scores), rows, unit, 40.0).counts) == count
+        if rule.covers(length, unit):
+            assert whole and all(rule.covers(shorter, unit) for shorter in range(1, length))
+        elif not isinstance(rule, (TopP, Threshold)) and (unit == 1 or length % unit == 0):
+            assert not whole
+
+
+@pytest.mark.parametrize("rule", [TopP(0.9, 64), Threshold(0.01, 64)])
+def test_pages_have_no_probability(rule: Rule) -> None:
+    with pytest.raises(PolicyError, match="a page of 16 tokens has no probability"):
+        choose(rule, [[[1.0, 2.0]]], 32, unit=16)
+
+
+@pytest.mark.parametrize("rule", [TopK(8), Ratio(0.3, 4, 2), TopP(0.9, 8), TopP(1.0, 8), Threshold(0.01, 8)])
+def test_no_rule_synchronises_with_the_host(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.item()` and data-dependent shapes raise on a fake tensor; widths follow from the options and `max_len`."""
+    monkeypatch.setattr("saccade.kernels.topk.api.choose", lambda *_: "reference")  # others may look
+    with FakeTensorMode():
+        zeros = torch.zeros(2, dtype=torch.int32)
+        rows = Rows(zeros[:, None], zeros, zeros + 1, 40)
+        selection = rule.choose(torch.empty(2, 3, 40), rows, 1, 0.3)
+    assert selection.ids.shape == (2, 3, 12 if isinstance(rule, Ratio) else 8)
+
+
+# --- exact page scores --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["padded", "paged"])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    page=st.sampled_from([1, 2, 3, 16, 64]),
+    pooling=st.sampled_from(["max", "mean", "each"]),
+    group=st.sampled_from([1, 2, 4]),
+)
+def test_a_page_scores_as_its_best_token(
+    layout: str, seed: int, lengths: list[int], page: int, pooling: str, group: int
+) -> None:
+    """From the cache and from stored token scores; beyond the row there is NaN in memory and -inf in the scores."""
+    batch = Batch.random(np.random.default_rng(seed), lengths, layers=1, kv_heads=2, group=group)
+    batch.step()
+    view, q = batch.views(layout, torch.float32)[0], batch.queries(0, torch.float32)
+    scorer = ExactScorer(pooling, page)  # type: ignore[arg-type]  # drawn as text
+    scores = scorer.score(q, view, None)
+    assert scores.shape[-1] == -(-view.rows.max_len // page) and scorer.unit == page and scorer.fused
+    assert torch.equal(scorer.score(q, view, None, ExactScorer(pooling).score(q, view, None)), scores)  # type: ignore[arg-type]
+    for row, length in enumerate(batch.lengths):
+        queries, keys = batch.q[row][0], batch.k[row][0]
+        for column in range(scores.shape[1]):
+            head = column // group if pooling == "each" else column
+            own = queries[head * group : (head + 1) * group]
+            asked = {"max": own, "mean": [own.mean(axis=0)], "each": [queries[column]]}[pooling]
+            expected = [
+                max(float(query @ key) for query in asked for key in keys[head, start : start + page])
+                for start in range(0, length, page)
+            ]
+            assert scores[row, column].tolist() == [*expected, *[-math.inf] * (scores.shape[-1] - len(expected))]

@@ -1,0 +1,251 @@
+"""The CUDA backend without CUDA: vLLM's own layers and FLASH_ATTN's classes, with stand-ins for what is compiled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends import flash_attn
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, compute_layout_strides
+
+from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
+from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
+from saccade.adapters.vllm.worker.start import serving_of
+from saccade.checkpoints.bundled import model_path
+from saccade.plans.role_file import RoleFile
+from saccade.plans.roles import RoleMap
+from saccade.types import ModelShape, Role
+
+LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 12, 8, 4, 32
+SCALE = HEAD_DIM**-0.5
+MAX_LEN = 512
+SHAPE = ModelShape(LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM, architecture="qwen3")
+
+
+def mixed_roles(folder: Path) -> Path:
+    """A file under which heads of one layer differ in every way."""
+    roles = [Role.SELECT, Role.PUBLISH, Role.REUSE, Role.DENSE, Role.REUSE]
+    layers = tuple(tuple(roles[(layer + head) % len(roles)] for head in range(KV_HEADS)) for layer in range(1, LAYERS))
+    path = folder / "roles.json"
+    path.write_text(RoleFile(SHAPE, RoleMap(((Role.SELECT,) * KV_HEADS, *layers))).to_json())
+    return path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a step.
+
+    Attributes:
+        slot: which request.
+        length: its tokens, the new ones included.
+        new: how many are new; 0 pads the batch.
+        prefilling: whether they belong to the prompt.
+    """
+
+    slot: int
+    length: int
+    new: int = 1
+    prefilling: bool = False
+
+
+def varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_q: Tensor,
+    max_seqlen_k: int,
+    seqused_k: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    block_table: Tensor,
+    num_splits: int = 0,
+    fa_version: int = 2,
+    out: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """`flash_attn_varlen_func` over a paged cache as vLLM documents it, in float64, and what its kernels check."""
+    assert all(value is None or value in (0, [-1, -1]) for name, value in others.items() if "descale" not in name)
+    pages, page, kv_heads, head_dim = k.shape
+    requests = cu_seqlens_q.shape[0] - 1
+    assert k.stride(-1) == v.stride(-1) == block_table.stride(-1) == 1
+    assert q.dtype == k.dtype == v.dtype
+    assert cu_seqlens_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32
+    assert seqused_k.shape == block_table.shape[:1] == (requests,)
+    assert k.shape == v.shape and k.stride(2) % 8 == 0 and k.stride(0) % 8 == 0 and page % 16 == 0
+    assert q.shape[1] % kv_heads == 0 and q.shape[2] == head_dim
+    result = torch.empty_like(q) if out is None else out
+    if q.is_meta:
+        return result
+    assert int(seqused_k.max()) <= max_seqlen_k <= block_table.shape[1] * page
+    edges = cu_seqlens_q.tolist()
+    for request, length in enumerate(seqused_k.tolist()):
+        start, stop = edges[request : request + 2]
+        assert stop - start <= max_seqlen_q
+        at = torch.arange(length)
+        numbers = block_table[request].long()[at // page]
+        assert bool(((numbers >= 0) & (numbers < pages)).all())
+        keys, values = (storage[numbers, at % page].double().transpose(0, 1) for storage in (k, v))
+        queries = q[start:stop].double().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+        scores = queries @ keys[:, None].transpose(-1, -2) * softmax_scale
+        if causal:
+            hidden = at > torch.arange(length - (stop - start), length)[:, None]
+            scores = scores.masked_fill(hidden, -torch.inf)
+        mixed = torch.softmax(scores, -1) @ values[:, None]
+        result[start:stop] = mixed.permute(2, 0, 1, 3).flatten(1, 2).to(result.dtype)
+    return result
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *rest: Any
+) -> None:
+    """Writes new tokens to their slots; those of padding are negative."""
+    if key.is_meta:
+        return
+    page = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            key_cache[slot // page, slot % page] = key[token]
+            value_cache[slot // page, slot % page] = value[token]
+
+
+class CudaEngine:
+    """The attention layers of the bundled model's shape, over a cache of some layout.
+
+    Args:
+        policy: what rows decode with.
+        block: tokens of a block.
+        layout: of vLLM's cache.
+        device: "cpu", or "meta" where only shapes and the order of calls matter.
+        requests: how many there may be.
+        settings: further ones of vLLM.
+        options: further ones of `additional_config`.
+    """
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        policy: str,
+        *,
+        block: int = 16,
+        layout: str = "LBNHC",
+        device: str = "cpu",
+        requests: int = 4,
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        patch.setattr(flash_attn, "flash_attn_varlen_func", varlen, raising=False)
+        patch.setattr(flash_attn, "reshape_and_cache_flash", reshape_and_cache, raising=False)
+        patch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 2)
+        self.device = torch.device(device)
+        self.block, self.max_len = block, MAX_LEN
+        self.config = EngineArgs(
+            model=str(model_path()),
+            dtype="float32",
+            max_model_len=MAX_LEN,
+            block_size=block,
+            enforce_eager=True,
+            attention_backend="CUSTOM",
+            additional_config={"saccade": {"policy": policy, **options}},
+            **(settings or {}),
+        ).create_engine_config()
+        self.names = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
+        with set_current_vllm_config(self.config):
+            self.layers = [self._layer(name) for name in self.names]
+        self.serving = serving_of(self.config)
+        self._bind(layout, requests)
+        with set_current_vllm_config(self.config):
+            self.builder = SaccadeFlashBuilder(self.spec, self.names, self.config, self.device)
+        self.requests = RequestRows(self.config)
+        self.requests.rows.update({slot: RequestRow() for slot in range(requests)})
+
+    def _layer(self, name: str) -> Attention:
+        made = Attention(
+            QUERY_HEADS,
+            HEAD_DIM,
+            SCALE,
+            num_kv_heads=KV_HEADS,
+            cache_config=self.config.cache_config,
+            prefix=name,
+            attn_backend=SaccadeFlashBackend,
+        )
+        # vLLM's custom operations have no kernel for tensors without content.
+        made.use_direct_call = self.device.type == "meta"
+        return made.to(self.device)
+
+    def _bind(self, layout: str, requests: int) -> None:
+        """Give every layer its cache: NaN but for what is written, so that whatever else is read shows."""
+        per_request = MAX_LEN // self.block
+        blocks = requests * per_request + 1
+        spec = FullAttentionSpec(block_size=self.block, num_kv_heads=KV_HEADS, head_size=HEAD_DIM, dtype=torch.float32)
+        self.spec = SaccadeFlashBackend.customize_spec(spec)
+        order = KVCacheLayout[layout]
+        strides = [max(size // 4, 1) for size in compute_layout_strides(self.spec, blocks, LAYERS, order)]
+        storage = torch.full((LAYERS * blocks * self.spec.page_size_bytes // 4,), torch.nan, device=self.device)
+        shape = (blocks, KV_HEADS, self.block, 2 * HEAD_DIM)
+        for number, layer in enumerate(self.layers):
+            layer.kv_cache = storage.as_strided(shape, strides[1:], number * strides[0])
+        numbers = list(range(1, blocks))
+        random.Random(0).shuffle(numbers)
+        self.tables = torch.tensor(numbers, dtype=torch.int32).view(requests, per_request)
+
+    def metadata(self, rows: Sequence[Row]) -> CommonAttentionMetadata:
+        """What vLLM's model runner gives a builder."""
+        edges = [0]
+        for row in rows:
+            edges.append(edges[-1] + row.new)
+        starts = torch.tensor(edges, dtype=torch.int32)
+        lengths = torch.tensor([row.length for row in rows], dtype=torch.int32)
+        table = torch.stack([self.tables[row.slot] if row.new else torch.zeros_like(self.tables[0]) for row in rows])
+        slots = [self._slot(row, at) for row in rows for at in range(row.length - row.new, row.length)]
+        return CommonAttentionMetadata(
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=lengths.to(self.device),
+            num_reqs=len(rows),
+            num_actual_tokens=edges[-1],
+            max_query_len=max(row.new for row in rows),
+            max_seq_len=max(row.length for row in rows),
+            block_table_tensor=table.to(self.device),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64).to(self.device),
+            is_prefilling=torch.tensor([row.prefilling for row in rows]),
+            seq_lens_cpu_upper_bound=lengths,
+            req_idx=torch.tensor([row.slot for row in rows]).numpy(),
+        )
+
+    def _slot(self, row: Row, at: int) -> int:
+        return int(self.tables[row.slot, at // self.block]) * self.block + at % self.block
+
+    def step(self, rows: Sequence[Row], qkv: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        """Every layer's output `[tokens, Hq, d]` for queries, keys and values of the rows' new tokens."""
+        common = self.metadata(rows)
+        return self.layers_of(self.builder.build(0, common), common, qkv)
+
+    def layers_of(self, step: Any, common: Any, qkv: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        slots = dict.fromkeys(self.names, common.slot_mapping)
+        metadata = dict.fromkeys(self.names, step)
+        outputs = []
+        with set_forward_context(metadata, self.config, slot_mapping=slots):
+            for layer, (q, k, v) in zip(self.layers, qkv, strict=True):
+                out = layer(q.flatten(1), k.flatten(1), v.flatten(1))
+                outputs.append(out.view(-1, QUERY_HEADS, HEAD_DIM))
+        return outputs
+
+    def random_qkv(self, tokens: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of all layers."""
+        heads = (QUERY_HEADS, KV_HEADS, KV_HEADS)
+        return [
+            tuple(torch.randn(tokens, count, HEAD_DIM, device=self.device) for count in heads)  # type: ignore[misc]
+            for _ in self.layers
+        ]

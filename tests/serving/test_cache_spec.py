@@ -1,0 +1,357 @@
+"""The cache specification in vLLM's own machinery, and a manager that publishes no block a sparse step wrote."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    get_request_block_hasher,
+    init_none_hash,
+)
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from saccade import Policy, ServingError
+from saccade.adapters.vllm import clean
+from saccade.adapters.vllm.cache_spec import CleanPrefixManager, SaccadeAttentionSpec, register_cache_spec
+from saccade.checkpoints.bundled import model_path
+from saccade.selection.selector import WindowSelector
+from saccade.types import ModelShape
+
+BLOCK = 4
+LAYER = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
+PAGE = BLOCK * 2 * 2 * 8 * 2
+QUEST, RECTIFIED = "quest:budget=16", "quest:budget=16,rectify=5"
+OFF = {"saccade": "off"}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    init_none_hash(sha256)
+    register_cache_spec()
+
+
+@cache
+def config() -> Any:
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "block_size": BLOCK, "max_num_seqs": 4}
+    return EngineArgs(model=str(model_path()), max_num_batched_tokens=64, **settings).create_engine_config()
+
+
+def request(name: str, tokens: list[int], out: bool = False, hash_block: int = BLOCK, most: int = 50) -> Request:
+    params = SamplingParams(max_tokens=most, ignore_eos=True, extra_args=OFF if out else None)
+    return Request(name, tokens, params, None, block_hasher=get_request_block_hasher(hash_block, sha256))
+
+
+@pytest.mark.parametrize("limit", [1, 5, 100])
+def test_covered_length(limit: int) -> None:
+    assert clean.covered_length(None, limit) == limit
+    assert clean.covered_length(WindowSelector(budget=7, sinks=2), limit) == min(limit, 7)
+
+
+@pytest.mark.parametrize(
+    "policy", ["quest:budget=40", "resa:min_pages=2", "tidal:budget=9,reselect=2", "lychee_cluster:budget=64"]
+)
+def test_covered_length_is_the_first_that_is_not_left(policy: str) -> None:
+    selector = Policy.from_spec(policy).plan(ModelShape(4, 4, 2, 8)).selector
+    covered = clean.covered_length(selector, 3000)
+    assert selector is not None
+    assert all(selector.covers(length) for length in range(1, covered + 1))
+    assert 0 < covered < 3000
+    assert not selector.covers(covered + 1)
+
+
+def test_spec_keeps_the_layer_and_makes_room_behind_the_keys() -> None:
+    spec = SaccadeAttentionSpec.of(replace(LAYER, max_tp_shards=2), RECTIFIED, 96, covered=16)
+    assert (spec.num_kv_heads, spec.head_size, spec.dtype, spec.max_tp_shards) == (2, 8, torch.bfloat16, 2)
+    assert (spec.unpadded_page_size_bytes, spec.page_size_padded, spec.page_size_bytes) == (PAGE, PAGE + 96, PAGE + 96)
+    assert (spec.policy, spec.covered, spec.rectified, spec.extra_page_bytes) == (RECTIFIED, 16, True, 96)
+    bare = SaccadeAttentionSpec.of(LAYER, QUEST, covered=0)
+    assert (bare.page_size_padded, bare.page_size_bytes, bare.extra_page_bytes, bare.rectified) == (
+        None,
+        PAGE,
+        0,
+        False,
+    )
+    assert spec.max_memory_usage_bytes(config()) == 512 // BLOCK * (PAGE + 96)
+
+
+def refused() -> Iterator[tuple[KVCacheSpec, str]]:
+    sizes = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
+    yield SlidingWindowSpec(**sizes, sliding_window=64), "sees a window of 64 tokens"
+    yield FullAttentionSpec(**sizes, sliding_window=32), "sees a window of 32 tokens"
+    yield FullAttentionSpec(**sizes, attention_chunk_size=16), "chunks of 16 tokens"
+    yield ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=16), "chunks of 16 tokens"
+    yield MLAAttentionSpec(**{**sizes, "num_kv_heads": 1}), "a cache of kind mla_attention"
+    yield RSWASpec(**sizes, rswa_window=16), "a cache of kind full_attention"
+    yield MambaSpec(block_size=BLOCK, shapes=((2, 2),), dtypes=(torch.float32,)), "a cache of kind mamba"
+    yield FullAttentionSpec(**sizes, non_causal=True), "not causal"
+    yield FullAttentionSpec(**sizes, tokens_per_state=2), "packs its cache"
+
+
+@pytest.mark.parametrize(("spec", "reason"), list(refused()))
+def test_layers_that_are_refused(spec: KVCacheSpec, reason: str) -> None:
+    with pytest.raises(ServingError, match=reason) as error:
+        SaccadeAttentionSpec.of(spec, QUEST, covered=0)
+    assert "\n" not in str(error.value)
+
+
+def test_spec_survives_the_way_to_the_workers_and_back() -> None:
+    spec = SaccadeAttentionSpec.of(LAYER, RECTIFIED, 96, covered=16)
+    for twin in (pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
+        assert twin == spec
+        assert type(twin) is SaccadeAttentionSpec
+        assert hash(twin) == hash(spec)
+
+
+@pytest.mark.parametrize("block", [1, 2, 4, 8, 16])
+def test_room_grows_and_shrinks_with_the_block(block: int) -> None:
+    resized = SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16).copy_with_new_block_size(block)
+    assert (resized.block_size, resized.policy, resized.covered) == (block, QUEST, 16)
+    assert resized.page_size_bytes == (PAGE + 96) * block // BLOCK
+    assert SaccadeAttentionSpec.of(LAYER, QUEST, covered=16).copy_with_new_block_size(block).page_size_padded is None
+
+
+def test_merge() -> None:
+    spec = SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16)
+    assert SaccadeAttentionSpec.merge([spec, copy.deepcopy(spec)]) == spec
+    others = [
+        SaccadeAttentionSpec.of(LAYER, RECTIFIED, 96, covered=16),
+        SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=17),
+        SaccadeAttentionSpec.of(LAYER, QUEST, 32, covered=16),
+        SaccadeAttentionSpec.of(replace(LAYER, num_kv_heads=1), QUEST, covered=16),
+        LAYER,
+    ]
+    for other in others:
+        with pytest.raises(AssertionError):
+            spec.merge([spec, other])
+
+
+@pytest.mark.parametrize("heads", [(2, 2, 2), (2, 1, 2)])
+def test_grouping_and_memory(heads: tuple[int, ...]) -> None:
+    """Layers of one kind form one group, also if their heads differ; the room is part of vLLM's own budget."""
+    layers = {
+        f"layers.{index}.attn": SaccadeAttentionSpec.of(
+            replace(LAYER, num_kv_heads=count), QUEST, 48 * count, covered=16
+        )
+        for index, count in enumerate(heads)
+    }
+    pages = sum((PAGE // 2 + 48) * count for count in heads)
+    settings = copy.deepcopy(config())
+    settings.cache_config.kv_cache_layout = "LBHNC"  # the CPU backend's
+    (worker,) = get_kv_cache_configs(settings, [layers], [pages * 300 + 5])
+    assert worker.num_blocks == 300
+    (group,) = generate_scheduler_kv_cache_config([worker]).kv_cache_groups
+    assert isinstance(group.kv_cache_spec, SaccadeAttentionSpec)
+    assert sorted(group.layer_names) == sorted(layers)
+    manager = KVCacheManager(generate_scheduler_kv_cache_config([worker]), 512, BLOCK, BLOCK)
+    assert type(manager.coordinator.single_type_managers[0]) is CleanPrefixManager
+
+
+def test_registration_in_a_fresh_process_leaves_the_stock_specs() -> None:
+    code = """
+import torch
+from saccade.adapters.vllm.cache_spec import CleanPrefixManager, SaccadeAttentionSpec, register_cache_spec
+register_cache_spec()
+register_cache_spec()
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+stock = FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
+assert KVCacheSpecRegistry.get_manager_class(stock) is FullAttentionManager
+ours = SaccadeAttentionSpec.of(stock, "quest", covered=0)
+assert KVCacheSpecRegistry.get_manager_class(ours) is CleanPrefixManager
+assert ours.is_uniform_with_collection({"a": ours, "b": stock})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    assert KVCacheSpecRegistry.get_manager_class(LAYER) is not CleanPrefixManager
+
+
+def kv_cache(policy: str | None, covered: int = 0, blocks: int = 200) -> KVCacheConfig:
+    spec = LAYER if policy is None else SaccadeAttentionSpec.of(LAYER, policy, covered=covered)
+    return KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+
+
+def published(manager: KVCacheManager, tokens: list[int]) -> int:
+    """How many of some tokens another request finds."""
+    return manager.get_computed_blocks(request("probe", [*tokens, 1]))[1]
+
+
+def decode(manager: KVCacheManager, asked: Request, chunks: list[int], steps: int) -> None:
+    """Compute the prompt in chunks, then one token at a time, as schedulers do."""
+    for chunk in [*chunks, *[1] * steps]:
+        assert manager.allocate_slots(asked, chunk) is not None
+        asked.num_computed_tokens += chunk
+        if asked.num_computed_tokens == asked.num_tokens:
+            asked.append_output_token_ids(900 + asked.num_tokens)
+
+
+@pytest.mark.parametrize("chunks", [[10], [3, 7], [4, 4, 2], [9, 1]])
+@pytest.mark.parametrize(
+    ("policy", "covered", "out", "boundary"),
+    [
+        (QUEST, 0, False, 10),
+        (QUEST, 12, False, 12),
+        (QUEST, 13, False, 13),
+        (QUEST, 15, False, 15),
+        (QUEST, 16, False, 16),
+        (QUEST, 500, False, 30),
+        (QUEST, 0, True, 30),
+        ("dense", 512, False, 30),
+        (RECTIFIED, 0, False, 10),
+        (RECTIFIED, 500, False, 10),
+        (RECTIFIED, 0, True, 30),
+    ],
+)
+def test_blocks_behind_the_boundary_are_not_published(
+    chunks: list[int], policy: str, covered: int, out: bool, boundary: int
+) -> None:
+    """Of 10 prompt tokens and 20 decoded ones; a block that lies on both sides is not published either."""
+    manager = KVCacheManager(kv_cache(policy, covered), 512, BLOCK, BLOCK)
+    asked = request("a", list(range(10)), out)
+    computed = 0
+    for chunk in chunks:
+        decode(manager, asked, [chunk], 0)
+        computed += chunk
+        assert published(manager, list(asked.all_token_ids[:computed])) == computed // BLOCK * BLOCK
+    for step in range(11, 31):
+        decode(manager, asked, [], 1)
+        assert published(manager, list(asked.all_token_ids[:step])) == min(step, boundary) // BLOCK * BLOCK
+    cached = manager.coordinator.single_type_managers[0].num_cached_block["a"]
+    assert cached == boundary // BLOCK
+    manager.free(asked)
+    assert published(manager, list(asked.all_token_ids)) == boundary // BLOCK * BLOCK
+
+
+def test_publishing_goes_on_when_the_boundary_moves() -> None:
+    manager = KVCacheManager(kv_cache(RECTIFIED), 512, BLOCK, BLOCK)
+    asked = request("a", list(range(10)))
+    decode(manager, asked, [10], 5)
+    for boundary in (11, 12, 15):
+        clean.settle(asked, boundary)
+        manager.cache_blocks(asked, asked.num_computed_tokens)
+        assert published(manager, list(asked.all_token_ids)) == boundary // BLOCK * BLOCK
+    assert clean.settle(asked, 3) == 15, "it never moves back"
+    clean.forget(asked)
+    assert clean.boundary(asked) == 10
+
+
+def test_reused_and_shared_blocks() -> None:
+    """A second request on the same prompt adds only its own clean blocks."""
+    manager = KVCacheManager(kv_cache(QUEST), 512, BLOCK, BLOCK)
+    first = request("a", list(range(10)))
+    decode(manager, first, [10], 9)
+    second = request("b", [*first.all_token_ids[:18], 7, 8, 9])
+    blocks, found, _ = manager.get_computed_blocks(second)
+    assert found == 8
+    assert manager.allocate_slots(second, 13, found, blocks) is not None
+    second.num_computed_tokens = 21
+    second.append_output_token_ids(5)
+    decode(manager, second, [], 9)
+    assert published(manager, list(second.all_token_ids)) == 20
+    assert published(manager, list(first.all_token_ids)) == 16, "computed densely by the second"
+
+
+def test_partial_tail_blocks() -> None:
+    """Hashes finer than blocks publish the prompt's tail; what a session appends later is not taken for prompt."""
+    spec = SaccadeAttentionSpec.of(replace(LAYER, block_size=8), QUEST, covered=0)
+    pool = BlockPool(num_gpu_blocks=20, enable_caching=True, hash_block_size=2)
+    manager = CleanPrefixManager(
+        spec, block_pool=pool, enable_caching=True, kv_cache_group_id=0, scheduler_block_size=8
+    )
+
+    def find(tokens: list[int]) -> int:
+        hashes = request("probe", tokens, hash_block=2).block_hashes
+        found = manager.find_longest_cache_hit(hashes, len(tokens), [0], pool, spec, False, alignment_tokens=2)
+        return int(found[1])
+
+    asked = request("a", list(range(11)), hash_block=2)
+    manager.allocate_new_blocks("a", 30, 30)
+    manager.cache_blocks(asked, 11, replay_boundaries=())
+    assert find(list(range(11))) == 10
+    asked.append_output_token_ids(list(range(100, 114)))
+    manager.cache_blocks(asked, 25, replay_boundaries=())
+    assert find(list(asked.all_token_ids)) == 10
+    asked.num_prompt_tokens = 25
+    manager.cache_blocks(asked, 25, replay_boundaries=())
+    assert find(list(asked.all_token_ids)) == 10
+
+
+def answer(scheduler: Any, asked: Request, ahead: int) -> None:
+    """Run one request to its end, scheduling `ahead` steps before the first is answered, as vLLM does by itself."""
+    scheduler.add_request(asked)
+    running: deque[tuple[Any, bool]] = deque()
+    computed = None
+    while not asked.is_finished():
+        while len(running) <= ahead:
+            output = scheduler.schedule()
+            count = output.num_scheduled_tokens.get(asked.request_id, 0)
+            computed = asked.num_computed_tokens
+            running.append((output, count > 0 and computed >= asked.num_prompt_tokens))
+        output, samples = running.popleft()
+        names = list(output.num_scheduled_tokens)
+        tokens = [[500 + asked.num_tokens] if samples else [] for _ in names]
+        scheduler.update_from_output(output, ModelRunnerOutput(names, dict.fromkeys(names, 0), tokens))
+    while running:
+        output, _ = running.popleft()
+        names = list(output.num_scheduled_tokens)
+        tokens = [[3] for _ in names]
+        scheduler.update_from_output(output, ModelRunnerOutput(names, dict.fromkeys(names, 0), tokens))
+
+
+@pytest.mark.parametrize(("kind", "ahead"), [(Scheduler, 0), (AsyncScheduler, 0), (AsyncScheduler, 1)])
+@pytest.mark.parametrize("length", [9, 12, 70])
+def test_under_stock_schedulers(kind: Any, ahead: int, length: int) -> None:
+    """Without rectification any scheduler serves; dense requests leave what they leave in stock vLLM."""
+
+    def found(policy: str | None, covered: int = 0, out: bool = False) -> int:
+        settings = config()
+        settings.cache_config.num_gpu_blocks = 200
+        scheduler = kind(
+            vllm_config=settings,
+            kv_cache_config=kv_cache(policy, covered),
+            structured_output_manager=StructuredOutputManager(settings),
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+        )
+        asked = request("a", list(range(length)), out, most=23)
+        answer(scheduler, asked, ahead)
+        assert len(asked.output_token_ids) == 23
+        return published(scheduler.kv_cache_manager, list(asked.all_token_ids))
+
+    stock = found(None)
+    assert stock == (length + 22) // BLOCK * BLOCK
+    assert found("dense", 512) == found(QUEST, out=True) == found(QUEST, 512) == stock
+    assert found(QUEST) == length // BLOCK * BLOCK
+    assert found(QUEST, length + 9) == (length + 9) // BLOCK * BLOCK

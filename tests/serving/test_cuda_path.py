@@ -1,0 +1,348 @@
+"""The CUDA backend on CPU tensors: vLLM's own layers and classes, FlashAttention by its documented semantics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, SHAPE, CudaEngine, Row, mixed_roles
+from torch import Tensor
+from vllm import envs
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
+
+from saccade.adapters.vllm.worker import cuda
+from saccade.adapters.vllm.worker.block_tables import StepTables
+from saccade.adapters.vllm.worker.cuda import (
+    FlashOperations,
+    SaccadeFlashAttention,
+    SaccadeFlashBackend,
+    SaccadeFlashBuilder,
+    choose,
+    graph_refusal,
+)
+from saccade.adapters.vllm.worker.mixed_step import prepare
+from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.decode.attend import attend
+from saccade.decode.counters import Counters
+from saccade.decode.state import DecodeState
+from saccade.errors import ServingError
+from saccade.kernels.sparse_decode import sparse_decode
+from saccade.methods.policy import Policy
+from saccade.types import KVView, Rows
+
+QKV = list[tuple[Tensor, Tensor, Tensor]]
+PAGES = "quest:budget=64,page=16"
+REUSED_PAGES = "composed:scorer=page_bounds,page=16,budget=64,roles=layers:2+6"
+MIXED_PAGES = "composed:scorer=page_bounds,page=16,budget=64,roles={roles}"
+
+
+class Requests:
+    """What each request has been fed: its keys and values in order, and what it should be answered."""
+
+    def __init__(self, engine: CudaEngine) -> None:
+        self._engine = engine
+        self._fed: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._states: dict[int, DecodeState] = {}
+
+    def run(self, rows: Sequence[Row], padding: int = 0) -> None:
+        """One step on random numbers, every output compared; `padding` positions follow that belong to no row."""
+        tokens = sum(row.new for row in rows)
+        qkv = self._engine.random_qkv(tokens + padding)
+        outputs = self._engine.step(rows, qkv)
+        start = 0
+        for row in rows:
+            if row.new:
+                own = slice(start, start + row.new)
+                for out, expected in zip(outputs, self._expected(row, own, qkv), strict=True):
+                    # Float32 over a few hundred tokens; one token more or less moves a result by about 1e-2.
+                    assert (out[own] - expected).abs().max() < 1e-5
+            start += row.new
+
+    def _expected(self, row: Row, own: slice, qkv: QKV) -> list[Tensor]:
+        new = [(k[own], v[own]) for _, k, v in qkv]
+        held = self._fed.get(row.slot) or [(k[:0], v[:0]) for k, v in new]
+        self._fed[row.slot] = [
+            (torch.cat((k[: row.length - row.new], fresh_k)), torch.cat((v[: row.length - row.new], fresh_v)))
+            for (k, v), (fresh_k, fresh_v) in zip(held, new, strict=True)
+        ]
+        queries = [q[own] for q, _, _ in qkv]
+        request = self._engine.requests.rows[row.slot]
+        sparse = row.new == 1 and not row.prefilling and request.sparse
+        return self._selected(row, queries) if sparse else self._dense(row, queries)
+
+    def _selected(self, row: Row, queries: list[Tensor]) -> list[Tensor]:
+        """By the engine alone, on a cache that is one page."""
+        plan = self._engine.serving.plan
+        state = self._states.setdefault(row.slot, DecodeState(plan, Counters(LAYERS), exhaustive_is_dense=False))
+        state.begin(row.length - 1)
+        rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [row.length])
+        caches = self._fed[row.slot]
+        return [
+            attend(state, number, q, KVView(k[None], v[None], rows), scale=SCALE)
+            for number, (q, (k, v)) in enumerate(zip(queries, caches, strict=True))
+        ]
+
+    def _dense(self, row: Row, queries: list[Tensor]) -> list[Tensor]:
+        hidden = torch.arange(row.length) > torch.arange(row.length - row.new, row.length)[:, None]
+        outputs = []
+        for q, (k, v) in zip(queries, self._fed[row.slot], strict=True):
+            keys, values = (part.double().repeat_interleave(QUERY_HEADS // KV_HEADS, 1) for part in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * SCALE
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, values).float())
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("policy", "block", "layout"),
+    [
+        (PAGES, 16, "LBNHC"),
+        (PAGES, 16, "LBHNC"),
+        (PAGES, 16, "BLNHC"),
+        (PAGES, 16, "BLHNC"),
+        (PAGES, 32, "LBNHC"),
+        (PAGES + ",heads=query", 16, "LBNHC"),
+        ("resa:min_pages=2,ratio=0.05,rectify=none", 16, "LBHNC"),
+        (REUSED_PAGES, 16, "BLHNC"),
+        ("composed:scorer=exact,page=32,budget=96,roles=layers:2+6", 16, "LHBNC"),
+        ("composed:scorer=exact,page=32,budget=96,roles=layers:2+6", 32, "LBNHC"),
+        (MIXED_PAGES, 16, "LBNHC"),
+        ("streaming:budget=64", 16, "LBNHC"),
+        ("tidal:budget=64,reselect=7", 16, "LBHNC"),
+        ("tidal:rule=top_p,top_p=0.9,budget=128,reselect=7,heads=query", 16, "LBNHC"),
+        ("tidal:rule=threshold,threshold=0.01,reselect=7", 16, "LBNHC"),
+        ("less_is_more:budget=64,reselect=7", 16, "BLNHC"),
+        ("lychee_decode:budget=64,roles=every:4", 16, "LBNHC"),
+        ("exact_topk:budget=48", 16, "LBNHC"),
+        ("lychee_cluster:budget=96", 16, "LBNHC"),
+        ("dense", 16, "LBNHC"),
+    ],
+)
+def test_every_row_gets_what_the_policy_says(
+    policy: str, block: int, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks beside decoding rows, one of which opted out; then decoding alone, in another order, padded."""
+    policy = policy.format(roles=mixed_roles(tmp_path))
+    engine = CudaEngine(monkeypatch, policy, block=block, layout=layout, shortcut=False)
+    engine.requests.rows[3] = RequestRow(sparse=False)
+    requests = Requests(engine)
+    requests.run([Row(0, 150, 150, True), Row(3, 100, 100, True)])
+    requests.run([Row(0, 151), Row(1, 65, 65, True), Row(3, 101)])
+    requests.run([Row(1, 130, 65, True), Row(3, 102), Row(0, 152)])
+    requests.run([Row(1, 131), Row(0, 153)], padding=3)
+    requests.run([Row(0, 154), Row(1, 132), Row(2, 1, 1, True)])
+    # Rows without tokens pad a batch.
+    requests.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
+
+
+def test_rows_that_the_budget_covers_go_to_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    requests = Requests(engine)
+    requests.run([Row(0, 63, 63, True), Row(1, 90, 90, True)])
+    for length in (64, 65, 66):
+        step = engine.builder.build(0, engine.metadata([Row(0, length), Row(1, 27 + length)]))
+        assert (step.parent is None) == (length > 64)
+        requests.run([Row(0, length), Row(1, 27 + length)])
+
+
+def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    engine.requests.rows[2] = RequestRow(sparse=False)
+    common = engine.metadata([Row(1, 130, 65, True), Row(2, 103), Row(0, 152), Row(3, 99)])
+    step = engine.builder.build(0, common)
+    assert step.parent_tokens.tolist() == list(range(66))
+    assert step.parent.query_start_loc.tolist() == [0, 65, 66]
+    assert step.parent.seq_lens.tolist() == [130, 103]
+    assert (step.parent.max_query_len, step.parent.max_seq_len, step.parent.num_actual_tokens) == (65, 130, 66)
+    assert torch.equal(step.parent.block_table, engine.tables[[1, 2]])
+    assert torch.equal(step.parent.slot_mapping, common.slot_mapping[:66])
+    (group,) = step.groups
+    assert group.tokens.tolist() == [66, 67]
+    assert group.rows.seq_lens.tolist() == [152, 99]
+    assert group.rows.max_len == 152
+    assert torch.equal(group.rows.page_table, engine.tables[[0, 3]])
+    single, several = step.written
+    assert (single.start.tolist(), single.count) == ([102, 151, 98], 1)
+    assert (several.start.tolist(), several.count) == ([65], 65)
+
+
+def test_a_step_of_decoding_rows_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    step = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 99)]))
+    assert step.parent is None
+    assert step.groups[0].tokens is None
+
+
+def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    common = engine.metadata([Row(0, 152, 152, True), Row(3, 1, 1, True)])
+    seen = []
+    step = prepare(engine.serving, common, lambda given: seen.append(given) or "parent")  # type: ignore[func-returns-value]
+    assert seen == [common]
+    assert (step.parent, step.parent_tokens, step.groups) == ("parent", None, [])
+
+
+def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    step = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0)]))
+    assert step.parent is None
+    assert step.groups[0].tokens.tolist() == [0, 1]
+    step = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)]))
+    assert step.parent.seq_lens.tolist() == [9]
+
+
+def test_a_profiling_run_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    common = engine.metadata([Row(0, 5, 5, True)])
+    for out in engine.layers_of(None, common, engine.random_qkv(5)):
+        assert not out.any()
+    assert not engine.serving.indexes.layers
+
+
+def test_layers_that_reuse_a_set_share_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, REUSED_PAGES)
+    made: list[Any] = []
+    make = StepTables._made
+    monkeypatch.setattr(StepTables, "_made", lambda self, selection: made.append(selection) or make(self, selection))  # type: ignore[func-returns-value]
+    requests = Requests(engine)
+    requests.run([Row(0, 150, 150, True)])
+    requests.run([Row(0, 151)])
+    assert len(made) == 2
+    requests.run([Row(0, 152)])
+    assert len(made) == 4
+
+
+def test_the_backend_is_a_thin_subclass() -> None:
+    assert SaccadeFlashBackend.get_name() == "CUSTOM"
+    assert SaccadeFlashBackend.get_impl_cls() is SaccadeFlashAttention
+    assert SaccadeFlashBackend.get_builder_cls() is SaccadeFlashBuilder
+    assert SaccadeFlashBackend.get_supported_kernel_block_sizes() == [MultipleOf(16)]
+    assert not SaccadeFlashBackend.forward_includes_kv_cache_update
+    assert SaccadeFlashBuilder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+    assert not SaccadeFlashBuilder.supports_update_block_table
+
+
+@pytest.mark.parametrize(
+    ("policy", "block", "through_tables", "name"),
+    [
+        ("dense", 16, False, ""),
+        (PAGES, 16, True, " for all tokens and for sets, as block tables"),
+        ("quest:budget=64,page=32", 16, True, " for all tokens and for sets, as block tables"),
+        (
+            PAGES,
+            32,
+            False,
+            " for all tokens; saccade's own operations for sets (the policy selects pages of 16 tokens and a block "
+            "table only whole blocks of 32)",
+        ),
+        (
+            "tidal:budget=64,reselect=7",
+            16,
+            False,
+            " for all tokens; saccade's own operations for layers that keep scores and for sets (the policy selects "
+            "single tokens and a block table only whole blocks of 16)",
+        ),
+        (
+            "lychee_cluster:budget=96",
+            16,
+            False,
+            " for all tokens; saccade's own operations for sets (the policy selects single tokens and a block table "
+            "only whole blocks of 16)",
+        ),
+        (
+            MIXED_PAGES,
+            16,
+            True,
+            " for all tokens and for sets, as block tables; saccade's own operations for layers whose heads differ",
+        ),
+    ],
+)
+def test_what_attends_is_chosen_once_and_said(
+    policy: str, block: int, through_tables: bool, name: str, tmp_path: Path
+) -> None:
+    flash = FlashOperations(3, 0)
+    plan = Policy.from_spec(policy.format(roles=mixed_roles(tmp_path))).plan(SHAPE)
+    chosen = choose(plan, block, flash)
+    assert chosen.dense == flash.dense
+    assert chosen.sparse == (flash.sparse if through_tables else sparse_decode)
+    assert chosen.name == f"FlashAttention 3{name}"
+
+
+def test_the_layers_decide_how_flash_attention_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    calls: list[dict[str, Any]] = []
+    original = cuda.flash_attn.flash_attn_varlen_func
+    monkeypatch.setattr(
+        cuda.flash_attn,
+        "flash_attn_varlen_func",
+        lambda **given: calls.append(given) or original(**given),  # type: ignore[func-returns-value]
+    )
+    Requests(engine).run([Row(0, 150, 150, True)])
+    for layer in engine.layers:
+        layer.impl.vllm_flash_attn_version, layer.impl.batch_invariant_enabled = 3, True
+    engine.serving.attention = choose(
+        engine.serving.plan, 16, FlashOperations.of([layer.impl for layer in engine.layers])
+    )
+    calls.clear()
+    engine.step([Row(0, 151)], engine.random_qkv(1))
+    assert {(given["fa_version"], given["num_splits"], given["max_seqlen_q"]) for given in calls} == {(3, 1, 1)}
+    assert len(calls) == LAYERS
+
+
+def graphs(**given: Any) -> CompilationConfig:
+    made = CompilationConfig(
+        mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE, **given
+    )
+    made.set_splitting_ops_for_v1(all2all_backend="", data_parallel_size=1)
+    return made
+
+
+def test_graphs_that_would_capture_the_bounds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert graph_refusal(graphs()) is None
+    partial = graphs(splitting_ops=["vllm::unified_attention_with_output"])
+    assert "enforce-eager" in (graph_refusal(partial) or "")
+    assert "enforce-eager" in (graph_refusal(graphs(use_inductor_graph_partition=True)) or "")
+    partial.cudagraph_mode = CUDAGraphMode.NONE
+    assert graph_refusal(partial) is None
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    assert envs.VLLM_USE_BREAKABLE_CUDAGRAPH
+    assert "VLLM_USE_BREAKABLE_CUDAGRAPH" in (graph_refusal(graphs()) or "")
+
+
+def test_only_policies_with_bounds_mind_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy, refused in ((PAGES, True), ("tidal:budget=64,reselect=7", False)):
+        engine = CudaEngine(monkeypatch, policy)
+        engine.config.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        engine.config.compilation_config.splitting_ops = ["vllm::unified_attention_with_output"]
+        given = engine.spec, engine.names, engine.config, engine.device
+        if refused:
+            with pytest.raises(ServingError, match="page bounds are part of it"):
+                SaccadeFlashBuilder(*given)
+        else:
+            SaccadeFlashBuilder(*given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [({"alibi_slopes": [0.5] * QUERY_HEADS}, "ALiBi"), ({"logits_soft_cap": 30.0}, "soft-cap")],
+)
+def test_layers_that_change_scores_are_refused(
+    setting: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    with set_current_vllm_config(engine.config), pytest.raises(ServingError, match=reason):
+        Attention(
+            QUERY_HEADS,
+            HEAD_DIM,
+            SCALE,
+            num_kv_heads=KV_HEADS,
+            cache_config=engine.config.cache_config,
+            prefix="model.layers.99.self_attn.attn",
+            attn_backend=SaccadeFlashBackend,
+            **setting,
+        )

@@ -1,0 +1,214 @@
+"""Nothing of vLLM that the plugin uses has moved, and if it had, one line would say so and stock vLLM would run on."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm
+from engines import Engines
+from vllm import SamplingParams
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+import saccade.adapters.vllm
+from saccade.adapters.vllm import plugin
+from saccade.adapters.vllm import vllm_api as interfaces
+from saccade.adapters.vllm.vllm_api import PARTS, Part, borrowed, check_interfaces
+from saccade.adapters.vllm.worker.requests import RequestRows
+from saccade.errors import ServingError
+
+PACKAGE = Path(next(iter(saccade.adapters.vllm.__path__)))
+OPTIONS = {"saccade": {"policy": "quest"}}
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    """What has been found out about this vLLM is found out anew, and again after the test."""
+    interfaces.problem.cache_clear()
+    yield
+    interfaces.problem.cache_clear()
+
+
+@pytest.fixture
+def _another_version(monkeypatch: pytest.MonkeyPatch, _forgotten: None) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+
+
+@pytest.mark.parametrize("place", PARTS)
+def test_all_is_where_it_was(place: str) -> None:
+    check_interfaces(place)
+
+
+def used() -> set[tuple[str, str]]:
+    """Every name that our modules import from below vLLM's package; the engine for timings is no part of the plugin."""
+    found = set()
+    for path in PACKAGE.glob("*.py"):
+        if path.name == "synthetic.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "vllm":
+                found |= {(str(node.module), alias.name) for alias in node.names}
+    return found
+
+
+def test_the_table_knows_every_import() -> None:
+    known = {(part.module, part.name.partition(".")[0]) for parts in PARTS.values() for part in parts}
+    # A module that is imported whole is known by its parts.
+    modules = {part.module for parts in PARTS.values() for part in parts}
+    unknown = {
+        f"{module}.{name}" for module, name in used() - known if f"{module}.{name}" not in modules and module != "vllm"
+    }
+    assert unknown == set()
+
+
+class Moved:
+    """A class of which this test says what it has."""
+
+    field: int
+
+    def __init__(self, first: int) -> None:
+        self.assigned = first
+
+    def method(self, first: int, *, second: int = 0) -> None: ...
+
+    def open(self, **anything: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("part", "missing"),
+    [
+        (Part("vllm.nowhere", "Thing"), ["there is no vllm.nowhere"]),
+        (Part("vllm.config", "NoConfig.field"), ["vllm.config has no NoConfig"]),
+        (Part(__name__, "Moved.gone"), [f"{__name__}.Moved has no gone"]),
+        (Part(__name__, "Moved", has="field assigned method gone"), [f"{__name__}.Moved has no gone"]),
+        (Part(__name__, "Moved", "first"), []),
+        (Part(__name__, "Moved.method", "first second third"), [f"{__name__}.Moved.method has no parameter third"]),
+        (Part(__name__, "Moved.open", "whatever"), []),
+    ],
+)
+def test_what_has_moved_is_named(part: Part, missing: list[str]) -> None:
+    assert part.moved() == missing
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_one_line_says_what_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARTS, "elsewhere", tuple(Part("vllm", f"Gone{number}") for number in range(5)))
+    with pytest.raises(ServingError) as refused:
+        check_interfaces("elsewhere")
+    assert str(refused.value) == (
+        f"this saccade was written for vLLM 0.32; here ({vllm.__version__}) vllm has no Gone0, vllm has no Gone1, "
+        "vllm has no Gone2, and 2 more"
+    )
+
+
+@pytest.mark.usefixtures("_another_version")
+def test_another_version_is_named() -> None:
+    with pytest.raises(ServingError, match=r"^this saccade was written for vLLM 0\.32; this is vLLM 0\.33\.1$"):
+        check_interfaces("worker")
+
+
+@pytest.mark.parametrize("version", ["0.32", "0.32.0", "0.32.4", "0.32.1.dev3+cpu"])
+@pytest.mark.usefixtures("_forgotten")
+def test_versions_of_the_same_line_are_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    check_interfaces("worker")
+
+
+@pytest.mark.usefixtures("_another_version")
+def test_in_another_version_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(plugin.logger, "warning", lambda line, *parts: said.append(line % parts))
+    AttentionBackendEnum.CUSTOM.clear_override()
+    try:
+        plugin.register()
+        assert not AttentionBackendEnum.CUSTOM.is_overridden()
+    finally:
+        interfaces.problem.cache_clear()
+        monkeypatch.undo()
+        plugin.register()
+    assert AttentionBackendEnum.CUSTOM.is_overridden()
+    (line,) = said
+    assert "0.33.1" in line
+
+
+def config(**attention: Any) -> Any:
+    chosen = {"backend": AttentionBackendEnum.CUSTOM, "backend_per_kind": {}, **attention}
+    return SimpleNamespace(additional_config=OPTIONS, attention_config=SimpleNamespace(**chosen))
+
+
+@pytest.mark.usefixtures("_another_version")
+def test_in_another_version_our_options_are_refused() -> None:
+    with pytest.raises(ServingError, match=r"0\.33\.1"):
+        RequestRows(config())
+    RequestRows(SimpleNamespace(additional_config={}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"backend": None}, "--attention-backend CUSTOM"),
+        ({"backend": AttentionBackendEnum.FLASH_ATTN}, "CUSTOM, not FLASH_ATTN"),
+        ({"backend_per_kind": {"full_attention": AttentionBackendEnum.TRITON_ATTN}}, "CUSTOM, not TRITON_ATTN"),
+    ],
+)
+def test_options_without_the_backend_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ServingError, match=words):
+        RequestRows(config(**settings))
+
+
+def test_options_without_the_plugin_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_registered", False)
+    with pytest.raises(ServingError, match="VLLM_PLUGINS"):
+        RequestRows(config())
+
+
+def test_an_engine_with_options_and_without_the_backend_does_not_start(engines: Engines) -> None:
+    with pytest.raises(ServingError, match="--attention-backend CUSTOM"):
+        engines.stock(additional_config=OPTIONS)
+
+
+def test_an_engine_that_cannot_rectify_does_not_start(engines: Engines) -> None:
+    with pytest.raises(ServingError, match="--scheduler-cls saccade") as refused:
+        engines.sparse("quest:rectify=8", scheduler_cls=None)
+    assert "block_size" not in str(refused.value)
+
+
+def test_a_stand_in_is_lent_where_something_is_gone() -> None:
+    assert borrowed("vllm.nowhere", "Thing", object) is object
+    assert borrowed("vllm", "Nothing", ValueError) is ValueError
+    assert borrowed("vllm", "SamplingParams", object) is SamplingParams
+
+
+STOCK_ELSEWHERE = """
+import vllm
+vllm.__version__ = "0.33.1"
+from abc import abstractmethod
+from vllm.v1.sample.logits_processor import interface
+interface.LogitsProcessor.demanded = abstractmethod(lambda self: None)
+interface.LogitsProcessor.__abstractmethods__ |= {"demanded"}
+from saccade.adapters.vllm.worker.requests import RequestRows
+RequestRows(vllm.config.VllmConfig())
+from saccade.adapters.vllm import plugin
+plugin.register()
+print("stock runs")
+"""
+
+
+def test_what_another_version_demands_of_a_processor_does_not_stop_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOCK_ELSEWHERE],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stock runs" in done.stdout
+    assert "saccade is not available: this saccade was written for vLLM 0.32" in done.stdout + done.stderr

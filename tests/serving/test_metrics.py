@@ -1,0 +1,297 @@
+"""What is exported: the figures of steps against what was asked, every request once, and only where it is set up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engines import Engines, answers, greedy, prompts
+from transformers import AutoModelForCausalLM, GenerationConfig
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+
+from saccade import sparsify
+from saccade.adapters.vllm import metrics
+from saccade.adapters.vllm.metrics import VARIABLE, StepMetrics, exporting, leftovers
+from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
+from saccade.checkpoints.bundled import model_path
+from saccade.decode.counters import Counters
+from saccade.errors import ServingError
+
+LENGTHS = (300, 90, 151, 33)
+ANSWERS = (20, 12, 1, 7)
+
+Read = Callable[..., float]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Figures since the start of the test; they are kept in this process, whose environment names no folder."""
+    monkeypatch.setattr(metrics, "exported", lambda: True)
+
+    def now(name: str, *labels: str, sample: str = "") -> float:
+        (family,) = metrics.metric(name, *labels).collect()
+        found = [one.value for one in family.samples if not one.name.endswith("_created") and one.name.endswith(sample)]
+        return float(found[0])
+
+    before: dict[Any, float] = {}
+
+    def since(name: str, *labels: str, sample: str = "") -> float:
+        key = (name, labels, sample)
+        return now(name, *labels, sample=sample) - before.get(key, 0.0)
+
+    for name, (kind, _, labelled) in metrics.KINDS.items():
+        if not labelled and kind != "Gauge":
+            for sample in ("_count", "_sum") if kind == "Summary" else ("",):
+                before[name, (), sample] = now(name, sample=sample)
+    return since
+
+
+def steps(lengths: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The length of the row at every token that is decoded behind the first."""
+    return [length + step for length, count in zip(lengths, tokens, strict=True) for step in range(1, count)]
+
+
+@pytest.mark.parametrize("shortcut", [True, False])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "dense",
+        "quest:budget=64",
+        "less_is_more:budget=64,reselect=7",
+        "lychee_cluster:budget=96",
+        "resa:min_pages=2,rectify=4",
+    ],
+)
+def test_every_decoded_token_is_counted(policy: str, shortcut: bool, engines: Engines, read: Read) -> None:
+    """In a mixed batch whose prompts come in chunks; whoever opts out is counted as a request alone."""
+    engine = engines.sparse(policy, shortcut=shortcut, recall=1.0, max_num_batched_tokens=128)
+    params = [*(greedy(count) for count in ANSWERS), greedy(9, extra_args={"saccade": "off"})]
+    before = read("requests", policy), read("requests", "off")
+    answers(engine, prompts(*LENGTHS, 70), params)
+    assert (read("requests", policy) - before[0], read("requests", "off") - before[1]) == (len(LENGTHS), 1)
+    cached = steps(LENGTHS, ANSWERS)
+    attended, skipped = read("tokens_attended"), read("tokens_skipped")
+    assert read("tokens_decoded") == len(cached)
+    assert attended + skipped == pytest.approx(sum(cached))
+    assert skipped == 0 if policy == "dense" else 0 < skipped < sum(cached)
+    measured = read("attention_recall", sample="_count")
+    assert measured == 0 if policy == "dense" else 0 < measured <= len(cached)
+    assert 0 <= read("attention_recall", sample="_sum") <= measured + 1e-6
+    passes = sum((count - 1) // 5 for count in ANSWERS) if policy.startswith("resa") else 0
+    assert read("rectifications") == passes
+    assert read("rectified_tokens") == 4 * passes
+
+
+@pytest.mark.parametrize("policy", ["quest:budget=64", "tidal:budget=64,reselect=7,heads=query"])
+def test_figures_are_those_of_the_transformers_adapter(policy: str, engines: Engines, read: Read) -> None:
+    (ids,) = prompts(200)
+    answers(engines.sparse(policy), [ids], greedy(9))
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
+    with sparsify(model, policy) as run, torch.no_grad():
+        prompt = torch.tensor([ids])
+        settings = GenerationConfig(do_sample=False, max_new_tokens=9, eos_token_id=None, pad_token_id=0)
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
+        layers = run.stats().layers
+    assert read("tokens_attended") == pytest.approx(sum(layer.tokens * layer.steps for layer in layers) / len(layers))
+
+
+class Recalled:
+    """Recall 0.5 of whatever was measured."""
+
+    def per_layer(self) -> list[Any]:
+        return [SimpleNamespace(attention=0.25), None, SimpleNamespace(attention=0.75)]
+
+
+@pytest.mark.parametrize("pause", [0.0, 1000.0])
+def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
+    counters = Counters(2, by_row=True)
+    report = StepMetrics(counters, Recalled(), pause)  # type: ignore[arg-type]
+
+    def attend(tokens: float, rows: int = 1) -> None:
+        for layer in range(2):
+            counters.add(layer, torch.tensor([tokens, 0.5, 0.0]), 1.0, rows)
+            report.layer_done(layer)
+
+    report.disregard()
+    attend(1000)
+    report.step([40, 60], [10], measured=True)
+    attend(20, rows=2)
+    report.disregard()
+    attend(1000)
+    report.disregard()
+    attend(1000)
+    report.step([50], [], measured=False)
+    attend(30)
+    if pause:
+        report.flush()
+    assert read("tokens_decoded") == 4
+    assert read("tokens_attended") == 20 + 20 + 10 + 30
+    assert read("tokens_skipped") == 100 - 40 + 50 - 30
+    assert read("attention_recall", sample="_count") == 2
+    assert read("attention_recall", sample="_sum") == pytest.approx(1.0)
+    assert metrics.metric("share_attended").collect()[0].samples[0].value == pytest.approx(80 / 160)
+
+
+def test_an_accelerator_is_read_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = Counters(2, by_row=True)
+    looked = []
+    monkeypatch.setattr(counters, "totals", lambda: looked.append(now[0]) or [(0.0, 0.0, 0.0)] * 2)
+    now = [100.0]
+    monkeypatch.setattr("saccade.adapters.vllm.metrics.time.monotonic", lambda: now[0])
+    report = StepMetrics(counters, None, pause=1.0)
+    for _ in range(50):
+        report.step([10], [], measured=False)
+        now[0] += 0.1
+    assert len(looked) == 4
+    report.flush()
+    assert read("tokens_decoded") == 50
+
+
+@pytest.fixture
+def rows() -> RequestRows:
+    made = RequestRows(SimpleNamespace(additional_config={}))
+    made._follows = True
+    return made
+
+
+def update(added: Sequence[Any] = (), removed: Sequence[int] = (), moved: Sequence[Any] = ()) -> BatchUpdate:
+    return BatchUpdate(batch_size=8, added=list(added), removed=list(removed), moved=list(moved))
+
+
+def test_a_request_that_comes_back_is_not_another_one(rows: RequestRows) -> None:
+    came: list[RequestRow] = []
+    emptied: list[bool] = []
+    rows.arrived, rows.emptied = came.append, lambda: emptied.append(True)
+    params = SamplingParams()
+    prompt = [1, 2, 3]
+    first, second, third = [], [], []  # type: ignore[var-annotated]
+    rows.update_state(update([(0, params, prompt, first), (1, params, prompt, second)]))
+    rows.update_state(update(moved=[(1, 0, MoveDirectionality.SWAP)]))
+    assert len(came) == 2
+    # Out before its first token, and back when the other has had one and gives it its place.
+    rows.update_state(update(removed=[0]))
+    first.append(7)
+    rows.update_state(update([(0, params, prompt, second), (1, params, prompt, third)]))
+    rows.update_state(update([(2, params, prompt, first)]))
+    assert len(came) == 3
+    assert [rows.rows[index].output for index in range(3)] == [second, third, first]
+    assert not emptied
+    rows.update_state(update(removed=[0, 1, 2]))
+    assert emptied
+    assert not rows.rows
+
+
+def test_only_requests_that_vllm_still_holds_are_remembered(rows: RequestRows) -> None:
+    for _ in range(30):
+        rows.update_state(update([(0, SamplingParams(), [1], [5])]))
+        rows.update_state(update(removed=[0]))
+    assert not rows._away
+    prompt, waiting = [1], list[int]()
+    rows.update_state(update([(0, SamplingParams(), prompt, waiting)]))
+    first = rows.rows[0]
+    rows.update_state(update(removed=[0]))
+    rows.update_state(update([(3, SamplingParams(), prompt, waiting)]))
+    assert rows.rows[3] is first
+    assert first.resumed
+    # A streaming session goes on with another prompt and the same list.
+    rows.update_state(update([(3, SamplingParams(), [1, 2], waiting)]))
+    assert rows.rows[3] is not first
+    assert rows.rows[3].resumed
+
+
+def test_slots_of_model_runner_v2_are_filled_anew(rows: RequestRows) -> None:
+    came: list[RequestRow] = []
+    rows.arrived = came.append
+    lengths = SimpleNamespace(np=[5, 5])
+    rows._slots = SimpleNamespace(prompt_len=lengths, prefill_len=SimpleNamespace(np=[5, 9]))
+    assert rows.add_request(0, SamplingParams()) is False
+    rows.add_request(1, SamplingParams())  # with four tokens of its answer
+    assert [row is rows.rows[0] for row in came] == [True]
+    assert rows.rows[1].decodes(9, True)
+    assert not rows.rows[0].decodes(9, True)
+
+
+def test_a_server_without_our_options_is_not_followed() -> None:
+    rows = RequestRows(SimpleNamespace(additional_config={}))
+    rows.update_state(update([(0, SamplingParams(), [1], [])]))
+    rows.add_request(0, SamplingParams())
+    assert not rows.rows
+
+
+def test_a_folder_is_made_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with exporting() as folder:
+        assert os.environ[VARIABLE] == folder
+        assert Path(folder).is_dir()
+        Path(folder, "counter_1.db").touch()
+    assert VARIABLE not in os.environ
+    assert not Path(folder).exists()
+
+
+def test_the_users_folder_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = tmp_path / "figures"
+    monkeypatch.setenv(VARIABLE, str(given))
+    with exporting() as folder:
+        assert folder == str(given)
+        assert leftovers(folder) == 0
+        Path(folder, "counter_1.db").touch()
+    with exporting() as folder:
+        assert leftovers(folder) == 1
+    monkeypatch.setenv(VARIABLE, str(given / "counter_1.db"))
+    with pytest.raises(ServingError, match=VARIABLE), exporting():
+        raise AssertionError("a file is no folder")
+
+
+def test_without_a_folder_the_log_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(metrics.logger, "info", lambda line, *parts: said.append(line % parts))
+    metrics.exported.cache_clear()
+    assert not metrics.exported()
+    metrics.count("preemptions")
+    (line,) = said
+    assert VARIABLE in line
+
+
+TWO_PROCESSES = """
+import os, sys
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from saccade import sparsify
+from saccade.adapters.vllm import metrics
+if os.fork():
+    os.wait()
+    metrics.count("requests", 2, "quest")
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    sys.stdout.write(generate_latest(registry).decode())
+else:
+    metrics.count("requests", 3, "quest")
+    metrics.metric("share_attended").set(0.25)
+    metrics.metric("attention_recall").observe(0.5)
+    os._exit(0)
+"""
+
+
+def test_processes_add_up(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_PROCESSES],
+        env={**os.environ, VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for line in (
+        'saccade_requests_total{policy="quest"} 5.0',
+        "saccade_share_attended 0.25",
+        "saccade_attention_recall_sum 0.5",
+        "saccade_attention_recall_count 1.0",
+    ):
+        assert line in done.stdout.splitlines()

@@ -1,0 +1,158 @@
+"""A decoding step on CUDA never waits for the device: it reads no tensor on the host, and its shapes are fixed.
+
+The step runs on tensors without content (torch's "meta" device), so that our operations choose as they do on CUDA and a
+read cannot succeed; `host_reads` watches every call for what only a real device would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, SHAPE, CudaEngine, Row, mixed_roles
+from torch import Tensor
+
+from host_reads import HostReadError, watching
+from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.decode.attend import attend
+from saccade.decode.counters import Counters
+from saccade.decode.state import DecodeState
+from saccade.kernels._cluster_tree import ClusterTree
+from saccade.methods.policy import Policy
+from saccade.selection.clusters.index import ClusterIndex
+from saccade.types import KVView, Rows
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu", non_blocking=True),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: bool((x > 0).any()),
+        lambda x: int(x[0]),
+        lambda x: x[torch.zeros_like(x, dtype=torch.bool)].fill_(0),
+        lambda x: x.index_put_((x > 0,), x.new_zeros(())),
+        lambda x: x.unique(),
+        lambda x: x.repeat_interleave(x),
+        lambda x: torch.arange(x[0]),
+        lambda x: x + torch.ones(3, dtype=torch.int64),
+        lambda x: x[torch.zeros(2, dtype=torch.int64)],
+        lambda x: torch.ones(3, dtype=torch.int64).to(x.device),
+        lambda x: torch.tensor([1, 2], device=x.device),
+        lambda x: x.new_tensor([1, 2]),
+        lambda x: x.copy_(torch.ones(3, dtype=torch.int64)),
+        lambda x: torch.equal(x, x),
+        lambda x: range(x[0]),
+    ],
+)
+def test_the_watch_sees_it(read: Callable[[Tensor], Any]) -> None:
+    x = torch.empty(3, dtype=torch.int64, device="meta")
+    with watching(), pytest.raises((HostReadError, RuntimeError, NotImplementedError)):
+        read(x)
+
+
+def test_the_watch_lets_pass_what_does_not_wait() -> None:
+    x = torch.empty(3, dtype=torch.int64, device="meta")
+    with watching() as watched:
+        torch.ones(3, dtype=torch.int64).to(x.device, non_blocking=True)
+        x.masked_fill_(x > 0, 1)
+        (x * torch.tensor(3)).sort()
+        torch.where(x > 0, x, -1)[x]
+        x.repeat_interleave(x, output_size=5)
+    assert ("repeat_interleave", [(5,)]) in watched.shapes
+
+
+POLICIES = (
+    "dense",
+    "streaming:budget=64",
+    "quest:budget=64,page=16",
+    "quest:budget=64,page=16,heads=query",
+    "quest:budget=70,page=16",
+    "resa:min_pages=2,ratio=0.05",
+    "tidal:budget=64,reselect=7",
+    "tidal:budget=64,reselect=7,heads=query",
+    "tidal:rule=top_p,top_p=0.9,budget=128,reselect=7",
+    "tidal:rule=top_p,top_p=1,budget=128,reselect=7",
+    "tidal:rule=threshold,threshold=0.01,budget=128,reselect=7",
+    "tidal:rule=ratio,ratio=0.1,reselect=7",
+    "less_is_more:budget=64,reselect=7",
+    "lychee_decode:budget=64,roles=every:4",
+    "lychee_decode:budget=64,page=16,roles=every:4",
+    "exact_topk:budget=48",
+    "composed:scorer=page_bounds,page=16,budget=64,roles={roles}",
+    "composed:scorer=exact,budget=64,roles=layers:2+6",
+)
+
+MIXED = (Row(0, 301), Row(1, 180, 69, True), Row(2, 98), Row(3, 40))
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
+    policy = request.param.format(roles=mixed_roles(tmp_path))
+    settings = {}
+    if "resa" in policy:
+        settings = {
+            "scheduler_cls": "saccade.adapters.vllm.scheduler.rectifying.RectifyingScheduler",
+            "async_scheduling": False,
+        }
+    made = CudaEngine(monkeypatch, policy, device="meta", settings=settings)
+    made.requests.rows[3] = RequestRow(sparse=False)
+    made.step([Row(0, 299, 299, True)], made.random_qkv(299))
+    return made
+
+
+def watched_step(engine: CudaEngine, rows: Sequence[Row]) -> list[tuple[str, list[tuple[int, ...]]]]:
+    """The calls of a step, from what vLLM's model runner gives to every layer's output."""
+    common, qkv = engine.metadata(rows), engine.random_qkv(sum(row.new for row in rows))
+    with watching() as watched:
+        engine.layers_of(engine.builder.build(0, common), common, qkv)
+    return watched.shapes
+
+
+@pytest.mark.parametrize("engine", POLICIES, indirect=True)
+def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaEngine) -> None:
+    """Decoding rows beside a chunk of a prompt and a row that opted out; and alone, where the longest row decides.
+
+    Preparing the step is part of it. With fixed shapes a captured graph could hold it for all rows up to that length.
+    """
+    watched_step(engine, MIXED)
+    first = watched_step(engine, (Row(0, 300), Row(1, 211), Row(2, 197)))
+    assert watched_step(engine, (Row(1, 129), Row(0, 300), Row(2, 299))) == first
+
+
+def test_an_index_of_chunks_is_read_on_the_host_only_when_it_is_built() -> None:
+    """And tokens are taken in, every so many steps: what is chosen between is chosen without a look at the device."""
+    plan, layers = Policy.from_spec("lychee_cluster:budget=96").plan(SHAPE), range(LAYERS)
+    state = DecodeState(plan, Counters(LAYERS), exhaustive_is_dense=False)
+    length = 300
+    page = torch.randn(1, length + 1, KV_HEADS, HEAD_DIM)
+
+    def step(length: int, device: str) -> None:
+        rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
+        rows = replace(
+            rows, **{name: getattr(rows, name).to(device) for name in ("page_table", "row_start", "seq_lens")}
+        )
+        storage = page[:, :length].to(device)
+        q = torch.randn(1, QUERY_HEADS, HEAD_DIM).to(device)
+        state.begin(length - 1)
+        with watching() if device == "meta" else nullcontext():
+            for layer in layers:
+                attend(state, layer, q, KVView(storage, storage, rows), scale=SCALE)
+
+    step(length, "cpu")
+    kv = KVView(page, page, Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length]))
+    for layer in plan.refreshing:
+        index = state.indexes.of(layer, kv)
+        assert isinstance(index, ClusterIndex)
+        index.tree = ClusterTree(**{name: part.to("meta") for name, part in index.tree.tensors().items()})
+    step(length + 1, "meta")

@@ -1,0 +1,80 @@
+"""One engine in two runtimes: below the budget each request's tokens are those of the transformers adapter."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from engines import Engines, answers, core, greedy, prompts
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from saccade import sparsify
+from saccade.checkpoints.bundled import model_path
+
+POLICIES = (
+    "streaming:budget=64",
+    "quest:budget=64",
+    "quest:budget=128,page=32,heads=query",
+    "quest:budget=96,rectify=8",
+    "quest:budget=96,chunking=text",
+    "resa:min_pages=2,rectify=12",
+    "resa:min_pages=2,ratio=0.05,rectify=none",
+    "tidal:budget=64,reselect=7",
+    "tidal:budget=64,reselect=7,heads=query,rectify=7",
+    "tidal:rule=top_p,top_p=0.9,budget=256,reselect=7",
+    "less_is_more:budget=64,reselect=7",
+    "lychee_decode:budget=64,roles=every:4",
+    "lychee_decode:rule=threshold,threshold=0.002,roles=layers:0+2+7",
+    "lychee_cluster:budget=96",
+    "lychee_cluster:budget=96,rectify=8",
+    "exact_topk:budget=48,rectify=5",
+    "composed:scorer=page_bounds,page=16,budget=64,roles=every:3",
+)
+LENGTHS = (700, 130, 391, 64, 1033, 257, 900, 512)
+STEPS = 30
+
+
+@cache
+def model() -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
+
+
+@cache
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def by_transformers(policy: str, prompt: list[int]) -> tuple[int, ...]:
+    with sparsify(model(), policy, tokenizer=tokenizer()), torch.no_grad():
+        ids = torch.tensor([prompt])
+        settings = GenerationConfig(do_sample=False, max_new_tokens=STEPS, eos_token_id=None, pad_token_id=0)
+        out = model().generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_those_of_the_transformers_adapter(policy: str, engines: Engines) -> None:
+    """Alone and inside a mixed batch of 8, whose prompts are prefilled in chunks while others decode."""
+    asked = prompts(*LENGTHS)
+    expected = [by_transformers(policy, prompt) for prompt in asked]
+    engine = engines.sparse(policy, max_num_batched_tokens=192)
+    alone = [answers(engine, [prompt], greedy(STEPS))[0].tokens for prompt in asked[:2]]
+    together = [answer.tokens for answer in answers(engine, asked, greedy(STEPS))]
+    assert alone == expected[:2]
+    assert together == expected
+
+
+@pytest.mark.parametrize("policy", ["quest:budget=96,rectify=8", "lychee_cluster:budget=96,rectify=8"])
+def test_rows_that_steps_have_no_room_for_lose_nothing(policy: str, engines: Engines) -> None:
+    """Fourteen tokens a step for dense passes of nine: requests wait, leave the batch and come back."""
+    asked = prompts(130, 257, 91, 200, 64, 170, 120, 99)
+    expected = [by_transformers(policy, prompt) for prompt in asked]
+    engine = engines.sparse(policy, max_num_batched_tokens=14)
+    held = []
+    scheduler = core(engine).scheduler
+    schedule = scheduler.schedule
+    scheduler.schedule = lambda *rest: (held.append(len(scheduler._held)), schedule(*rest))[1]
+    assert [answer.tokens for answer in answers(engine, asked, greedy(STEPS))] == expected
+    assert any(held), "every pass had room: this shows nothing about waiting"

@@ -1,0 +1,360 @@
+"""`saccade serve` up to the point where the engine would start: what it sets, what it says, and why it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Gemma2Config, MistralConfig, Qwen3Config
+from typer.testing import CliRunner
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from saccade.adapters.vllm.checks import SCHEDULER
+from saccade.adapters.vllm.metrics import VARIABLE
+from saccade.adapters.vllm.options import ServeOptions, shape_of
+from saccade.adapters.vllm.server import serve
+from saccade.adapters.vllm.server.serve import BUNDLED_CACHE, RefusedError, Server, prepare
+from saccade.checkpoints.bundled import model_path
+from saccade.checkpoints.load import ModelSource
+from saccade.cli import app
+from saccade.errors import PolicyError, ServingError
+from saccade.methods.policy import Policy
+from saccade.recipes.recipe import Recipe
+from saccade.types import ModelShape
+
+Reasons = Callable[..., tuple[str, ...]]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As a user's, and put back afterwards: vLLM writes into it."""
+    before = dict(os.environ)
+    for name in ("VLLM_CPU_KVCACHE_SPACE", VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def made(free_port: int) -> Callable[..., Server]:
+    """A server that was checked and not started."""
+
+    def make(*rest: str, **ours: Any) -> Server:
+        return prepare(["--port", str(free_port), *rest], **ours)
+
+    return make
+
+
+@pytest.fixture
+def reasons(made: Callable[..., Server]) -> Reasons:
+    def refuse(*rest: str, **ours: Any) -> tuple[str, ...]:
+        with pytest.raises(RefusedError) as refused:
+            made(*rest, **ours)
+        assert all("\n" not in reason for reason in refused.value.reasons)
+        return refused.value.reasons
+
+    return refuse
+
+
+def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[..., Server], free_port: int) -> None:
+    server = made()
+    args = server.args
+    assert args.model == str(model_path())
+    assert args.served_model_name == ["bundled"]
+    assert server.options.policy == Recipe.read(model_path() / "saccade.json").policy
+    assert (args.dtype, args.kv_cache_memory_bytes) == ("float32", BUNDLED_CACHE)
+    assert (args.host, args.port) == ("127.0.0.1", free_port)
+    assert args.attention_backend is AttentionBackendEnum.CUSTOM
+    assert args.additional_config == {"saccade": server.options.to_dict()}
+    assert (args.scheduler_cls, args.async_scheduling) == (None, None)
+    assert (server.model, server.block, server.notes) == ("bundled", 32, ())
+    assert server.address == f"http://127.0.0.1:{free_port}"
+    assert "12 layers" in server.shape
+    assert "float32" in server.shape
+
+
+def test_a_policy_that_reads_text_is_not_scheduled_ahead(made: Callable[..., Server]) -> None:
+    server = made(policy="lychee_cluster:budget=96")
+    assert (server.args.scheduler_cls, server.args.async_scheduling, server.block) == (None, False, 32)
+
+
+def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None:
+    args = made(policy="quest:budget=64,rectify=8").args
+    assert (args.scheduler_cls, args.async_scheduling) == (SCHEDULER, False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rest", "block"),
+    [
+        ("quest:page=16", (), 32),
+        ("quest:page=64,budget=128", (), 64),
+        ("quest:page=24,budget=96", (), 96),
+        ("tidal:reselect=7", (), 32),
+        ("quest:page=16", ("--block-size", "16"), 16),
+        ("quest:page=16", ("--block_size=128",), 128),
+    ],
+)
+def test_blocks_hold_whole_pages(made: Callable[..., Server], policy: str, rest: tuple[str, ...], block: int) -> None:
+    server = made(*rest, policy=policy)
+    assert (server.block, server.args.block_size) == (block, block)
+
+
+@pytest.mark.parametrize(("policy", "block"), [("quest:page=16", 16), ("quest:page=24,budget=96", 48), ("tidal", None)])
+def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
+    monkeypatch: pytest.MonkeyPatch, policy: str, block: int | None
+) -> None:
+    """There vLLM may choose other blocks than it says, unless it is told."""
+    monkeypatch.setattr("vllm.platforms.current_platform.is_cpu", lambda: False)
+    asked: list[int | None] = []
+    whole = serve._made
+
+    def made(args: Namespace) -> Any:
+        asked.append(args.block_size)
+        monkeypatch.undo()
+        return whole(args)
+
+    monkeypatch.setattr(serve, "_made", made)
+    args = serve._parse(["--served-model-name", "x"])
+    serve._config(args, ServeOptions.read({"policy": policy}, "", ModelSource.locate(None).decoder))
+    assert asked == [None]
+    assert args.block_size == block
+
+
+def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"other": 1, "saccade": {"policy": "quest:budget=64", "recall": 0.5}}
+    rest = ["--host", "0.0.0.0", "--dtype", "bfloat16", "--served-model-name", "mine", "--max-model-len", "1k"]
+    args = made(*rest, "--additional-config", json.dumps(given), "--kv-cache-memory-bytes", "100000000").args
+    assert (args.host, args.dtype, args.served_model_name, args.max_model_len) == (
+        "0.0.0.0",
+        "bfloat16",
+        ["mine"],
+        1000,
+    )
+    assert args.kv_cache_memory_bytes == 100_000_000
+    assert args.additional_config["other"] == 1
+    assert args.additional_config["saccade"] == {"policy": "quest:budget=64", "recall": 0.5, "shortcut": True}
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert made(recall=0.25).args.kv_cache_memory_bytes is None
+    assert made(recall=0.25).options.recall == 0.25
+
+
+def test_another_model_is_as_vllm_would_serve_it(made: Callable[..., Server], tmp_path: Path) -> None:
+    folder = model(tmp_path, Qwen3Config(**SMALL))
+    for server in (made(model=str(folder)), made("--model", str(folder)), made(str(folder))):
+        assert (server.args.model, server.args.dtype, server.args.served_model_name) == (str(folder), "auto", None)
+        assert server.args.kv_cache_memory_bytes is None
+        assert str(server.options.policy) == "less_is_more"
+        assert any("reselect" in note for note in server.notes)
+
+
+# --- recipes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [(), ("--additional-config", '{"saccade": {"policy": "auto"}}')])
+def test_auto_is_the_bundled_models_recipe(made: Callable[..., Server], rest: tuple[str, ...]) -> None:
+    recipe = Recipe.read(model_path() / "saccade.json")
+    server = made(*rest, policy=None if rest else "auto")
+    assert server.options.policy == recipe.policy
+    # Workers are told the policy, not where it came from.
+    assert server.args.additional_config["saccade"]["policy"] == str(recipe.policy)
+    config = serve._config(server.args, server.options)
+    assert shape_of(config) == recipe.model
+
+
+def test_workers_find_the_recipe_themselves(made: Callable[..., Server]) -> None:
+    """As with `vllm serve --additional-config`, where nobody has resolved anything before."""
+    server = made()
+    server.args.additional_config = {"saccade": {"policy": "auto"}}
+    config = serve._made(server.args)
+    assert config.additional_config == {"saccade": {"policy": "auto"}}
+    options = ServeOptions.of(config)
+    assert options is not None
+    assert options.policy == Recipe.read(model_path() / "saccade.json").policy
+
+
+def test_a_recipe_beside_another_model(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:
+    folder = model(tmp_path / "mine", Qwen3Config(**SMALL))
+    recipe = Recipe(ModelShape(4, 4, 2, 32, "qwen3"), Policy.from_spec("tidal:reselect=3"))
+    recipe.write(tmp_path / "elsewhere.json")
+    assert str(made(model=str(folder), policy=str(tmp_path / "elsewhere.json")).options.policy) == "tidal:reselect=3"
+    (reason,) = reasons(model=str(folder), policy="auto")
+    assert f"no recipe for model '{folder}'" in reason
+    recipe.write(folder / "saccade.json")
+    for policy in (None, "auto"):
+        assert str(made(model=str(folder), policy=policy).options.policy) == "tidal:reselect=3"
+    Recipe.read(model_path() / "saccade.json").write(folder / "saccade.json")
+    (reason,) = reasons(model=str(folder))
+    for words in ("belongs to another model", "layers=12", "layers=4"):
+        assert words in reason
+
+
+def test_weights_are_held_against_a_recipe(reasons: Reasons, tmp_path: Path) -> None:
+    text = (model_path() / "saccade.json").read_text()
+    own = Recipe.from_json(text).model.weights
+    assert own is not None
+    path = tmp_path / "saccade.json"
+    path.write_text(text.replace(own, "0" * 16))
+    (reason,) = reasons(policy=str(path))
+    assert own in reason and "0" * 16 in reason
+
+
+def test_a_published_recipe_is_marked() -> None:
+    shape = ModelShape(36, 32, 8, 128, "qwen3")
+    options = ServeOptions.read({"policy": "auto"}, "Qwen/Qwen3-8B", lambda: shape)
+    assert str(options.policy) == "less_is_more:reselect=12"
+    assert options.notes[0].endswith("from the paper, not re-measured here")
+    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0, "shortcut": True}
+    with pytest.raises(PolicyError, match="recipe:qwen3-14b belongs to another model"):
+        ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
+
+
+def test_the_arguments_are_not_those_of_the_check(made: Callable[..., Server]) -> None:
+    """A configuration changes parts of what it is made from, and the server makes another one."""
+    rest = ("--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}')
+    assert made(*rest).args.profiler_config == serve._parse(rest).profiler_config
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+
+
+def model(folder: Path, config: Any) -> Path:
+    """A configuration and no weights: nothing that is refused here needs them."""
+    folder.mkdir(exist_ok=True)
+    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((model_path() / name).read_bytes())
+    return folder
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+    ({}, ("--polcy", "quest"), ("--polcy", "did you mean --policy?")),
+    ({}, ("--block-siz", "x"), ("--block-siz",)),
+    ({}, ("--max-model-len", "many"), ("--max-model-len", "many")),
+    ({}, ("--max-model-len", "99000"), ("99000", "32768")),
+    ({}, ("--additional-config", "{"), ("--additional-config",)),
+    ({}, ("--additional-config", '{"saccade": {"polcy": "quest"}}'), ("'polcy'", "policy")),
+    ({}, ("--additional-config", '{"saccade": "quest"}'), ("'quest'", '"policy"')),
+    ({"policy": "quest"}, ("--additional-config", '{"saccade": {"policy": "resa"}}'), ("twice", "quest", "resa")),
+    ({"recall": 2.0}, (), ("recall=2.0",)),
+    ({"policy": "tidal:reselect=99"}, (), ("reselect=99",)),
+    ({"policy": "quest:page=32"}, ("--block-size", "48"), ("block_size=48", "--block-size 32")),
+    ({"policy": "resa:rectify=8"}, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), ("--scheduler-cls",)),
+    ({"policy": "quest:rectify=8:verify"}, (), ("verify",)),
+    ({"policy": "resa:rectify=64"}, ("--max-num-batched-tokens", "32", "--max-num-seqs", "4"), ("--max-num-batched",)),
+    ({}, ("--attention-backend", "CPU_ATTN"), ("--attention-backend CUSTOM", "CPU_ATTN")),
+    ({}, ("--kv-cache-dtype", "fp8"), ("fp8",)),
+    ({}, ("--headless",), ("--headless",)),
+    ({}, ("--api-server-count", "2"), ("--api-server-count",)),
+    ({}, ("--host", "no.such.host.invalid"), ("--host no.such.host.invalid",)),
+    ({}, ("--port", "70000"), ("70000",)),
+    ({}, ("--enable-auto-tool-choice",), ("--tool-call-parser",)),
+]
+
+
+@pytest.mark.parametrize(("ours", "rest", "words"), REFUSED, ids=lambda part: " ".join(part) or None)
+def test_what_cannot_be_served_is_refused(
+    reasons: Reasons, ours: dict[str, Any], rest: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    (reason,) = reasons(*rest, **ours)
+    assert all(word in reason for word in words), reason
+
+
+def test_every_reason_is_given(reasons: Reasons) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        found = reasons("--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8", "--headless", "--port", port)
+    assert len(found) == 4
+    for word in ("pipeline", "fp8", "--headless", f"port {port} of 127.0.0.1 is in use"):
+        assert any(word in reason for reason in found), found
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (MistralConfig(**SMALL, sliding_window=128), ("sliding_window=128", "--disable-sliding-window")),
+        (Gemma2Config(**SMALL, sliding_window=128), ("attn_logit_softcapping",)),
+    ],
+)
+def test_models_that_see_less_are_refused(
+    reasons: Reasons, tmp_path: Path, config: Any, words: tuple[str, ...]
+) -> None:
+    found = " ".join(reasons(model=str(model(tmp_path, config))))
+    assert all(word in found for word in words), found
+
+
+def test_a_model_that_is_not_there(reasons: Reasons, tmp_path: Path) -> None:
+    (reason,) = reasons(model=str(tmp_path / "nowhere"))
+    assert "does not exist" in reason
+    (reason,) = reasons(str(tmp_path / "nowhere"))
+    assert "nowhere" in reason
+
+
+def test_a_plugin_that_vllm_did_not_load(reasons: Reasons, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.adapters.vllm.plugin._registered", False)
+    (reason,) = reasons()
+    assert "VLLM_PLUGINS" in reason
+
+
+def test_the_command_prints_what_it_attached(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    ran: list[tuple[Server, str]] = []
+    monkeypatch.setattr(Server, "run", lambda server: ran.append((server, os.environ[VARIABLE])))
+    done = CliRunner().invoke(app, ["serve", "--policy", "tidal:rectify=16", "--port", str(free_port)])
+    assert done.exit_code == 0, done.output
+    (server, folder), *_ = ran
+    for words in (
+        str(server.options.policy),
+        "bundled",
+        "no reselect given",
+        "after every 16 sparse steps",
+        "32 tokens",
+    ):
+        assert words in done.stdout
+    assert f"http://127.0.0.1:{free_port}/v1" in done.stdout
+    assert not Path(folder).exists()
+    assert VARIABLE not in os.environ
+
+
+def test_the_command_prints_every_reason_on_a_line(free_port: int) -> None:
+    rest = ["--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8", "--port", str(free_port)]
+    done = CliRunner().invoke(app, ["serve", *rest])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("saccade: error: ") for line in lines)
+
+
+def test_vllm_that_gives_up_is_one_line(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(args: Namespace) -> None:
+        raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
+
+    monkeypatch.setattr("vllm.entrypoints.launchers.api_server.entry.run_server", fail)
+    with pytest.raises(ServingError, match=r"^vLLM stopped: Engine core initialization failed\. See root"):
+        made().run()
