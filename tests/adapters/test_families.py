@@ -100,7 +100,7 @@ DEEPSEEK = {
 
 # Name: model type and changes, and what the message must say.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma2": ({"head_dim": 8}, "attn_logit_softcapping=50.0: logit soft-cap"),
+    "gemma2": ({"head_dim": 8}, "attn_logit_softcapping=50.0: a logit soft-cap"),
     "gemma3_text": ({"head_dim": 8, "sliding_window": 16}, "sliding-window attention .sliding_window=16"),
     "mistral": ({"sliding_window": 16}, "sliding-window attention .sliding_window=16"),
     "qwen2": ({"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, "sliding-window attention"),

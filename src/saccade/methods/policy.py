@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import PolicyError
 from ..plans.plan import Plan
-from ..plans.rectify import Rectify
+from ..plans.rectify import Phase, Rectify
 from ..types import ModelShape
 from .options import Options, parse_options
 from .registry import describe
@@ -105,6 +105,11 @@ class Policy:
     def rectify(self) -> Rectify | None:
         """How sparse steps are made good; None if they are not."""
         return getattr(self.options, "rectify", None)
+
+    @property
+    def phase(self) -> Phase:
+        """When sparse steps are made good."""
+        return Phase(None if self.rectify is None else self.rectify.every)
 
     def with_budget(self, budget: int) -> Policy:
         """This policy at another budget; itself if it has none or was given one.

@@ -1,9 +1,9 @@
-"""Rectification as data: how often, and whether the dense pass rewrites what was decoded or decides about it."""
+"""Rectification as data: how often, whether the dense pass rewrites or decides, and when it is its turn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -61,3 +61,40 @@ class Rectify:
 
     def __str__(self) -> str:
         return str(self.every) if self.mode == "overwrite" else f"{self.every}:{self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Rectification's rhythm behind the prompt: `every` sparse steps, then one that is dense and runs them again.
+
+    `every` None: no dense pass ever comes. The phase counts from the prompt, whatever a budget covers.
+    """
+
+    every: int | None
+
+    @property
+    def period(self) -> int:
+        """Decoded tokens after which everything repeats."""
+        return 1 if self.every is None else self.every + 1
+
+    def due(self, unclean: int, new: int = 1) -> bool:
+        """Whether a call of `new` decoded tokens behind `unclean` ones runs those again first, and is dense itself.
+
+        No call goes beyond `every` unclean tokens, so one of several is dense as soon as it would.
+        """
+        return self.every is not None and unclean + new > self.every
+
+    def dense_at(self, decoded: int) -> bool:
+        """Whether the token behind `decoded` others, fed one by one, is the one whose step is dense."""
+        return self.every is not None and decoded % self.period == self.every
+
+    def pieces(self, decoded: int, count: int) -> Iterator[int]:
+        """How many of `count` tokens behind `decoded` others go together, so that each is treated as if it came alone.
+
+        A dense pass takes place at the beginning of a call and all tokens of that call are dense, so its own token is a
+        piece of one.
+        """
+        while count > 0:
+            together = count if self.every is None else min(count, max(self.every - decoded % self.period, 1))
+            yield together
+            decoded, count = decoded + together, count - together

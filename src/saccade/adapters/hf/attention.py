@@ -11,6 +11,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ...checkpoints.unsupported import POSITION_BIAS, SINKS, SOFT_CAP
 from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
 from .session import Session, lasting
@@ -19,11 +20,7 @@ NAME = "saccade"
 SESSION_ATTRIBUTE = "_saccade_session"
 """Set on every attention module of an attached model: a one-slot list that holds the session of the call at hand."""
 
-_REFUSED = {
-    "softcap": "a logit soft-cap changes the scores that selection ranks",
-    "s_aux": "attention sinks as parameters are not part of the cache",
-    "position_bias": "a position bias changes the scores that selection ranks",
-}
+_REFUSED = {"softcap": SOFT_CAP, "s_aux": SINKS, "position_bias": POSITION_BIAS}
 
 
 def register() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...checkpoints.shape import shape_of
+from ...checkpoints.unsupported import SINKS, reasons_in, reasons_in_kinds
 from ...errors import UnsupportedModelError
 
 
@@ -66,28 +67,14 @@ def _structure(model: Any) -> list[str]:
 
 
 def _attention(config: Any) -> list[str]:
-    reasons = []
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        reasons.append(f"layers of type {', '.join(sorted(kinds))} keep no plain KV cache")
+    reasons = reasons_in_kinds(config, {"full_attention", "sliding_attention"})
     window = _window(config)
     if window is not None and window < getattr(config, "max_position_embeddings", window):
         reasons.append(
             f"sliding-window attention (sliding_window={window}) already limits what layers see; "
             "if you never exceed the window, load the model with sliding_window=None"
         )
-    present = {
-        "attn_logit_softcapping": "logit soft-cap changes the scores that selection ranks",
-        "kv_lora_rank": "multi-head latent attention caches no keys per head",
-        "num_kv_shared_layers": "layers that share a KV cache are not supported",
-        "attention_chunk_size": "chunked attention already limits what layers see",
-    }
-    reasons += [
-        f"{name}={getattr(config, name)}: {why}" for name, why in present.items() if getattr(config, name, None)
-    ]
-    if getattr(config, "alibi", False):
-        reasons.append("ALiBi biases change the scores that selection ranks")
-    return reasons
+    return reasons + reasons_in(config)
 
 
 def _window(config: Any) -> int | None:
@@ -107,5 +94,5 @@ def _state(model: Any) -> list[str]:
     if len(devices) > 1 or devices & {"disk", "meta"}:
         reasons.append(f"its layers are spread over {', '.join(sorted(devices))}; one device is supported")
     if any(hasattr(module, "sinks") and isinstance(module.sinks, torch.Tensor) for module in model.modules()):
-        reasons.append("attention sinks as parameters are not part of the cache")
+        reasons.append(SINKS)
     return reasons

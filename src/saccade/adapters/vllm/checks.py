@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
+from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_kinds
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
@@ -46,29 +47,21 @@ def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
 def _model(vllm_config: Any) -> list[str]:
     config, reasons = vllm_config.model_config, []
     if config.use_mla:
-        return ["multi-head latent attention caches no keys per head"]
+        return [LATENT]
     if config.is_encoder_decoder or config.runner_type == "pooling":
         return ["only text decoders that generate are supported"]
     if config.has_inner_state or config.is_hybrid:
-        return ["its state-space or linear-attention layers keep no plain KV cache"]
+        return [f"its state-space or linear-attention layers {NO_CACHE}"]
     text = config.hf_text_config
     window = config.get_sliding_window()
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     if window is not None:
         reasons.append(
             f"sliding-window attention (sliding_window={window}) already limits what layers see; if requests never "
             "exceed the window, pass --disable-sliding-window"
         )
-    elif kinds:
-        reasons.append(f"layers of type {', '.join(sorted(kinds))} keep no plain KV cache")
-    present = {
-        "attn_logit_softcapping": "a logit soft-cap changes the scores that selection ranks",
-        "num_kv_shared_layers": "layers that share a KV cache are not supported",
-        "attention_chunk_size": "chunked attention already limits what layers see",
-        "alibi": "ALiBi biases change the scores that selection ranks",
-    }
-    reasons += [f"{name}={getattr(text, name)}: {why}" for name, why in present.items() if getattr(text, name, None)]
-    return reasons
+    else:
+        reasons += reasons_in_kinds(text, {"full_attention"})
+    return reasons + reasons_in(text)
 
 
 def _engine(vllm_config: Any) -> list[str]:

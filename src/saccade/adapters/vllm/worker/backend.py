@@ -13,6 +13,7 @@ from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.utils import extract_layer_index
 
+from ....checkpoints.unsupported import ALIBI, SHARED_CACHE, SINKS, SOFT_CAP
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView
@@ -154,10 +155,10 @@ class SparseAttention:
             ServingError: with the reason.
         """
         reasons = {
-            "alibi_slopes": "ALiBi biases change the scores that selection ranks",
-            "logits_soft_cap": "a logit soft-cap changes the scores that selection ranks",
-            "sinks": "attention sinks as parameters are not part of the cache",
-            "kv_sharing_target_layer_name": "layers that share a KV cache are not supported",
+            "alibi_slopes": ALIBI,
+            "logits_soft_cap": SOFT_CAP,
+            "sinks": SINKS,
+            "kv_sharing_target_layer_name": SHARED_CACHE,
         }
         for name, reason in reasons.items():
             value = getattr(self, name, None)

@@ -1,0 +1,52 @@
+"""The phase of rectification, held against tokens that are decoded one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.methods.policy import Policy
+from saccade.plans.rectify import Phase
+
+
+def one_by_one(every: int | None, count: int) -> list[bool]:
+    """Which of `count` tokens decoded one by one are dense (ReSA, section 2.2)."""
+    dense, unclean = [], 0
+    for _ in range(count):
+        turn = every is not None and unclean == every
+        dense.append(turn)
+        unclean = 0 if turn else unclean + 1
+    return dense
+
+
+@given(st.one_of(st.none(), st.integers(1, 9)), st.integers(0, 40), st.integers(0, 40))
+def test_pieces_break_where_a_dense_pass_begins_and_ends(every: int | None, decoded: int, count: int) -> None:
+    phase, dense = Phase(every), one_by_one(every, decoded + count)
+    pieces = list(phase.pieces(decoded, count))
+    assert sum(pieces) == count and all(size > 0 for size in pieces)
+    at = decoded
+    for size in pieces:
+        kinds = set(dense[at : at + size])
+        assert len(kinds) == 1 and (size == 1 or kinds == {False})
+        at += size
+    assert [phase.dense_at(number) for number in range(decoded + count)] == dense
+
+
+@given(st.one_of(st.none(), st.integers(1, 9)), st.integers(0, 40))
+def test_due_is_the_step_that_is_dense(every: int | None, count: int) -> None:
+    phase, unclean = Phase(every), 0
+    for turn in one_by_one(every, count):
+        assert phase.due(unclean) is turn
+        unclean = 0 if turn else unclean + 1
+
+
+def test_a_call_of_several_tokens_is_due_before_it_goes_beyond_the_period() -> None:
+    assert not Phase(4).due(2, 2)
+    assert Phase(4).due(2, 3)
+    assert not Phase(None).due(10**6, 10**6)
+
+
+def test_a_policy_knows_its_phase() -> None:
+    assert Policy.from_spec("resa:rectify=7").phase == Phase(7)
+    assert Policy.from_spec("quest").phase == Phase(None)
+    assert (Phase(7).period, Phase(None).period) == (8, 1)
