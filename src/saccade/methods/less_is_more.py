@@ -9,6 +9,7 @@ from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
 from ..types import ModelShape
+from .method import RECTIFIED, Method, reselecting
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
 
 
@@ -38,3 +39,14 @@ def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
     publishers, notes = selection_layers("less_is_more", shape, options.dense_layers, options.reselect)
     selector = ScoredSelector(ExactScorer("each"), options.rule, heads="all")
     return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)
+
+
+METHOD = Method(
+    "less_is_more",
+    "tidal's layers with one token set for all heads and a recent window",
+    "LessIsMore, arXiv 2508.07101",
+    LessIsMoreOptions,
+    plan,
+    usual=reselecting,
+    tuned=({}, RECTIFIED),
+)

@@ -10,7 +10,8 @@ from ..selection.rules import Ratio
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector
 from ..types import ModelShape
-from .options import DenseLayers, Options, Page, PageCount, RectifyField, Share
+from .method import Method
+from .options import AtLeastOne, DenseLayers, Options, Page, RectifyField, Share
 
 
 class ReSAOptions(Options):
@@ -18,9 +19,9 @@ class ReSAOptions(Options):
 
     page: Page = 16
     ratio: Share = 0.1
-    min_pages: PageCount = 16
+    min_pages: AtLeastOne = 16
     """fewest pages that are kept (n_min, equation 4)"""
-    local_pages: PageCount = 1
+    local_pages: AtLeastOne = 1
     """last pages that are always kept, the current token's among them (n_local, section 2.1)"""
     dense_layers: DenseLayers = 0
     rectify: RectifyField = Rectify(32)
@@ -40,3 +41,12 @@ def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
     """Score pages by the group's mean query, keep n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
     selector = ScoredSelector(PageBoundScorer(options.page, "mean"), options.cut)
     return Plan(selector, select_everywhere("resa", shape, options.dense_layers))
+
+
+METHOD = Method(
+    "resa",
+    "a share of the pages by key bounds, with dense rectification",
+    "ReSA, arXiv 2506.04108",
+    ReSAOptions,
+    plan,
+)

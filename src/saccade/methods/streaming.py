@@ -8,6 +8,7 @@ from ..plans.plan import Plan, selection_layers
 from ..plans.roles import RoleMap
 from ..selection.selector import WindowSelector
 from ..types import ModelShape, Role
+from .method import Method
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, RectifyField, Sinks
 
 
@@ -40,3 +41,6 @@ def plan(options: StreamingOptions, shape: ModelShape) -> Plan:
         Role.DENSE if layer < first else Role.SELECT if layer == first else Role.REUSE for layer in range(shape.layers)
     )
     return Plan(options.selector, RoleMap.by_layer(roles, shape.kv_heads))
+
+
+METHOD = Method("streaming", "sinks and recent tokens only", "StreamingLLM, arXiv 2309.17453", StreamingOptions, plan)

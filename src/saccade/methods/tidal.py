@@ -7,6 +7,7 @@ from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from ._cut import CutOptions
+from .method import Method, reselecting
 from .options import DenseLayers, Heads, RectifyField, Reselect
 
 
@@ -25,3 +26,13 @@ def plan(options: TidalOptions, shape: ModelShape) -> Plan:
     publishers, notes = selection_layers("tidal", shape, options.dense_layers, options.reselect)
     selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
     return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)
+
+
+METHOD = Method(
+    "tidal",
+    "a few layers select tokens by exact scores, the others reuse them",
+    "TidalDecode, arXiv 2410.05076",
+    TidalOptions,
+    plan,
+    usual=reselecting,
+)
