@@ -50,9 +50,9 @@ def rungs(family: Policy, budgets: Sequence[int], context: int) -> list[Policy]:
 
 def _at(family: Policy, budget: int, context: int) -> Policy | None:
     """A family at a budget; None if that is too small for it."""
-    if family.name == "resa" and "ratio" not in family.options.model_fields_set:
-        given = {**family.options.model_dump(exclude_unset=True), "ratio": round(min(budget / context, 1.0), 4)}
-        return Policy.create("resa", {"min_pages": 1, **given})
+    of_row = family.options.at_share(round(min(budget / context, 1.0), 4))
+    if of_row:
+        return Policy.create(family.name, {**of_row, **family.options.model_dump(exclude_unset=True)})
     try:
         return family.with_budget(budget)
     except PolicyError:

@@ -25,6 +25,10 @@ class Options(BaseModel):
         """Whether a fixed number of tokens bounds the sets."""
         return "budget" in type(self).model_fields
 
+    def at_share(self, share: float) -> dict[str, Any]:
+        """Options that make sets of this share of a row; none if something else decides about their size."""
+        return {}
+
 
 def _whole(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, float) and not (math.isfinite(value) and value.is_integer())):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import model_validator
 
 from ..plans.plan import Plan, select_everywhere
@@ -25,6 +27,9 @@ class ReSAOptions(Options):
     """last pages that are always kept, the current token's among them (n_local, section 2.1)"""
     dense_layers: DenseLayers = 0
     rectify: RectifyField = Rectify(32)
+
+    def at_share(self, share: float) -> dict[str, Any]:
+        return {} if "ratio" in self.model_fields_set else {"ratio": share, "min_pages": 1}
 
     @property
     def cut(self) -> Ratio:
