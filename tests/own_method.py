@@ -15,7 +15,7 @@ MODULE = '''"""The best tokens for the mean query of each group, in every layer.
 
 from saccade import Method
 from saccade.methods.options import Budget, DenseLayers, Options
-from saccade.plans.plan import Plan, select_everywhere
+from saccade.plans.plan import Plan, layer_roles
 from saccade.selection.rules import TopK
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.selector import ScoredSelector
@@ -31,7 +31,7 @@ class MeanTopKOptions(Options):
 
 def plan(options: MeanTopKOptions, shape: ModelShape) -> Plan:
     selector = ScoredSelector(ExactScorer("mean"), TopK(options.budget))
-    return Plan(selector, select_everywhere("mean_topk", shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method("mean_topk", "the best tokens for a group's mean query", "-", MeanTopKOptions, plan)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
-from saccade.plans.plan import Plan, select_everywhere
+from saccade.plans.plan import Plan, layer_roles
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape
 
@@ -79,7 +79,7 @@ def plan_of(given: dict[str, Any], shape: ModelShape) -> Plan:
     """One dense layer and others that search an index of these settings, as `lychee_cluster` does with those it has."""
     settings = {name: value for name, value in given.items() if name != "rectify"}
     selector = ClusterSelector(**settings, every=given.get("rectify") or 0)
-    return Plan(selector, select_everywhere("lychee_cluster", shape, 1))
+    return Plan(selector, layer_roles(shape, 1))
 
 
 @dataclass

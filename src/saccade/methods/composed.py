@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..plans.roles import RoleMap
 from ..selection.chunks.selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
@@ -180,8 +180,8 @@ class ComposedOptions(CutOptions):
     def role_map(self, shape: ModelShape) -> tuple[RoleMap, tuple[str, ...]]:
         dense_layers = 2 if self.dense_layers is None else self.dense_layers
         if self.roles == "select":
-            return select_everywhere("composed", shape, dense_layers), ()
-        return roles_of("composed", self.roles, shape, dense_layers)
+            return layer_roles(shape, dense_layers), ()
+        return roles_of(self.roles, shape, dense_layers)
 
 
 def plan(options: ComposedOptions, shape: ModelShape) -> Plan:

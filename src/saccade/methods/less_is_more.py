@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, layer_roles, selection_layers
+from ..plans.plan import Plan, reselecting_roles
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
@@ -36,9 +36,8 @@ class LessIsMoreOptions(Options):
 
 def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
     """Merge every query head's ranking rank by rank into one set; all heads and following layers attend to it."""
-    publishers, notes = selection_layers("less_is_more", shape, options.dense_layers, options.reselect)
     selector = ScoredSelector(ExactScorer("each"), options.rule, heads="all")
-    return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)
+    return Plan(selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
 
 
 METHOD = Method(

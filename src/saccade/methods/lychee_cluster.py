@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..selection.clusters.selector import ClusterSelector
 from ..types import ModelShape
 from .method import Method
@@ -39,7 +39,7 @@ class LycheeClusterOptions(Options):
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:
     """Every layer behind the dense ones searches its own index of chunks, one set per KV head."""
-    return Plan(options.selector, select_everywhere("lychee_cluster", shape, options.dense_layers))
+    return Plan(options.selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method(

@@ -38,11 +38,11 @@ class LycheeDecodeOptions(CutOptions):
 def plan(options: LycheeDecodeOptions, shape: ModelShape) -> Plan:
     """Retrieval heads attend densely and publish; sparse heads attend to what their head index below has published."""
     assert options.roles is not None, "refused at construction"
-    roles, notes = roles_of("lychee_decode", options.roles, shape, dense_layers=0)
+    roles, notes = roles_of(options.roles, shape, dense_layers=0)
     for head, role in enumerate(roles.layers[0]):
         if role is not Role.PUBLISH:
             raise PolicyError(
-                f"policy lychee_decode: roles={options.roles} is not valid: KV head {head} of layer 0 is {role.value}, "
+                f"roles={options.roles} is not valid: KV head {head} of layer 0 is {role.value}, "
                 "but all heads of layer 0 must publish"
             )
     return Plan(ScoredSelector(ExactScorer("mean", options.page), options.cut), roles, notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..selection.rules import TopK
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector, pooling_of
@@ -34,7 +34,7 @@ def plan(options: QuestOptions, shape: ModelShape) -> Plan:
     """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, the current token's page among them."""
     scorer = PageBoundScorer(options.page, pooling_of(options.heads))
     selector = ScoredSelector(scorer, TopK(options.budget), options.heads)
-    return Plan(selector, select_everywhere("quest", shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..plans.rectify import Rectify
 from ..selection.rules import Ratio
 from ..selection.scorers.page_bounds import PageBoundScorer
@@ -45,7 +45,7 @@ class ReSAOptions(Options):
 def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
     """Score pages by the group's mean query, keep n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
     selector = ScoredSelector(PageBoundScorer(options.page, "mean"), options.cut)
-    return Plan(selector, select_everywhere("resa", shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method(

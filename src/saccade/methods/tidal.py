@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan, layer_roles, selection_layers
+from ..plans.plan import Plan, reselecting_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
@@ -23,9 +23,8 @@ class TidalOptions(CutOptions):
 
 def plan(options: TidalOptions, shape: ModelShape) -> Plan:
     """Publishing layers attend densely and keep the top `budget` tokens by q·k, the current one among them."""
-    publishers, notes = selection_layers("tidal", shape, options.dense_layers, options.reselect)
     selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
-    return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)
+    return Plan(selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
 
 
 METHOD = Method(
