@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.adapters.hf.cache import session_of
 from saccade.plans.roles import HeadSpan
+from saccade.selection.clusters.index import ClusterIndex
 from saccade.types import KVView, Selection
 
 _NEVER = -(2**31)
@@ -57,10 +59,28 @@ class Steadiness:
         """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
         session = session_of(self.cache)
         index: Any = None if session is None else session.state.indexes.of(layer, kv)
-        by_cluster = hasattr(index, "chosen_clusters")
-        ids = index.heads(span.start, span.stop).chosen_clusters(q, kv) if by_cluster else selection.ids
-        numbers: NDArray[numpy.int64] = ids[0].cpu().numpy().astype(numpy.int64)
+        by_cluster = isinstance(index, ClusterIndex)
+        ids = clusters_of(index.heads(span.start, span.stop), selection) if by_cluster else selection.ids[0]
+        numbers: NDArray[numpy.int64] = ids.cpu().numpy().astype(numpy.int64)
         return numbers
+
+
+def clusters_of(index: ClusterIndex, selection: Selection) -> Tensor:
+    """Numbers `[heads, n]` of the clusters whose chunks the first row's sets hold, -1 where there is nothing.
+
+    A cluster keeps its number until the row's index is built anew.
+    """
+    edges, ids = torch.tensor(list(index.rows[0].edges), dtype=torch.int32), selection.ids[0]
+    chunks = torch.bucketize(ids, edges, right=True) - 1
+    inside = (chunks >= 0) & (chunks < len(edges) - 1)
+    of_chunk = torch.zeros_like(index.tree.members[0])
+    for head, offsets in enumerate(index.tree.offsets[0]):
+        # Chunk by chunk in the order of the clusters: which cluster's they are.
+        numbers = index.tree.numbers[0, head].repeat_interleave(offsets.diff())
+        of_chunk[head, index.tree.members[0, head, : len(numbers)].long()] = numbers
+    found = of_chunk.gather(1, chunks.clamp(0, of_chunk.shape[1] - 1)).masked_fill(~inside, -1)
+    found = found.sort(dim=1).values
+    return found.masked_fill(torch.nn.functional.pad(found[:, 1:] == found[:, :-1], (1, 0)), -1)
 
 
 class _LastSeen:

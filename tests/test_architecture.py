@@ -23,6 +23,8 @@ PUBLIC_NAMES = {
     "Policy",
     "policy",
     "policies",
+    "Method",
+    "register",
     "Rectify",
     "LayerStats",
     "RunStats",

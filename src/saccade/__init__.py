@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from .errors import SaccadeError as SaccadeError
     from .errors import ServingError as ServingError
     from .errors import UnsupportedModelError as UnsupportedModelError
+    from .methods.method import Method as Method
     from .methods.policy import Policy as Policy
     from .methods.policy import policy as policy
     from .methods.registry import policies as policies
+    from .methods.registry import register as register
     from .plans.rectify import Rectify as Rectify
     from .recipes.recipe import Recipe as Recipe
 
@@ -37,6 +39,8 @@ _HOMES = {
     "Policy": "methods.policy",
     "policy": "methods.policy",
     "policies": "methods.registry",
+    "Method": "methods.method",
+    "register": "methods.registry",
     "Rectify": "plans.rectify",
     "LayerStats": "decode.stats",
     "RunStats": "decode.stats",

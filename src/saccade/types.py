@@ -16,6 +16,11 @@ Pooling = Literal["max", "mean", "each"]
 """How a group's query heads share a score: their maximum, the mean query's score, or one score each."""
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """In which long sums are taken; Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Where the tokens of each batch row lie; prepared once per step and shared by all layers.

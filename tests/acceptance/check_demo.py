@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-POLICIES = (
-    *("dense", "streaming", "quest", "tidal", "less_is_more"),
-    *("lychee_decode", "lychee_cluster", "resa", "exact_topk"),
-)
+import saccade
+
+POLICIES = tuple(name for name, method in saccade.policies().items() if method.compared)
 ROW_NAMES = {
     *("policy", "budget", "share_attended", "recall", "token_recall", "recall_per_layer", "token_recall_per_layer"),
     *("overflow", "index_bytes", "build_seconds", "correct", "n", "ms_per_token", "speedup"),

@@ -15,7 +15,7 @@ from saccade.selection.chunks.bounds import ChunkBounds
 from . import tiny
 from .ways import WAYS
 
-SPEC = "quest:chunking=text,page=4,dense_layers=1,budget=12"
+SPEC = "composed:scorer=page_bounds,chunking=text,page=4,dense_layers=1,budget=12"
 SAME = ["by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill"]
 
 
@@ -76,4 +76,4 @@ def test_without_a_tokenizer_chunks_are_pages_and_the_run_says_so() -> None:
         index = run._slot[0].state.indexes._indexes[1]
         assert isinstance(index, ChunkBounds)
         assert {stop - start for start, stop in pairwise(index.rows[0])} == {4}
-        assert run.notes == ("quest: no tokenizer was given, so chunks have a fixed length",)
+        assert run.notes == ("composed: no tokenizer was given, so chunks have a fixed length",)

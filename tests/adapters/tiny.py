@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+import saccade
+
 VOCABULARY = 64
 
 SIZES = {
@@ -28,27 +30,31 @@ SIZES = {
 LARGE = 250
 """A budget above every context in these tests, and no multiple of a page."""
 
-POLICIES = {
-    "dense": "dense",
-    "streaming": "streaming:budget={budget}",
-    "quest": "quest:page=4,budget={budget}",
-    "quest-query": "quest:page=4,heads=query,dense_layers=0,budget={budget}",
-    "tidal": "tidal:reselect=3,dense_layers=1,budget={budget}",
-    "tidal-query": "tidal:reselect=,dense_layers=1,heads=query,budget={budget}",
-    "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget={budget}",
-    "exact_topk": "exact_topk:dense_layers=1,budget={budget}",
+SMALL = {
+    **{"page": 4, "dense_layers": 1, "reselect": 3, "roles": "every:2", "min_pages": 100},
+    **{"chunk_min": 2, "chunk_max": 4, "budget": "{budget}"},
 }
-SPARSE = [name for name in POLICIES if name != "dense"]
-"""Policies whose sets depend on one layer's queries and keys: `checking` recomputes them wherever they are chosen."""
+"""Options for these models, for every method that has them."""
+
+
+def small(method: saccade.Method) -> str:
+    """A method's spec with `{budget}` for its budget, if it has one."""
+    told = (f"{option}={value}" for option, value in SMALL.items() if option in method.defaults)
+    return ":".join(filter(None, (method.name, ",".join(told))))
+
 
 COVERING = {
-    **POLICIES,
+    **{name: small(method) for name, method in saccade.policies().items() if method.compared},
+    "quest-query": "quest:page=4,heads=query,dense_layers=0,budget={budget}",
+    "tidal-query": "tidal:reselect=,dense_layers=1,heads=query,budget={budget}",
     "tidal, rectified": "tidal:reselect=3,dense_layers=1,budget={budget},rectify=3",
-    "lychee_decode": "lychee_decode:roles=every:2,budget={budget}",
-    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget={budget}",
     "resa": "resa:page=4,min_pages=100,rectify=3",
 }
-"""Every policy, so that it attends to everything."""
+"""Every method, so that it attends to everything."""
+
+POLICIES = [name for name in COVERING if name not in ("tidal, rectified", "lychee_decode", "lychee_cluster", "resa")]
+SPARSE = [name for name in POLICIES if name != "dense"]
+"""Policies whose sets depend on one layer's queries and keys: `checking` recomputes them wherever they are chosen."""
 
 
 def spec(name: str, budget: int = LARGE) -> str:

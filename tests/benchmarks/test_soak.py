@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import soak
+from benchmarks.growth import one_head, synthetic_keys
 from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
-from benchmarks.steadiness import Steadiness, _LastSeen
+from benchmarks.steadiness import Steadiness, _LastSeen, clusters_of
 from saccade import machine
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
+from saccade.selection.clusters.selector import ClusterSelector
+from saccade.selection.history import TokenHistory
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
 CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
@@ -159,6 +162,25 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
         series.append(watched.series())
     assert series[0] == series[1]
     assert series[0]["hit"]
+
+
+def test_clusters_of_a_set_are_those_whose_chunks_it_holds() -> None:
+    selector = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6)
+    kv = one_head(synthetic_keys(300, HEAD_DIM, seed=0))
+    index = selector.new_index(kv, TokenHistory())
+    index.update(kv, torch.zeros(1, dtype=torch.int32), 300)
+    selection = index.search(torch.randn(1, 2, HEAD_DIM), kv)
+    edges, tree = index.rows[0].edges, index.tree
+    tokens = set(selection.ids[0, 0].tolist())
+    taken = {chunk for chunk in range(len(edges) - 1) if edges[chunk] in tokens}
+    offsets, members = tree.offsets[0, 0].tolist(), tree.members[0, 0].tolist()
+    chosen = {
+        number
+        for at, number in enumerate(tree.numbers[0, 0].tolist())
+        if taken & set(members[offsets[at] : offsets[at + 1]])
+    }
+    found = [number for number in clusters_of(index, selection)[0].tolist() if number >= 0]
+    assert len(chosen) > 1 and sorted(found) == sorted(chosen)
 
 
 @settings(max_examples=40)

@@ -69,7 +69,7 @@ def test_embeddings_have_no_text_and_the_run_says_so(caplog: pytest.LogCaptureFi
 
 def test_fixed_chunks_need_no_tokenizer() -> None:
     model, _ = bundled()
-    with saccade.sparsify(model, f"{SPEC},chunking=fixed") as run:
+    with saccade.sparsify(model, "composed:scorer=cluster,chunking=fixed,budget=128") as run:
         assert run.notes == ()
 
 

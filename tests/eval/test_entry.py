@@ -12,11 +12,13 @@ import pytest
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import PolicyError
-from saccade.eval.entry import STAND_IN, default_specs, make_entries, parse_budgets, policies_for
+from saccade.eval.entry import make_entries, parse_budgets, policies_for, usual_policies
 from saccade.methods.policy import Policy
 from saccade.methods.registry import policies as known
 from saccade.recipes.recipe import Recipe
 from saccade.types import ModelShape
+
+STAND_IN = "lychee_decode: whole layers stand in for its retrieval heads, which nobody has calibrated for this model"
 
 
 def specs(*given: str, budgets: tuple[int, ...] = (64, 256)) -> list[str]:
@@ -70,7 +72,7 @@ def recipe(reselect: tuple[int, ...] | None, roles: str | None) -> Recipe:
 
 @pytest.mark.parametrize("found", [None, recipe((5,), None), recipe(None, "heads:0+3.1"), recipe((5,), "heads:0+3.1")])
 def test_the_default_is_every_method(found: Recipe | None) -> None:
-    entries, notes = make_entries(default_specs(found), (16, 256))
+    entries, notes = make_entries(usual_policies(found)[0], (16, 256))
     assert {entry.policy.name for entry in entries} == set(known()) - {"composed"}
     assert [entry.policy.name for entry in entries if entry.policy.budget is None] == ["dense", "resa"]
     assert [note.partition(":")[0] for note in notes] == ["dense", "left out", "resa"]
@@ -91,7 +93,7 @@ def test_the_default_is_every_method(found: Recipe | None) -> None:
     ],
 )
 def test_the_default_knows_what_the_recipe_knows(found: Recipe | None, layers: str, roles: str) -> None:
-    made = {spec.partition(":")[0]: spec for spec in default_specs(found)}
+    made = {policy.name: policy.to_spec() for policy in usual_policies(found)[0]}
     assert made["tidal"] == f"tidal{layers}"
     assert made["less_is_more"] == f"less_is_more{layers}"
     assert made["lychee_decode"] == f"lychee_decode:roles={roles}"

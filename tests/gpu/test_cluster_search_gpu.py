@@ -38,7 +38,7 @@ def test_against_naive_loops(case: Case, implementation: Implementation) -> None
     )
     for b, row in enumerate(case.rows):
         for head, query in enumerate(case.queries[b]):
-            tokens, _ = naive_search(row, head, query, case.budget, case.sinks, case.k_g)
+            tokens = naive_search(row, head, query, case.budget, case.sinks, case.k_g)
             assert int(found.counts[b, head]) == len(tokens)
             assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
 

@@ -17,7 +17,7 @@ from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels._ranges import lay_out
-from saccade.kernels.cluster_search import ClusterTree, SearchWidths, chosen_clusters, cluster_search
+from saccade.kernels.cluster_search import ClusterTree, SearchWidths, cluster_search
 
 DIM = 4
 built = "native" in fast_attention
@@ -43,12 +43,10 @@ class Row:
     clusters: list[list[Node]]
 
 
-def naive(
-    row: Row, head: int, query: list[float], budget: int, sinks: int, k_g: int | None
-) -> tuple[list[int], list[int]]:
-    """Positions and cluster numbers, by CLUSTER.md's tenth point."""
+def naive(row: Row, head: int, query: list[float], budget: int, sinks: int, k_g: int | None) -> list[int]:
+    """Positions, by CLUSTER.md's tenth point."""
     if row.length <= budget or len(row.edges) < 2:
-        return list(range(row.length)), []
+        return list(range(row.length))
     end = row.edges[-1]
     room = budget - sinks - (row.length - 1 - end) - 1
     size = [stop - start for start, stop in zip(row.edges, row.edges[1:], strict=False)]
@@ -69,7 +67,6 @@ def naive(
     candidates = [cluster for unit in kept for cluster in row.units[head][unit].children]
     candidates.sort(key=lambda number: (-bound(row.clusters[head][number]), number))
     chunks: list[int] = []
-    chosen: list[int] = []
     full = False
     for cluster in candidates:
         for chunk in sorted(row.clusters[head][cluster].children):
@@ -78,10 +75,8 @@ def naive(
                 break
             room -= size[chunk]
             chunks.append(chunk)
-            if cluster not in chosen:
-                chosen.append(cluster)
     tokens = [position for chunk in chunks for position in range(row.edges[chunk], row.edges[chunk + 1])]
-    return sorted([*range(sinks), *tokens, *range(end, row.length)]), chosen
+    return sorted([*range(sinks), *tokens, *range(end, row.length)])
 
 
 @dataclass(repr=False)
@@ -233,15 +228,13 @@ def test_against_naive_loops(case: Case, implementation: Implementation, lanes: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "widest", lanes)
         found = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation=implementation)
-    numbers = chosen_clusters(case.q, case.tree, case.lengths, **case.options)
     assert found.ids.dtype == found.counts.dtype == torch.int32
     assert found.ids.shape[2] == case.widths.tokens
     for b, row in enumerate(case.rows):
         for head, query in enumerate(case.queries[b]):
-            tokens, clusters = naive(row, head, query, case.budget, case.sinks, case.k_g)
+            tokens = naive(row, head, query, case.budget, case.sinks, case.k_g)
             assert int(found.counts[b, head]) == len(tokens)
             assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
-            assert [number for number in numbers[b, head].tolist() if number >= 0] == clusters
 
 
 @settings(max_examples=30)
@@ -380,7 +373,6 @@ def test_the_reference_never_synchronises_with_the_host() -> None:
         q, lengths = mode.from_tensor(case.q), mode.from_tensor(case.lengths)
         found = cluster_search(q, tree, lengths, **case.options, implementation="reference")
         assert found.ids.shape == (1, 1, 12)
-        assert chosen_clusters(q, tree, lengths, **case.options).shape == (1, 1, 1)
 
 
 def test_errors() -> None:

@@ -35,8 +35,6 @@ class Settings:
     cluster_size: int = 2
     coarse: str = "sqrt"
     k_g: int | None = None
-    radius: str = "chunks"
-    pack: str = "chunks"
     bfloat16: bool = False
     exact_ties: bool = False  # equal values are equal in float32 too, so that the lower index is what both take
 
@@ -172,9 +170,7 @@ class HeadIndex:
             Node(self.store(c), [i for i, label in enumerate(labels) if label == n]) for n, c in enumerate(centroids)
         ]
         for unit in self.units:
-            below = [self.clusters[c].centroid for c in unit.children]
-            if self.settings.radius == "chunks":
-                below = [self.keys[i] for c in unit.children for i in self.clusters[c].children]
+            below = [self.keys[i] for c in unit.children for i in self.clusters[c].children]
             unit.radius = max(float(np.linalg.norm(v - unit.centroid)) for v in below)
             unit.count = len(unit.children)
 
@@ -186,14 +182,14 @@ class HeadIndex:
         number = self.margin.highest([float(node.centroid @ v) for node in self.clusters])
         cluster = self.clusters[number]
         cluster.children.append(len(self.keys) - 1)
-        self._move(cluster, v, None)
+        self._move(cluster, v)
         unit = next(unit for unit in self.units if number in unit.children)
-        self._move(unit, v, cluster.centroid if self.settings.radius == "children" else None)
+        self._move(unit, v)
 
-    def _move(self, node: Node, v: Array, covered: Array | None) -> None:
+    def _move(self, node: Node, v: Array) -> None:
         mean = (node.count * node.centroid + v) / (node.count + 1)
         moved = self.store(unit_vector(mean)) if np.linalg.norm(mean) > TIE else node.centroid
-        reach = float(np.linalg.norm((v if covered is None else covered) - moved))
+        reach = float(np.linalg.norm(v - moved))
         node.radius = max(node.radius + float(np.linalg.norm(moved - node.centroid)), reach)
         node.centroid, node.count, node.moved = moved, node.count + 1, True
 
@@ -305,11 +301,7 @@ class Clustered:
                 index = self.heads[h] = HeadIndex(given, self.margin)
                 index.build(k, spans, stop)
         elif length - 1 - index.end >= given.buffer:
-            if given.pack == "whole":
-                starts = range(index.end, stop - given.buffer + 1, given.buffer)
-                spans = [(start, start + given.buffer) for start in starts]
-            else:
-                spans = chunks_of(text, index.end, stop, given.chunk_min, given.chunk_max)
+            spans = chunks_of(text, index.end, stop, given.chunk_min, given.chunk_max)
             self._with_tail(spans, index.end, stop, length)
             for span in spans:
                 index.add(k, span)

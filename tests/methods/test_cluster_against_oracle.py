@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
+from saccade.plans.plan import Plan, layer_roles
+from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape
 
 from . import oracles
@@ -35,12 +37,10 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     shortest = draw(st.integers(2, 4))
     longest = draw(st.integers(max(4, shortest), 8))
     sinks, buffer = draw(st.integers(0, 4)), draw(st.integers(1, 12))
-    pack = draw(st.sampled_from(["chunks", "chunks", "whole"]))
-    chunk = longest if pack == "chunks" else max(longest, buffer)
     return {
-        "budget": sinks + buffer + chunk + draw(st.sampled_from([0, 1, 5, 11, 24])),
+        "budget": sinks + buffer + longest + draw(st.sampled_from([0, 1, 5, 11, 24])),
         "sinks": sinks,
-        "buffer": draw(st.sampled_from([buffer, buffer, None])) if pack == "chunks" else buffer,
+        "buffer": draw(st.sampled_from([buffer, buffer, None])),
         "chunk_min": shortest,
         "chunk_max": longest,
         "chunking": draw(st.sampled_from(["text", "text", "fixed"])),
@@ -48,8 +48,6 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "cluster_size": draw(st.integers(1, 4)),
         "coarse": draw(st.sampled_from(["sqrt", "cap64"])),
         "k_g": draw(st.sampled_from([None, None, 1, 2, 3])),
-        "radius": draw(st.sampled_from(["chunks", "children"])),
-        "pack": pack,
     }
 
 
@@ -77,6 +75,13 @@ def settings_of(given: dict[str, Any], dtype: str, *, exact_ties: bool = False) 
     return Settings(**values, bfloat16=dtype == "bfloat16", exact_ties=exact_ties)
 
 
+def plan_of(given: dict[str, Any], shape: ModelShape) -> Plan:
+    """One dense layer and others that search an index of these settings, as `lychee_cluster` does with those it has."""
+    settings = {name: value for name, value in given.items() if name != "rectify"}
+    selector = ClusterSelector(**settings, every=given.get("rectify") or 0)
+    return Plan(selector, layer_roles(shape, 1))
+
+
 @dataclass
 class Trial:
     """One batch decoded by the package and by the oracle, row by row."""
@@ -84,8 +89,7 @@ class Trial:
     situation: dict[str, Any]
     dtype: str = "float32"
     content: str = "spread"
-    policy: str = "lychee_cluster"
-    roles: Roles = ()  # given: those of the options; else one dense layer and one that selects
+    roles: Roles = ()  # given: the options are those of `composed`; else of an index, in the second of two layers
     batch: Batch = field(init=False)
     decoder: Decoder = field(init=False)
     rows: list[list[Clustered]] = field(init=False)
@@ -96,13 +100,13 @@ class Trial:
         drawn = self.situation
         rng = np.random.default_rng(drawn["seed"])
         sizes = {key: drawn[key] for key in ("kv_heads", "group")}
-        options = drawn["options"]
-        if not self.roles:
-            self.roles, options = always(2, drawn["kv_heads"], 1), {**options, "dense_layers": 1}
+        options, by_index = drawn["options"], not self.roles
+        self.roles = self.roles or always(2, drawn["kv_heads"], 1)
         layers = len(self.roles)
         self.batch = Batch.random(rng, drawn["lengths"], layers=layers, content=self.content, **sizes)
         shape = ModelShape(layers, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
-        self.decoder = Decoder(saccade.policy(self.policy, **options).plan(shape), shortcut=drawn["shortcut"])
+        plan = plan_of(options, shape) if by_index else saccade.policy("composed", **options).plan(shape)
+        self.decoder = Decoder(plan, shortcut=drawn["shortcut"])
         given = settings_of(options, self.dtype, exact_ties=self.content == "crossed")
         self.rows = [[Clustered.new(given, drawn["kv_heads"]) for _ in range(layers)] for _ in drawn["lengths"]]
 
@@ -259,14 +263,14 @@ PLANS = {
 
 @pytest.mark.parametrize("roles", PLANS)
 def test_cluster_index_under_other_roles(roles: str) -> None:
-    """Layers that attend to all and refresh their set from the index, and layers that reuse it (policy composed)."""
+    """Layers that attend to all and refresh their set from the index, and layers that reuse it (policy `composed`)."""
     trials: list[Trial] = []
 
     @given(situation=situations(), budget=st.integers(33, 70))
     @settings(max_examples=3, deadline=None)
     def run(situation: dict[str, Any], budget: int) -> None:
         given = {"scorer": "cluster", "budget": budget, "roles": roles, "dense_layers": 1}
-        trial = Trial({**situation, "options": given}, policy="composed", roles=PLANS[roles](situation["kv_heads"]))
+        trial = Trial({**situation, "options": given}, roles=PLANS[roles](situation["kv_heads"]))
         for step in range(30):
             trial.step(outputs=step % 8 == 0)
         trials.append(trial)

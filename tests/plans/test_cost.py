@@ -183,7 +183,7 @@ def test_int4_weights_leave_more_to_gain() -> None:
 
 def test_cluster_written_out() -> None:
     """Lengths chosen so that nothing is rounded: 3072 chunks of 16, 1536 clusters, 40 units."""
-    policy = Policy.from_spec("lychee_cluster:budget=1024,sinks=16,buffer=128,chunking=fixed")
+    policy = Policy.from_spec("composed:scorer=cluster,budget=1024,chunking=fixed")
     length = 16 + 3072 * 16 + 64 + 1
     cost = cost_of(
         policy.plan(LLAMA), None, LLAMA, context=length - 1, batch=1, kv_itemsize=2, weight_bytes=2.0 * LLAMA_PARAMETERS

@@ -23,7 +23,6 @@ from methods.layouts import LEVELS, Batch
 from methods.oracles_chunks import Levels, Sizes, chunk_sets
 from methods.oracles_composed import Cut, Roles, always, by_roles, persistent
 from saccade.selection.chunks.bounds import ChunkBounds, ChunkSettings
-from saccade.selection.clusters.settings import ClusterSettings
 from saccade.selection.history import ALL_CLEAN, TokenHistory
 from saccade.types import ModelShape
 
@@ -34,9 +33,8 @@ UNKNOWN = len(LEVELS)
 
 @dataclass(frozen=True)
 class Case:
-    """A spec without its sizes, and what the oracle calls it."""
+    """Options of `composed` without the sizes, and what the oracle calls them."""
 
-    policy: str
     options: dict[str, Any]
     heads: str = "kv"
     pooling: str = "max"
@@ -52,10 +50,10 @@ class Case:
 
 COMPOSED = {"scorer": "page_bounds", "chunking": "text", "dense_layers": 1}
 CASES = {
-    "quest-kv": Case("quest", {"chunking": "text", "dense_layers": 1}),
-    "quest-query": Case("quest", {"chunking": "text", "dense_layers": 1, "heads": "query"}, heads="query"),
-    "composed-mean": Case("composed", {**COMPOSED, "pooling": "mean"}, pooling="mean"),
-    "composed-reuse": Case("composed", {**COMPOSED, "roles": "layers:1+3"}, reuse=True),
+    "kv": Case(COMPOSED),
+    "query": Case({**COMPOSED, "heads": "query"}, heads="query"),
+    "mean": Case({**COMPOSED, "pooling": "mean"}, pooling="mean"),
+    "reuse": Case({**COMPOSED, "roles": "layers:1+3"}, reuse=True),
 }
 
 
@@ -111,7 +109,7 @@ class Trial:
             for ids in self.batch.ids:
                 ids[: len(ids) // 2 : 7] = [UNKNOWN] * len(ids[: len(ids) // 2 : 7])
         model = ModelShape(self.case.layers, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
-        plan = saccade.policy(self.case.policy, **given).plan(model)
+        plan = saccade.policy("composed", **given).plan(model)
         self.decoder = Decoder(plan, shortcut=drawn["shortcut"])
 
     def levels(self, row: int) -> Levels:
@@ -165,7 +163,7 @@ def test_index_survives_rewritten_tokens_and_moved_rows(
 ) -> None:
     """Crop and decode other tokens, feed several tokens at once, reorder and repeat rows, go on with a deep copy."""
     lengths = [length + 20 for length in situation["lengths"]]
-    trial = Trial(CASES["quest-kv"], {**situation, "lengths": lengths, "layout": "padded"})
+    trial = Trial(CASES["kv"], {**situation, "lengths": lengths, "layout": "padded"})
     for cut in cuts:
         for _ in range(4):
             trial.step()
@@ -190,7 +188,7 @@ def test_index_survives_rewritten_tokens_and_moved_rows(
 @settings(max_examples=6, deadline=None)
 def test_only_clean_tokens_are_cut_under_rectification(situation: dict[str, Any], every: int, rounds: int) -> None:
     """After `every` sparse steps those tokens are rewritten together with a new one, and count as clean again."""
-    trial = Trial(CASES["quest-kv"], {**situation, "rectify": every, "layout": "padded"})
+    trial = Trial(CASES["kv"], {**situation, "rectify": every, "layout": "padded"})
     for _ in range(rounds):
         clean = trial.batch.lengths  # all that is cached
         for _ in range(every):
@@ -206,7 +204,7 @@ def test_chunks_do_not_depend_on_how_tokens_were_fed(situation: dict[str, Any], 
     """Built late, or grown token by token, or taken back and fed again: the same edges and the same bounds."""
     lengths = [length + 30 for length in situation["lengths"]]
     drawn = {**situation, "lengths": lengths, "layout": "padded", "shortcut": False}
-    grown, late, again = (Trial(CASES["quest-kv"], drawn) for _ in range(3))
+    grown, late, again = (Trial(CASES["kv"], drawn) for _ in range(3))
     for _ in range(cut + 1):
         grown.step()
     for trial in (late, again):
@@ -241,10 +239,10 @@ def test_chunks_do_not_depend_on_how_tokens_were_fed(situation: dict[str, Any], 
 @settings(max_examples=6, deadline=None)
 def test_a_row_alone_is_the_row_in_its_batch(situation: dict[str, Any]) -> None:
     """Neighbours, padding, storage pages and the dense shortcut do not reach a row's sets."""
-    trial = Trial(CASES["quest-kv"], situation)
+    trial = Trial(CASES["kv"], situation)
     other = "paged" if situation["layout"] == "padded" else "padded"
     alone = [
-        Trial(CASES["quest-kv"], {**situation, "lengths": [n], "layout": other, "shortcut": not situation["shortcut"]})
+        Trial(CASES["kv"], {**situation, "lengths": [n], "layout": other, "shortcut": not situation["shortcut"]})
         for n in situation["lengths"]
     ]
     dtype, text = DTYPES[situation["dtype"]], situation["text"] != "none"
@@ -281,11 +279,3 @@ def test_chunks_have_the_sizes_of_the_options() -> None:
     assert lengths((0,) * len(LEVELS)) == {20}
     assert lengths((4,) * len(LEVELS)) == {20}
     assert lengths(None) == {16}
-
-
-@pytest.mark.parametrize(("clusters", "units"), [(1, 1), (2, 2), (5, 3), (4096, 64), (4097, 65), (50_000, 224)])
-def test_coarse_units_without_a_limit(clusters: int, units: int) -> None:
-    """The paper's growth with the root of the context; sqrt is the same up to 64 units."""
-    assert ClusterSettings(coarse="root").units(clusters) == units
-    assert ClusterSettings(coarse="sqrt").units(clusters) == min(units, 64)
-    assert ClusterSettings(coarse="cap64").units(clusters) == min(clusters, 64)

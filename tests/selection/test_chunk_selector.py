@@ -57,7 +57,7 @@ def test_a_set_is_as_large_as_said(length: int) -> None:
 def test_a_set_per_query_head_stores_every_heads_scores() -> None:
     shape = ModelShape(4, KV_HEADS * GROUP, KV_HEADS, HEAD_DIM)
     shared, each = (
-        Policy.from_spec(f"quest:chunking=text,heads={heads},budget=64").plan(shape).selector
+        Policy.from_spec(f"composed:scorer=page_bounds,chunking=text,heads={heads},budget=64").plan(shape).selector
         for heads in ("kv", "query")
     )
     assert isinstance(shared, ChunkSelector) and isinstance(each, ChunkSelector)

@@ -15,18 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from methods.layouts import Batch
-from saccade.errors import PolicyError
 from saccade.kernels.chunk_keys import chunk_keys
-from saccade.methods.lychee_cluster import LycheeClusterOptions, plan
-from saccade.methods.options import parse_options
 from saccade.selection.clusters.index import UNDONE, ClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.tree import graft, plant
 from saccade.selection.history import ALL_CLEAN, TokenHistory
-from saccade.types import KVView, ModelShape, Role, Rows, Selection
+from saccade.types import KVView, Rows, Selection
 
 SMALL = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6)
-RADII = ("chunks", "children")
 
 
 @dataclass
@@ -91,8 +87,8 @@ def spans(offsets: list[int], content: Sequence[int]) -> list[list[int]]:
     return [list(content[start:stop]) for start, stop in pairwise(offsets)]
 
 
-def expect_bounds(index: ClusterIndex, keys: Tensor, radius: str) -> None:
-    """q·v <= q·mu + |q| r for chunk keys `[H, C, d]` below a cluster, and a unit (or, "children", for its centroids).
+def expect_bounds(index: ClusterIndex, keys: Tensor) -> None:
+    """q·v <= q·mu + |q| r for chunk keys `[H, C, d]` below a cluster, and below a unit.
 
     The worst query points from the centroid to the key, so it is among those tried. All numbers are read as float64;
     the tolerance is that arithmetic's: 20 roundings of numbers below 4, against radii inflated by 2**-23.
@@ -105,7 +101,7 @@ def expect_bounds(index: ClusterIndex, keys: Tensor, radius: str) -> None:
         below_unit = []
         for unit in units[head]:
             chunks = [chunk for cluster in unit for chunk in clusters[head][cluster]]
-            below_unit.append(keys[head, chunks] if radius == "chunks" else tree.centroids[0, head, unit])
+            below_unit.append(keys[head, chunks])
         below_cluster = [keys[head, chunks] for chunks in clusters[head]]
         for centroids, radii, below in (
             (tree.unit_centroids, tree.unit_radii, below_unit),
@@ -119,20 +115,17 @@ def expect_bounds(index: ClusterIndex, keys: Tensor, radius: str) -> None:
                     assert (queries @ vectors.double().T <= bound[:, None] + 1e-14).all()
 
 
-@pytest.mark.parametrize("radius", RADII)
-def test_bounds_hold_after_the_build(radius: str) -> None:
-    selector = replace(SMALL, radius=radius)
+def test_bounds_hold_after_the_build() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         cache = Cache.random(400, dtype=dtype)
-        index = indexed(selector, cache, TokenHistory(), [400])
+        index = indexed(SMALL, cache, TokenHistory(), [400])
         keys = chunk_keys(cache.view(400), 0, index.rows[0].edges)
         assert index.rows[0].chunks == keys.shape[1] > 50
-        expect_bounds(index, keys, radius)
+        expect_bounds(index, keys)
 
 
-@pytest.mark.parametrize(("radius", "updates"), [("chunks", 5000), ("children", 1000)])
-def test_bounds_hold_after_thousands_of_updates(radius: str, updates: int) -> None:
-    selector = replace(SMALL, radius=radius, chunk_min=2, chunk_max=3)
+def test_bounds_hold_after_thousands_of_updates() -> None:
+    selector, updates = replace(SMALL, chunk_min=2, chunk_max=3), 5000
     length = 200 + 3 * updates
     cache = Cache.random(length)
     lengths = [200, 260, 261, 2000, *range(2010, 2300, 7), length]
@@ -149,15 +142,15 @@ def test_bounds_hold_after_thousands_of_updates(radius: str, updates: int) -> No
         assert all(cluster == sorted(cluster) for cluster in clusters[head])
         grown = held.chunks - held.planted
         assert int(tree.unit_weights[0, head].sum()) == held.clusters + grown
-    expect_bounds(index, keys, radius)
+    expect_bounds(index, keys)
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**31), st.sampled_from(RADII), st.integers(1, 4))
-def test_the_literal_lazy_update(seed: int, radius: str, size: int) -> None:
+@given(st.integers(0, 2**31), st.integers(1, 4))
+def test_the_literal_lazy_update(seed: int, size: int) -> None:
     """One new chunk by CLUSTER.md's eleventh point, in float64 from what was stored before it."""
     torch.manual_seed(seed)
-    selector = replace(SMALL, radius=radius, cluster_size=size)
+    selector = replace(SMALL, cluster_size=size)
     cache = Cache.random(200, dtype=torch.float32)
     index = indexed(selector, cache, TokenHistory(), [150])
     before, count = copy.deepcopy(index), index.rows[0].chunks
@@ -184,9 +177,8 @@ def test_the_literal_lazy_update(seed: int, radius: str, size: int) -> None:
             center[near] = new
             weights[near] += 1
             unit_new = normalised(unit_center[unit] * unit_weights[unit] + key)
-            reached = key if radius == "chunks" else new
             step = (unit_new - unit_center[unit]).norm()
-            unit_spread[unit] = max(unit_spread[unit] + step, (reached - unit_new).norm())
+            unit_spread[unit] = max(unit_spread[unit] + step, (key - unit_new).norm())
             unit_center[unit] = unit_new
             unit_weights[unit] += 1
         # A centroid is rounded to float32 at every update, each radius with it: a few units of 1 per chunk.
@@ -244,17 +236,6 @@ def test_growth_follows_the_buffer() -> None:
             assert 40 - 6 < len(tokens) <= 40 or held.chunks * 6 < 40
 
 
-def test_a_packed_buffer_is_one_chunk() -> None:
-    cache = Cache.random(300)
-    selector = replace(SMALL, pack="whole")
-    index = indexed(selector, cache, TokenHistory(), range(41, 200))
-    held = index.rows[0]
-    assert {stop - start for start, stop in pairwise(held.edges[held.planted :])} == {12}
-    update(index, cache.view(300), 100)
-    assert {stop - start for start, stop in pairwise(held.edges[held.planted :])} == {12}
-    assert 300 - 1 - held.end < 12
-
-
 def test_polluted_tokens_stay_in_the_buffer() -> None:
     selector = replace(SMALL, buffer=16, every=8)
     cache, history = Cache.random(300), text(np.random.default_rng(3), [300])
@@ -281,12 +262,10 @@ def same(one: ClusterIndex, other: ClusterIndex, row: int = 0, other_row: int = 
         assert tensor.equal(yours[name]), name
 
 
-@pytest.mark.parametrize("radius", RADII)
 @pytest.mark.parametrize("kept", [152, 170, 230, 270, 310, 330, 339])
-def test_taking_back_is_a_rebuild_and_a_replay(kept: int, radius: str) -> None:
-    selector = replace(SMALL, radius=radius)
+def test_taking_back_is_a_rebuild_and_a_replay(kept: int) -> None:
     cache, history = Cache.random(400), text(np.random.default_rng(4), [400])
-    index = indexed(selector, cache, history, [152, *range(153, 341)])
+    index = indexed(SMALL, cache, history, [152, *range(153, 341)])
     held = index.rows[0]
     edges, planted = [edge for edge in held.edges if edge <= kept], held.planted
     # The tokens behind `kept` become others; what was taken back must leave no trace.
@@ -295,11 +274,11 @@ def test_taking_back_is_a_rebuild_and_a_replay(kept: int, radius: str) -> None:
     view = cache.view(400)
     # The latest chunks are taken back one by one, more of them by a rebuild.
     assert (held.chunks - len(edges) + 1 > UNDONE) == (kept < 200)
-    tree = plant(chunk_keys(view, 0, edges[: planted + 1]), edges[: planted + 1], selector, torch.bfloat16)
+    tree = plant(chunk_keys(view, 0, edges[: planted + 1]), edges[: planted + 1], SMALL, torch.bfloat16)
     if len(edges) > planted + 1:
         rest = edges[planted:]
         lengths = [stop - start for start, stop in pairwise(rest)]
-        members, _ = graft(tree, chunk_keys(view, 0, rest), lengths, planted, radius)
+        members, _ = graft(tree, chunk_keys(view, 0, rest), lengths, planted)
     else:
         members = tree.members[0]
     assert list(index.rows[0].edges) == edges
@@ -317,7 +296,7 @@ def test_taking_back_is_a_rebuild_and_a_replay(kept: int, radius: str) -> None:
         assert getattr(index._own(0), name).equal(getattr(tree, name)), name
     for length in range(kept + 2, 401):
         update(index, cache.view(length), 1)
-    expect_bounds(index, chunk_keys(view, 0, index.rows[0].edges), radius)
+    expect_bounds(index, chunk_keys(view, 0, index.rows[0].edges))
 
 
 def test_taking_back_behind_the_build_builds_anew() -> None:
@@ -418,7 +397,7 @@ def test_rows_can_be_permuted_and_then_go_their_own_ways() -> None:
         if not held.edges:
             continue
         keys = chunk_keys(kv, row, held.edges)
-        expect_bounds(replace(index, tree=index._own(row), rows=[held]), keys, "chunks")
+        expect_bounds(replace(index, tree=index._own(row), rows=[held]), keys)
 
 
 def test_narrowed_heads_share_memory_and_choose_alike() -> None:
@@ -449,80 +428,3 @@ def test_bytes_are_those_of_the_tensors() -> None:
     centroids = index.tree.centroids.nbytes
     assert centroids == 2 * 2 * index.rows[0].clusters * 8
     assert centroids < index.nbytes < 8 * centroids
-
-
-def test_chosen_clusters_hold_the_chosen_chunks() -> None:
-    cache = Cache.random(300)
-    index = indexed(SMALL, cache, TokenHistory(), [300])
-    q = torch.randn(1, 2, 8)
-    found, numbers = index.search(q, cache.view(300)), index.chosen_clusters(q, cache.view(300))
-    _, clusters = nodes(index)
-    edges = index.rows[0].edges
-    for head in range(2):
-        lie = index.tree.numbers[0, head].tolist()
-        chosen = [number for number in numbers[0, head].tolist() if number >= 0]
-        chunks = {chunk for number in chosen for chunk in clusters[head][lie.index(number)]}
-        tokens = set(found.ids[0, head].tolist()) & set(range(3, index.rows[0].end))
-        assert tokens
-        taken = {chunk for chunk in range(len(edges) - 1) if edges[chunk] in tokens}
-        assert taken <= chunks
-        assert all(taken & set(clusters[head][lie.index(number)]) for number in chosen)
-
-
-def test_default_buffers() -> None:
-    assert ClusterSelector().capacity == 128
-    assert ClusterSelector(budget=256).capacity == 64
-    assert ClusterSelector(budget=40).capacity == 8
-    assert ClusterSelector(budget=33).capacity == 1
-    assert ClusterSelector(budget=256, every=100).capacity == 100
-    assert ClusterSelector(budget=36, pack="whole").capacity == 4
-    assert ClusterSelector(budget=1024, pack="whole").capacity == 128
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"budget": 32}, "budget=32 cannot hold 16 sinks, a chunk and 1 more; the smallest is 33"),
-        ({"budget": 63, "every": 32}, "the smallest is 64"),
-        (
-            {"budget": 100, "buffer": 69},
-            "budget=100 cannot hold 16 sinks, a chunk and a buffer of 69; the smallest is 101",
-        ),
-        ({"budget": 100, "buffer": 43, "pack": "whole"}, "the smallest is 102"),
-        ({"buffer": 0}, "buffer=0 is not valid; the smallest is 1"),
-        ({"buffer": 31, "every": 32}, "buffer=31 holds fewer tokens than the 32 between rectifications"),
-        ({"chunk_min": 17}, "chunk_max=16 is not valid; the smallest is 17"),
-        ({"chunk_min": 0}, "chunk_min=0 is not valid; the smallest is 1"),
-        ({"sinks": -1}, "sinks=-1 is not valid; the smallest is 0"),
-        ({"cluster_size": 9}, "cluster_size=9 is not valid; 1 to 8 are"),
-        ({"k_g": 0}, "k_g=0 is not valid; the smallest is 1"),
-        ({"radius": "none"}, "radius='none' is not valid; use chunks or children"),
-        ({"coarse": "64"}, "coarse='64' is not valid; use sqrt or cap64"),
-    ],
-)
-def test_errors(options: dict[str, object], message: str) -> None:
-    with pytest.raises(PolicyError, match=message):
-        ClusterSelector(**options)
-
-
-def test_coarse_units() -> None:
-    assert [ClusterSelector().units(count) for count in (1, 2, 4, 5, 4096, 10**6)] == [1, 2, 2, 3, 64, 64]
-    assert [ClusterSelector(coarse="cap64").units(count) for count in (1, 63, 64, 65)] == [1, 63, 64, 64]
-
-
-SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
-
-
-def test_the_plan() -> None:
-    options = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "rectify": 32})
-    made = plan(options, SHAPE)
-    assert made.selector == ClusterSelector(budget=512, every=32)
-    assert made.roles.layers == ((Role.DENSE,) * 2,) * 2 + ((Role.SELECT,) * 2,) * 2
-    assert LycheeClusterOptions.model_validate(options.model_dump(mode="json")) == options
-
-
-def test_options_say_what_is_wrong() -> None:
-    with pytest.raises(PolicyError, match=r"policy lychee_cluster: budget=32 cannot hold 16 sinks, .* smallest is 33"):
-        parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 32})
-    with pytest.raises(PolicyError, match="policy lychee_cluster: cluster_size=9 is not valid"):
-        parse_options("lychee_cluster", LycheeClusterOptions, {"cluster_size": 9})

@@ -18,7 +18,7 @@ POLICIES = (
     "quest:budget=64",
     "quest:budget=128,page=32,heads=query",
     "quest:budget=96,rectify=8",
-    "quest:budget=96,chunking=text",
+    "composed:scorer=page_bounds,budget=96,chunking=text",
     "resa:min_pages=2,rectify=12",
     "resa:min_pages=2,ratio=0.05,rectify=none",
     "tidal:budget=64,reselect=7",

@@ -49,7 +49,8 @@ def watch(state: DecodeState, clock: Clock) -> None:
     state.attention = timed_operations(state.attention, clock)
     state.indexes = _TimedIndexes(state.indexes, clock)
     if state.plan.selector is not None:
-        state.plan = replace(state.plan, selector=_TimedSelector(state.plan.selector, clock))
+        timed: Any = _TimedSelector(state.plan.selector, clock)
+        state.plan = replace(state.plan, selector=timed)
 
 
 def timed_operations(operations: AttentionOperations, clock: Clock) -> AttentionOperations:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import PolicyError
+from ..eval.entry import known
+from ..methods.method import Known
 from ..methods.policy import Policy
+from ..methods.registry import policies as registered
 from ..recipes.recipe import Recipe
 
 SHARES = (4, 8, 16, 32, 64)
 """Budgets are the context divided by these, unless the user names them."""
 SMALLEST = 16
-RECTIFIED = 16
-"""Sparse steps between dense passes of the rectified families: few, so that passes fall among a question's tokens."""
 
 
 def ladder(context: int) -> tuple[int, ...]:
@@ -29,18 +30,16 @@ def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
         PolicyError: a name or an option that is not valid.
     """
     specs = tuple(named)
-    if not specs:
-        specs = ("streaming", "quest", f"quest:rectify={RECTIFIED}", "lychee_cluster", "resa")
-        if recipe is not None and recipe.reselect is not None:
-            layers = "+".join(map(str, recipe.reselect))
-            specs += (
-                f"tidal:reselect={layers}",
-                f"less_is_more:reselect={layers}",
-                f"less_is_more:reselect={layers},rectify={RECTIFIED}",
-            )
-        if recipe is not None and recipe.roles is not None:
-            specs += (f"lychee_decode:roles={recipe.roles}",)
-    return tuple(map(Policy.from_spec, dict.fromkeys(specs)))
+    if specs:
+        return tuple(map(Policy.from_spec, dict.fromkeys(specs)))
+    made = (
+        Policy.create(method.name, {**usual.options, **more})
+        for what in (Known(), known(recipe))  # those that need nothing come first, whatever is known
+        for method in registered().values()
+        if (usual := method.usual(what)).calibrated
+        for more in method.tuned
+    )
+    return tuple(dict.fromkeys(made))
 
 
 def rungs(family: Policy, budgets: Sequence[int], context: int) -> list[Policy]:
@@ -51,9 +50,9 @@ def rungs(family: Policy, budgets: Sequence[int], context: int) -> list[Policy]:
 
 def _at(family: Policy, budget: int, context: int) -> Policy | None:
     """A family at a budget; None if that is too small for it."""
-    if family.name == "resa" and "ratio" not in family.options.model_fields_set:
-        given = {**family.options.model_dump(exclude_unset=True), "ratio": round(min(budget / context, 1.0), 4)}
-        return Policy.create("resa", {"min_pages": 1, **given})
+    of_row = family.options.at_share(round(min(budget / context, 1.0), 4))
+    if of_row:
+        return Policy.create(family.name, {**of_row, **family.options.model_dump(exclude_unset=True)})
     try:
         return family.with_budget(budget)
     except PolicyError:

@@ -16,6 +16,7 @@ from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
 from ..eval.output import write_json
 from ..methods.policy import Policy
+from ..methods.registry import policies
 from ..recipes.recipe import Recipe
 from .asking import Reading
 from .gold import GoldObserver
@@ -25,7 +26,6 @@ from .proxy import ProxyObserver
 from .sweep import KEY, Outcome, Sweep
 from .target import Common, Target
 
-POLICIES = ("tidal", "less_is_more")
 LEDGER, PASSES, RESULTS = "answers.jsonl", "dense_passes.jsonl", "layers.json"
 ENOUGH = 0.99
 """Share of dense attention's right answers that the recipe's budget must reach, if one of those searched does."""
@@ -67,8 +67,9 @@ class LayerSearch:
             SaccadeError: one line about the first setting that is not valid.
         """
         policy = Policy.from_spec(settings.policy)
-        if policy.name not in POLICIES:
-            raise SaccadeError(f"--policy {settings.policy!r} has no re-selection layer; valid: {', '.join(POLICIES)}")
+        if "reselect" not in type(policy.options).model_fields:
+            valid = (name for name, method in policies().items() if "reselect" in method.defaults)
+            raise SaccadeError(f"--policy {settings.policy!r} has no re-selection layer; valid: {', '.join(valid)}")
         if {"reselect", "budget"} & policy.options.model_fields_set:
             raise SaccadeError(
                 f"--policy {settings.policy!r}: reselect and budget are what is searched; leave them out"

@@ -15,15 +15,13 @@ from ..checkpoints.load import ModelSource, one_line
 from ..checkpoints.presets import SHAPES, read_config
 from ..checkpoints.shape import parameters_read, shape_of
 from ..errors import ModelFolderError, SaccadeError, UnsupportedModelError
+from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies
 from ..plans.cost import Cost, cost_of
 from ..recipes.resolve import Shape, resolve_all
 from ..types import ModelShape
 from .terminal import output, quiet_libraries
-
-STAND_INS = {"lychee_decode": "lychee_decode:roles=every:4"}
-"""What the list of all takes for policies whose defaults make no plan; their plans say that it is a stand-in."""
 
 BYTES = {
     "float32": 4.0,
@@ -95,8 +93,8 @@ def _size(option: str, name: str, valid: tuple[str, ...]) -> float:
 
 def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Policy], tuple[str, ...]]:
     """The policies to count, dense first: every ceiling is quoted against it; and notes."""
-    wanted = specs or [STAND_INS.get(name, name) for name in policies()]
-    chosen, notes = resolve_all(("dense", *wanted), model, shape)
+    usual = [Policy.create(name, method.usual(Known()).options) for name, method in policies().items()]
+    chosen, notes = resolve_all(("dense", *(specs or usual)), model, shape)
     return list({policy.to_spec(): policy for policy in chosen}.values()), notes
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..types import sum_dtype
+
 
 class Counters:
     """Sums over decode steps, per layer: steps, tokens attended, share of the row attended, sets that overflowed.
@@ -79,7 +81,7 @@ class Counters:
     def _sum(self, device: torch.device) -> Tensor:
         sums = self._sums.get(device)
         if sums is None:
-            sums = self._sums[device] = torch.zeros((self._layers, 3), dtype=_sum_dtype(device), device=device)
+            sums = self._sums[device] = torch.zeros((self._layers, 3), dtype=sum_dtype(device), device=device)
         return sums
 
     def _add_all(self, device: torch.device, usages: list[_Usage]) -> None:
@@ -97,8 +99,3 @@ class _Usage(NamedTuple):
     layer: int
     weight: float
     usage: Tensor
-
-
-def _sum_dtype(device: torch.device) -> torch.dtype:
-    # Apple's GPUs have no float64.
-    return torch.float32 if device.type == "mps" else torch.float64

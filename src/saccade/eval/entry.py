@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
+from ..methods.method import Known
 from ..methods.options import DEFAULT_BUDGET
 from ..methods.policy import Policy
+from ..methods.registry import policies as registered
 from ..recipes.recipe import Recipe
 from ..recipes.resolve import beside, resolve_all
 
 BASELINE = "dense"
-
-STAND_IN = "lychee_decode: whole layers stand in for its retrieval heads, which nobody has calibrated for this model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +48,23 @@ def policies_for(
     """
     if written:
         return resolve_all(written, source.location, source.decoder)
-    recipe = beside(source.location, source.decoder)
-    made = {policy.name: policy for policy in map(Policy.from_spec, default_specs(recipe))}
-    chosen = {name: made[name] for name in methods or made}
-    calibrated = recipe is not None and recipe.roles is not None
-    return tuple(chosen.values()), (STAND_IN,) if "lychee_decode" in chosen and not calibrated else ()
+    return usual_policies(beside(source.location, source.decoder), methods)
 
 
-def default_specs(recipe: Recipe | None) -> tuple[str, ...]:
-    """What is compared unless the user says otherwise: every method, with what the recipe beside the model knows.
+def known(recipe: Recipe | None) -> Known:
+    """What methods may know of a model."""
+    return Known() if recipe is None else Known(recipe.reselect, recipe.roles)
 
-    `tidal` and `less_is_more` select again at its layers, `lychee_decode` has its retrieval heads. Where it has none,
-    whole layers stand in: layer 0, as in the paper, and `tidal`'s; or each fourth layer of a model without a recipe.
-    """
-    layer, roles = "", "every:4"
-    if recipe is not None and recipe.reselect is not None:
-        layer = f":reselect={'+'.join(map(str, recipe.reselect))}"
-        roles = f"layers:{'+'.join(map(str, sorted({0, 2, *recipe.reselect})))}"
-    if recipe is not None and recipe.roles is not None:
-        roles = recipe.roles
-    return (
-        BASELINE,
-        "streaming",
-        "quest",
-        f"tidal{layer}",
-        f"less_is_more{layer}",
-        f"lychee_decode:roles={roles}",
-        "lychee_cluster",
-        "resa",
-        "exact_topk",
-    )
+
+def usual_policies(
+    recipe: Recipe | None, methods: Iterable[str] | None = None
+) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """Every method that is compared unless the user says otherwise, or the named ones, with what a recipe knows."""
+    table = registered()
+    names = [name for name, method in table.items() if method.compared] if methods is None else methods
+    usual = {name: table[name].usual(known(recipe)) for name in names}
+    notes = tuple(f"{name}: {one.note}" for name, one in usual.items() if one.note is not None)
+    return tuple(Policy.create(name, one.options) for name, one in usual.items()), notes
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:

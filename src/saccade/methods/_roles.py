@@ -5,13 +5,13 @@ from __future__ import annotations
 from ..errors import PolicyError
 from ..plans.head_list import KIND, HeadList
 from ..plans.identity import refuse_other
-from ..plans.plan import layer_roles, selection_layers
+from ..plans.plan import layer_roles, refuse_all_dense
 from ..plans.role_file import RoleFile
 from ..plans.roles import RoleMap
-from ..types import ModelShape
+from ..types import ModelShape, Role
 
 
-def roles_of(name: str, source: str, shape: ModelShape, dense_layers: int) -> tuple[RoleMap, tuple[str, ...]]:
+def roles_of(source: str, shape: ModelShape, dense_layers: int) -> tuple[RoleMap, tuple[str, ...]]:
     """The role map that `source` names for a model, and notes.
 
     `dense_layers` are no business of a role file or a list of heads, which speak of every layer.
@@ -21,29 +21,29 @@ def roles_of(name: str, source: str, shape: ModelShape, dense_layers: int) -> tu
     """
     kind, colon, rest = source.partition(":")
     if colon and kind in ("every", "layers"):
-        _ = selection_layers(name, shape, dense_layers, ())  # refuses dense layers that leave none to select at
+        refuse_all_dense(shape, dense_layers)
     if colon and kind == "every":
-        note = f"{name}: roles={source} is a stand-in that nobody calibrated"
-        return layer_roles(shape, dense_layers, tuple(range(dense_layers, shape.layers, int(rest)))), (note,)
+        note = f"roles={source} is a stand-in that nobody calibrated"
+        return layer_roles(shape, dense_layers, Role.PUBLISH, range(dense_layers, shape.layers, int(rest))), (note,)
     if colon and kind == "layers":
         publishers = tuple(int(layer) for layer in rest.split("+"))
         for layer in publishers:
             if not dense_layers <= layer < shape.layers:
                 raise PolicyError(
-                    f"policy {name}: roles={source} is not valid: layer {layer} is not one of "
+                    f"roles={source} is not valid: layer {layer} is not one of "
                     f"{dense_layers} to {shape.layers - 1} ({dense_layers} dense layers, {shape.layers} in all)"
                 )
         if min(publishers) > dense_layers:
             raise PolicyError(
-                f"policy {name}: roles={source} is not valid: layer {dense_layers}, the first after the dense ones, "
+                f"roles={source} is not valid: layer {dense_layers}, the first after the dense ones, "
                 "must be among them, or it has no selection to reuse"
             )
-        return layer_roles(shape, dense_layers, publishers), ()
+        return layer_roles(shape, dense_layers, Role.PUBLISH, publishers), ()
     if colon and kind == KIND:
         try:
             return HeadList.parse(source).role_map(shape), ()
         except PolicyError as error:
-            raise PolicyError(f"policy {name}: roles: {error}") from None
+            raise PolicyError(f"roles: {error}") from None
     file = RoleFile.read(source)
     refuse_other(f"role file {source}", file.model, shape)
     return file.roles, ()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..plans.roles import RoleMap
 from ..selection.chunks.selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
@@ -15,10 +15,10 @@ from ..selection.scorers.exact import ExactScorer
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import Rule, ScoredSelector, Selector
 from ..types import HeadGrouping, ModelShape
-from ._chunks import Chunking, LongestChunk, ShortestChunk, check_chunking
 from ._cut import CutOptions
 from ._roles import roles_of
-from .options import DenseLayers, Page, PageCount, Recent, RectifyField, Roles, Sinks
+from .method import Method
+from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks
 
 OWNERS = {"sinks": "rank_union", "recent": "rank_union", "min_pages": "ratio", "local_pages": "ratio"}
 """Options that one rule alone understands."""
@@ -33,10 +33,16 @@ class ComposedOptions(CutOptions):
     """how scores become a set: as in the other policies, or LessIsMore's rank_union"""
     page: Page | None = None
     """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
-    chunking: Chunking | None = None
+    chunking: Literal["fixed", "text"] | None = None
     """fixed or text: units of one length, or chunks cut where the text breaks; not given: text with scorer=cluster"""
-    chunk_min: ShortestChunk = None
-    chunk_max: LongestChunk = None
+    chunk_min: AtLeastOne | None = None
+    """chunking=text: fewest tokens of a chunk; not given: half a page, 8 with scorer=cluster"""
+    chunk_max: AtLeastOne | None = None
+    """chunking=text: most tokens of a chunk; not given: a page and a quarter, 16 with scorer=cluster"""
+    chunk_pooling: Literal["mean", "max"] | None = None
+    """scorer=cluster: how a chunk's keys become one (LycheeCluster, table 3); not given: mean"""
+    cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
+    """scorer=cluster: chunks per fine cluster (LycheeCluster, appendix E); not given: 2"""
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
     pooling: Literal["max", "mean"] | None = None
@@ -49,9 +55,9 @@ class ComposedOptions(CutOptions):
     """rule=rank_union: first tokens that are always attended to; not given: 4"""
     recent: Recent | None = None
     """rule=rank_union: share of the budget kept for sinks and recent tokens; not given: 0.25"""
-    min_pages: PageCount | None = None
+    min_pages: AtLeastOne | None = None
     """rule=ratio: fewest pages, or tokens with page=1, that are kept; not given: 1"""
-    local_pages: PageCount | None = None
+    local_pages: AtLeastOne | None = None
     """rule=ratio: last pages, or tokens, that are always kept, the current one among them; not given: 1"""
     rectify: RectifyField = None
 
@@ -86,6 +92,8 @@ class ComposedOptions(CutOptions):
                 chunking=self.chunking or ClusterSelector.chunking,
                 chunk_min=self.chunk_min or ClusterSelector.chunk_min,
                 chunk_max=self.chunk_max or ClusterSelector.chunk_max,
+                pooling=self.chunk_pooling or ClusterSelector.pooling,
+                cluster_size=self.cluster_size or ClusterSelector.cluster_size,
             )
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
         if self.chunking == "text":
@@ -151,10 +159,15 @@ class ComposedOptions(CutOptions):
             return
         if self.chunking is not None and self.scorer == "exact":
             raise ValueError(f"chunking={self.chunking} needs scorer=page_bounds or scorer=cluster, not exact")
-        check_chunking(self.chunking or "fixed", chunk_min=self.chunk_min, chunk_max=self.chunk_max)
-        if self.chunking != "text":
-            return
-        if self.rule != "top_k":
+        for name in ("chunk_pooling", "cluster_size"):
+            value = getattr(self, name)
+            if value is not None:
+                raise ValueError(f"{name}={value} belongs to scorer=cluster, but the scorer is {self.scorer}")
+        for name in ("chunk_min", "chunk_max"):
+            value = getattr(self, name)
+            if value is not None and self.chunking != "text":
+                raise ValueError(f"{name}={value} belongs to chunking=text, but chunking is fixed")
+        if self.chunking == "text" and self.rule != "top_k":
             raise ValueError(
                 f"rule={self.rule} does not fit chunking=text, which keeps whole chunks while they fit the budget: "
                 "only rule=top_k does"
@@ -167,11 +180,16 @@ class ComposedOptions(CutOptions):
     def role_map(self, shape: ModelShape) -> tuple[RoleMap, tuple[str, ...]]:
         dense_layers = 2 if self.dense_layers is None else self.dense_layers
         if self.roles == "select":
-            return select_everywhere("composed", shape, dense_layers), ()
-        return roles_of("composed", self.roles, shape, dense_layers)
+            return layer_roles(shape, dense_layers), ()
+        return roles_of(self.roles, shape, dense_layers)
 
 
 def plan(options: ComposedOptions, shape: ModelShape) -> Plan:
     """What the options say; publishers whose scorer dense attention does not compute refresh from the index."""
     roles, notes = options.role_map(shape)
     return Plan(options.selector, roles, notes)
+
+
+METHOD = Method(
+    "composed", "any scorer with any rule and any roles", "-", ComposedOptions, plan, compared=False, tuned=()
+)

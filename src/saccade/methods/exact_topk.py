@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from ._cut import CutOptions
+from .method import Method
 from .options import DenseLayers, Heads, RectifyField
 
 
@@ -22,4 +23,14 @@ class ExactTopKOptions(CutOptions):
 def plan(options: ExactTopKOptions, shape: ModelShape) -> Plan:
     """Each layer after the dense ones keeps the top `budget` tokens by q·k, the current one among them."""
     selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
-    return Plan(selector, select_everywhere("exact_topk", shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, options.dense_layers))
+
+
+METHOD = Method(
+    "exact_topk",
+    "the best tokens by exact scores, in every layer: slow, the measure of the others",
+    "-",
+    ExactTopKOptions,
+    plan,
+    tuned=(),
+)

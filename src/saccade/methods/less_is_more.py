@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, layer_roles, selection_layers
+from ..plans.plan import Plan, reselecting_roles
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
 from ..types import ModelShape
+from .method import RECTIFIED, Method, reselecting
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
 
 
@@ -35,6 +36,16 @@ class LessIsMoreOptions(Options):
 
 def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
     """Merge every query head's ranking rank by rank into one set; all heads and following layers attend to it."""
-    publishers, notes = selection_layers("less_is_more", shape, options.dense_layers, options.reselect)
     selector = ScoredSelector(ExactScorer("each"), options.rule, heads="all")
-    return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)
+    return Plan(selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
+
+
+METHOD = Method(
+    "less_is_more",
+    "tidal's layers with one token set for all heads and a recent window",
+    "LessIsMore, arXiv 2508.07101",
+    LessIsMoreOptions,
+    plan,
+    usual=reselecting,
+    tuned=({}, RECTIFIED),
+)

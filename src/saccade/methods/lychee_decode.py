@@ -11,6 +11,7 @@ from ..selection.selector import ScoredSelector
 from ..types import ModelShape, Role
 from ._cut import CutOptions
 from ._roles import roles_of
+from .method import Known, Method, Usual
 from .options import Page, RectifyField, Roles
 
 
@@ -37,11 +38,30 @@ class LycheeDecodeOptions(CutOptions):
 def plan(options: LycheeDecodeOptions, shape: ModelShape) -> Plan:
     """Retrieval heads attend densely and publish; sparse heads attend to what their head index below has published."""
     assert options.roles is not None, "refused at construction"
-    roles, notes = roles_of("lychee_decode", options.roles, shape, dense_layers=0)
+    roles, notes = roles_of(options.roles, shape, dense_layers=0)
     for head, role in enumerate(roles.layers[0]):
         if role is not Role.PUBLISH:
             raise PolicyError(
-                f"policy lychee_decode: roles={options.roles} is not valid: KV head {head} of layer 0 is {role.value}, "
+                f"roles={options.roles} is not valid: KV head {head} of layer 0 is {role.value}, "
                 "but all heads of layer 0 must publish"
             )
     return Plan(ScoredSelector(ExactScorer("mean", options.page), options.cut), roles, notes)
+
+
+def usual(known: Known) -> Usual:
+    """Without retrieval heads whole layers stand in: layer 0, as in the paper, and `tidal`'s; or each fourth."""
+    if known.roles is not None:
+        return Usual({"roles": known.roles})
+    layers = None if known.reselect is None else "+".join(map(str, sorted({0, 2, *known.reselect})))
+    note = "whole layers stand in for its retrieval heads, which nobody has calibrated for this model"
+    return Usual({"roles": f"layers:{layers}" if layers else "every:4"}, calibrated=False, note=note)
+
+
+METHOD = Method(
+    "lychee_decode",
+    "a few retrieval heads select tokens, the other heads reuse them",
+    "LycheeDecode (Lin et al., 2026)",
+    LycheeDecodeOptions,
+    plan,
+    usual,
+)

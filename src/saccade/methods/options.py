@@ -25,6 +25,10 @@ class Options(BaseModel):
         """Whether a fixed number of tokens bounds the sets."""
         return "budget" in type(self).model_fields
 
+    def at_share(self, share: float) -> dict[str, Any]:
+        """Options that make sets of this share of a row; none if something else decides about their size."""
+        return {}
+
 
 def _whole(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, float) and not (math.isfinite(value) and value.is_integer())):
@@ -69,6 +73,7 @@ def _role_source(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+AtLeastOne = Annotated[Whole, Field(ge=1)]
 Budget = Annotated[Whole, Field(ge=1, description="tokens a sparse head attends to, the current one included")]
 Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
 Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
@@ -110,7 +115,6 @@ Share = Annotated[
     BeforeValidator(_number),
     Field(gt=0, le=1, allow_inf_nan=False, description="share of the row's pages that is kept"),
 ]
-PageCount = Annotated[Whole, Field(ge=1)]
 Roles = Annotated[str, BeforeValidator(_role_source)]
 RectifyField = Annotated[
     Rectify | None,

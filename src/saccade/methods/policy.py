@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import PolicyError
@@ -127,7 +127,11 @@ class Policy:
         Raises:
             PolicyError: if the policy does not fit the model.
         """
-        return describe(self.name).plan(self.options, shape)
+        try:
+            plan = describe(self.name).plan(self.options, shape)
+        except PolicyError as error:
+            raise PolicyError(f"policy {self.name}: {error}") from None
+        return replace(plan, notes=tuple(f"{self.name}: {note}" for note in plan.notes))
 
     def __str__(self) -> str:
         return self.to_spec()

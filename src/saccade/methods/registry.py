@@ -1,124 +1,76 @@
-"""The methods this package knows, each described once."""
+"""The methods there are: this package's own, those that programs register, and those of installed packages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Any
 
 from ..errors import PolicyError
-from ..plans.plan import Plan
-from ..types import ModelShape
 from . import composed, dense, exact_topk, less_is_more, lychee_cluster, lychee_decode, quest, resa, streaming, tidal
-from .options import Options
+from .method import Method
+
+GROUP = "saccade.methods"
+"""Entry points of other packages, each a `Method`; every process finds them, vLLM's workers among them."""
+
+_METHODS = {
+    method.name: method
+    for method in (
+        dense.METHOD,
+        streaming.METHOD,
+        quest.METHOD,
+        tidal.METHOD,
+        less_is_more.METHOD,
+        lychee_decode.METHOD,
+        lychee_cluster.METHOD,
+        resa.METHOD,
+        exact_topk.METHOD,
+        composed.METHOD,
+    )
+}
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyDescription:
-    """What a policy is, where it comes from and which options it takes."""
+def register(method: Method) -> None:
+    """Make a method known to this process, under its name, wherever a policy may be named.
 
-    name: str
-    summary: str
-    source: str
-    options: type[Options]
-    plan: Callable[[Any, ModelShape], Plan]
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Option names and their default values."""
-        return {name: field.default for name, field in self.options.model_fields.items()}
-
-    @property
-    def help(self) -> dict[str, str]:
-        """Option names and what they mean."""
-        return {name: field.description or "" for name, field in self.options.model_fields.items()}
+    Raises:
+        PolicyError: another method has that name.
+    """
+    if _METHODS.setdefault(method.name, method) is not method:
+        raise PolicyError(f"a method {method.name!r} is already there; give yours another name")
 
 
-def _describe(*descriptions: PolicyDescription) -> Mapping[str, PolicyDescription]:
-    return MappingProxyType({description.name: description for description in descriptions})
+def policies() -> Mapping[str, Method]:
+    """All methods by name: options, defaults, source. Iterating gives the names.
+
+    Raises:
+        PolicyError: an installed package's method cannot be loaded or has the name of another.
+    """
+    _load_entry_points()
+    return MappingProxyType(_METHODS)
 
 
-POLICIES: Mapping[str, PolicyDescription] = _describe(
-    PolicyDescription("dense", "every head attends to every token: the baseline", "-", dense.DenseOptions, dense.plan),
-    PolicyDescription(
-        "streaming",
-        "sinks and recent tokens only",
-        "StreamingLLM, arXiv 2309.17453",
-        streaming.StreamingOptions,
-        streaming.plan,
-    ),
-    PolicyDescription(
-        "quest",
-        "the best pages by key bounds, in every layer",
-        "Quest, arXiv 2406.10774",
-        quest.QuestOptions,
-        quest.plan,
-    ),
-    PolicyDescription(
-        "tidal",
-        "a few layers select tokens by exact scores, the others reuse them",
-        "TidalDecode, arXiv 2410.05076",
-        tidal.TidalOptions,
-        tidal.plan,
-    ),
-    PolicyDescription(
-        "less_is_more",
-        "tidal's layers with one token set for all heads and a recent window",
-        "LessIsMore, arXiv 2508.07101",
-        less_is_more.LessIsMoreOptions,
-        less_is_more.plan,
-    ),
-    PolicyDescription(
-        "exact_topk",
-        "the best tokens by exact scores, in every layer: slow, the measure of the others",
-        "-",
-        exact_topk.ExactTopKOptions,
-        exact_topk.plan,
-    ),
-    PolicyDescription(
-        "lychee_decode",
-        "a few retrieval heads select tokens, the other heads reuse them",
-        "LycheeDecode (Lin et al., 2026)",
-        lychee_decode.LycheeDecodeOptions,
-        lychee_decode.plan,
-    ),
-    PolicyDescription(
-        "lychee_cluster",
-        "chunks cut where the text breaks, found through clusters of clusters",
-        "LycheeCluster (Li et al., 2026)",
-        lychee_cluster.LycheeClusterOptions,
-        lychee_cluster.plan,
-    ),
-    PolicyDescription(
-        "resa",
-        "a share of the pages by key bounds, with dense rectification",
-        "ReSA, arXiv 2506.04108",
-        resa.ReSAOptions,
-        resa.plan,
-    ),
-    PolicyDescription(
-        "composed",
-        "any scorer with any rule and any roles",
-        "-",
-        composed.ComposedOptions,
-        composed.plan,
-    ),
-)
-
-
-def policies() -> Mapping[str, PolicyDescription]:
-    """All policies by name: options, defaults, source. Iterating gives the names."""
-    return POLICIES
-
-
-def describe(name: str) -> PolicyDescription:
-    """The description of policy `name`.
+def describe(name: str) -> Method:
+    """The method `name`.
 
     Raises:
         PolicyError: if there is none; the message lists those there are.
     """
-    try:
-        return POLICIES[name]
-    except KeyError:
-        raise PolicyError(f"unknown policy {name!r}; valid: {', '.join(POLICIES)}") from None
+    known = policies()
+    if name not in known:
+        raise PolicyError(f"unknown policy {name!r}; valid: {', '.join(known)}")
+    return known[name]
+
+
+@cache
+def _load_entry_points() -> None:
+    for point in entry_points(group=GROUP):
+        try:
+            method = point.load()
+        except Exception as error:  # importing another package can raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PolicyError(f"method {point.name} = {point.value} cannot be loaded: {reason}") from error
+        if not isinstance(method, Method):
+            raise PolicyError(f"method {point.name} = {point.value} is no saccade.Method but {method!r}")
+        register(method)

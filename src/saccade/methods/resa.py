@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import model_validator
 
-from ..plans.plan import Plan, select_everywhere
+from ..plans.plan import Plan, layer_roles
 from ..plans.rectify import Rectify
 from ..selection.rules import Ratio
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector
 from ..types import ModelShape
-from .options import DenseLayers, Options, Page, PageCount, RectifyField, Share
+from .method import Method
+from .options import AtLeastOne, DenseLayers, Options, Page, RectifyField, Share
 
 
 class ReSAOptions(Options):
@@ -18,12 +21,15 @@ class ReSAOptions(Options):
 
     page: Page = 16
     ratio: Share = 0.1
-    min_pages: PageCount = 16
+    min_pages: AtLeastOne = 16
     """fewest pages that are kept (n_min, equation 4)"""
-    local_pages: PageCount = 1
+    local_pages: AtLeastOne = 1
     """last pages that are always kept, the current token's among them (n_local, section 2.1)"""
     dense_layers: DenseLayers = 0
     rectify: RectifyField = Rectify(32)
+
+    def at_share(self, share: float) -> dict[str, Any]:
+        return {} if "ratio" in self.model_fields_set else {"ratio": share, "min_pages": 1}
 
     @property
     def cut(self) -> Ratio:
@@ -39,4 +45,13 @@ class ReSAOptions(Options):
 def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
     """Score pages by the group's mean query, keep n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
     selector = ScoredSelector(PageBoundScorer(options.page, "mean"), options.cut)
-    return Plan(selector, select_everywhere("resa", shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, options.dense_layers))
+
+
+METHOD = Method(
+    "resa",
+    "a share of the pages by key bounds, with dense rectification",
+    "ReSA, arXiv 2506.04108",
+    ReSAOptions,
+    plan,
+)

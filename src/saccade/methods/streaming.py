@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, selection_layers
-from ..plans.roles import RoleMap
+from ..plans.plan import Plan, layer_roles
 from ..selection.selector import WindowSelector
 from ..types import ModelShape, Role
+from .method import Method
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, RectifyField, Sinks
 
 
@@ -35,8 +35,8 @@ def plan(options: StreamingOptions, shape: ModelShape) -> Plan:
 
     The set depends on the position alone, so one layer makes it and all layers above reuse it.
     """
-    first = selection_layers("streaming", shape, options.dense_layers, ())[0][0]
-    roles = (
-        Role.DENSE if layer < first else Role.SELECT if layer == first else Role.REUSE for layer in range(shape.layers)
-    )
-    return Plan(options.selector, RoleMap.by_layer(roles, shape.kv_heads))
+    roles = layer_roles(shape, options.dense_layers, Role.SELECT, (options.dense_layers,))
+    return Plan(options.selector, roles)
+
+
+METHOD = Method("streaming", "sinks and recent tokens only", "StreamingLLM, arXiv 2309.17453", StreamingOptions, plan)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan, layer_roles, selection_layers
+from ..plans.plan import Plan, reselecting_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from ._cut import CutOptions
+from .method import Method, reselecting
 from .options import DenseLayers, Heads, RectifyField, Reselect
 
 
@@ -22,6 +23,15 @@ class TidalOptions(CutOptions):
 
 def plan(options: TidalOptions, shape: ModelShape) -> Plan:
     """Publishing layers attend densely and keep the top `budget` tokens by q·k, the current one among them."""
-    publishers, notes = selection_layers("tidal", shape, options.dense_layers, options.reselect)
     selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
-    return Plan(selector, layer_roles(shape, options.dense_layers, publishers), notes)
+    return Plan(selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
+
+
+METHOD = Method(
+    "tidal",
+    "a few layers select tokens by exact scores, the others reuse them",
+    "TidalDecode, arXiv 2410.05076",
+    TidalOptions,
+    plan,
+    usual=reselecting,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,53 +37,58 @@ class Plan:
         return frozenset(layer for layer, roles in layers if any(role.refreshes for role in roles))
 
 
-def selection_layers(
-    name: str, shape: ModelShape, dense_layers: int, reselect: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Where a layer plan selects: the first layer after the dense ones and the re-selection layers; and notes.
-
-    Raises:
-        PolicyError: a re-selection layer that does not exist or lies under the dense layers.
-    """
-    last = shape.layers - 1
-    if dense_layers > last:
-        raise PolicyError(
-            f"policy {name}: dense_layers={dense_layers} leaves no layer to select at; "
-            f"this model has {shape.layers} layers, so 0 to {last} are valid"
-        )
-    notes: tuple[str, ...] = ()
-    if reselect is None:
-        middle = max(shape.layers // 2, dense_layers)
-        reselect = (middle,)
-        notes = (
-            f"{name}: no reselect given, using layer L//2 = {middle} of {shape.layers}; a wrong layer costs accuracy",
-        )
-    for layer in reselect:
-        if not dense_layers <= layer <= last:
-            raise PolicyError(
-                f"policy {name}: reselect={layer} is not a selection layer of this model; "
-                f"valid layers are {dense_layers} to {last} ({dense_layers} dense layers, {shape.layers} in all)"
-            )
-    return tuple(sorted({dense_layers, *reselect})), notes
-
-
-def layer_roles(shape: ModelShape, dense_layers: int, publishers: tuple[int, ...]) -> RoleMap:
-    """Dense layers, then publishers where named, and reuse everywhere else (TidalDecode, figure 3)."""
-
-    def role(layer: int) -> Role:
-        if layer < dense_layers:
-            return Role.DENSE
-        return Role.PUBLISH if layer in publishers else Role.REUSE
-
-    return RoleMap.by_layer((role(layer) for layer in range(shape.layers)), shape.kv_heads)
-
-
-def select_everywhere(name: str, shape: ModelShape, dense_layers: int) -> RoleMap:
-    """Dense layers, then selection in every layer, as in Quest.
+def layer_roles(
+    shape: ModelShape, dense_layers: int, refresh: Role = Role.SELECT, at: Collection[int] | None = None
+) -> RoleMap:
+    """Dense layers first; then every layer refreshes its set, as in Quest, or those of `at` do and the others reuse it.
 
     Raises:
         PolicyError: no layer is left to select at.
     """
-    first = selection_layers(name, shape, dense_layers, ())[0][0]
-    roles = (Role.DENSE if layer < first else Role.SELECT for layer in range(shape.layers))
-    return RoleMap.by_layer(roles, shape.kv_heads)
+    refuse_all_dense(shape, dense_layers)
+
+    def role(layer: int) -> Role:
+        if layer < dense_layers:
+            return Role.DENSE
+        return refresh if at is None or layer in at else Role.REUSE
+
+    return RoleMap.by_layer((role(layer) for layer in range(shape.layers)), shape.kv_heads)
+
+
+def reselecting_roles(
+    shape: ModelShape, dense_layers: int, reselect: tuple[int, ...] | None
+) -> tuple[RoleMap, tuple[str, ...]]:
+    """Roles of a method that publishes at the first layer after the dense ones and at some later ones; and notes.
+
+    TidalDecode, figure 3.
+
+    Raises:
+        PolicyError: a re-selection layer that does not exist or lies under the dense layers.
+    """
+    refuse_all_dense(shape, dense_layers)
+    last = shape.layers - 1
+    notes: tuple[str, ...] = ()
+    if reselect is None:
+        middle = max(shape.layers // 2, dense_layers)
+        reselect = (middle,)
+        notes = (f"no reselect given, using layer L//2 = {middle} of {shape.layers}; a wrong layer costs accuracy",)
+    for layer in reselect:
+        if not dense_layers <= layer <= last:
+            raise PolicyError(
+                f"reselect={layer} is not a selection layer of this model; "
+                f"valid layers are {dense_layers} to {last} ({dense_layers} dense layers, {shape.layers} in all)"
+            )
+    return layer_roles(shape, dense_layers, Role.PUBLISH, {dense_layers, *reselect}), notes
+
+
+def refuse_all_dense(shape: ModelShape, dense_layers: int) -> None:
+    """Refuse dense layers that leave none to select at.
+
+    Raises:
+        PolicyError: with the numbers that are valid.
+    """
+    if dense_layers >= shape.layers:
+        raise PolicyError(
+            f"dense_layers={dense_layers} leaves no layer to select at; "
+            f"this model has {shape.layers} layers, so 0 to {shape.layers - 1} are valid"
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..checkpoints.hub import find
 from ..errors import PolicyError
 from ..methods.policy import Policy
-from ..methods.registry import POLICIES
+from ..methods.registry import policies
 from ..types import ModelShape
 from .published import PREFIX, Published, for_model, published
 from .recipe import NAME, Recipe
@@ -78,7 +78,7 @@ def read(written: object) -> Policy | Found | None:
     if written.startswith(PREFIX):
         return Found.of_paper(published(written.removeprefix(PREFIX)))
     name, colon, _ = written.partition(":")
-    if written.endswith(".json") and not (colon and name in POLICIES):  # a spec may end with a role file
+    if written.endswith(".json") and not (colon and name in policies()):  # a spec may end with a role file
         return Found.file(Path(written).expanduser())
     return Policy.from_spec(written)
 

@@ -1,7 +1,8 @@
-"""The selection protocols: an index that scores, a rule that cuts, and the selector made of both."""
+"""What chooses: a scorer that rates units, a rule that cuts, the selector made of both; and what they cost."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from .history import TokenHistory
 
 SCORE_BYTES = 4
 """Of a score, which is float32 whatever the cache holds."""
+INTEGER_BYTES = 4
+"""Of a number of an index's tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,122 +59,149 @@ class Index(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Scorer(Protocol):
-    """Gives every unit (token or page) of a row a float32 score, higher is better."""
+class Scorer(ABC):
+    """Gives every unit (token or page) of a row a float32 score, higher is better; without an index unless it says so.
+
+    Attributes:
+        unit: tokens per unit.
+        pooling: how a group's query heads share a score.
+        fused: whether dense attention computes these very scores anyway, so that a PUBLISH layer gets them for free.
+        bounds_page: the page whose key bounds are the whole index, so that they can lie beside a cache's own pages; or
+            None.
+    """
+
+    __slots__ = ()
 
     @property
+    @abstractmethod
     def unit(self) -> int: ...
 
     @property
+    @abstractmethod
     def pooling(self) -> Pooling: ...
 
     @property
     def fused(self) -> bool:
-        """Whether dense attention computes these very scores anyway, so that a PUBLISH layer gets them for free."""
-        ...
+        return False
 
     @property
     def bounds_page(self) -> int | None:
-        """The page whose key bounds are the whole index, so that they can lie beside a cache's own pages; else None."""
-        ...
+        return None
 
-    def new_index(self, kv: KVView) -> Index | None: ...
+    def new_index(self, kv: KVView) -> Index | None:
+        return None
 
+    @abstractmethod
     def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
         """Scores float32 `[B, G, N]` in logical order for q `[B, Hq, d]`; -inf past the row's end.
 
         `stored` are those of all tokens `[B, G, max_len]` if dense attention has just made them; None unless `fused`.
         """
-        ...
 
+    @abstractmethod
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         """What scoring a row of `length` tokens reads per KV head (keys or index), without the scores themselves."""
-        ...
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
         """What the index of a row costs per KV head for `appended` new tokens behind `rewritten` ones."""
-        ...
+        return Bytes()
 
 
-class Rule(Protocol):
-    """Cuts scores into a set."""
+class Rule(ABC):
+    """Cuts scores into a set.
 
-    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
-        """The set from scores float32 `[B, G, N]`; `scale` is their factor inside the softmax."""
-        ...
+    Attributes:
+        fixed_size: whether the size of a set follows from the row's length alone; if not, `size` is its upper bound.
+    """
 
-    def covers(self, length: int, unit: int) -> bool:
-        """Whether a row of `length` tokens is always chosen whole."""
-        ...
+    __slots__ = ()
 
     @property
     def fixed_size(self) -> bool:
-        """Whether the size of a set follows from the row's length alone; if not, `size` is its upper bound."""
-        ...
+        return True
 
+    @abstractmethod
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+        """The set from scores float32 `[B, G, N]`; `scale` is their factor inside the softmax."""
+
+    @abstractmethod
     def size(self, length: int, unit: int) -> int:
         """Units in the set of a row of `length` tokens."""
-        ...
+
+    def covers(self, length: int, unit: int) -> bool:
+        """Whether a row of `length` tokens is always chosen whole."""
+        return self.fixed_size and self.size(length, unit) * unit >= length
 
 
-class Selector(Protocol):
-    """Chooses the set that heads attend to. Frozen: all that changes lives in the index."""
+class Selector(ABC):
+    """Chooses the set that heads attend to. Frozen: all that changes lives in the index.
+
+    Attributes:
+        heads: how many sets a layer has.
+        fused_pooling: the pooling under which dense attention should store its scores, None if they are of no use.
+        bounds_page: the page whose key bounds are the whole index, so that they can lie beside a cache's own pages; or
+            None.
+        owns_index: whether `new_index` gives any other index: one per sequence, that the host keeps up to date.
+        reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
+        assumption: what the byte counts assume about the text or the scores, in words.
+    """
+
+    __slots__ = ()
 
     @property
-    def heads(self) -> HeadGrouping: ...
+    def heads(self) -> HeadGrouping:
+        return "kv"
 
     @property
     def fused_pooling(self) -> Pooling | None:
-        """The pooling under which dense attention should store its scores, None if they are of no use."""
-        ...
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether the index looks at the tokens' text, so that the history must know their ids."""
-        ...
-
-    @property
-    def indexed(self) -> bool:
-        """Whether it selects from an index, so that `new_index` gives one."""
-        ...
+        return None
 
     @property
     def bounds_page(self) -> int | None:
-        """The page whose key bounds are the whole index, so that they can lie beside a cache's own pages; else None."""
-        ...
+        return None
 
-    def covers(self, length: int) -> bool: ...
+    @property
+    def owns_index(self) -> bool:
+        return False
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> Index | None: ...
-
-    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        """The set for q `[B, Hq, d]`; `scores` are those stored by dense attention, if it ran just before."""
-        ...
+    @property
+    def reads_text(self) -> bool:
+        return False
 
     @property
     def assumption(self) -> str | None:
-        """What the byte counts below assume about the text or the scores, in words."""
-        ...
+        return None
 
+    def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
+        return None
+
+    @abstractmethod
+    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
+        """The set for q `[B, Hq, d]`; `scores` are those stored by dense attention, if it ran just before."""
+
+    @abstractmethod
     def size(self, length: int) -> int:
         """Tokens that one set reads of a row of `length`; of pages all tokens."""
-        ...
+
+    def covers(self, length: int) -> bool:
+        """Whether a row of `length` tokens is always chosen whole."""
+        return self.size(length) >= length
 
     def scores(self, length: int, group: int) -> Bytes:
         """Scores written and read again for the cut, per KV head of `group` query heads."""
-        ...
+        return Bytes()
 
     def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         """What making the scores reads per KV head, where dense attention does not make them anyway."""
-        ...
+        return Bytes()
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
         """What the index of a row costs per KV head for `appended` new tokens behind `rewritten` ones."""
-        ...
+        return Bytes()
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredSelector:
+class ScoredSelector(Selector):
     """A scorer and a rule: tokens by exact scores, pages by bounds, and whatever scores units of equal size."""
 
     scorer: Scorer
@@ -183,19 +213,12 @@ class ScoredSelector:
         return self.scorer.pooling if self.scorer.fused else None
 
     @property
-    def reads_text(self) -> bool:
-        return False
-
-    @property
-    def indexed(self) -> bool:
-        return self.scorer.bounds_page is not None
-
-    @property
     def bounds_page(self) -> int | None:
         return self.scorer.bounds_page
 
-    def covers(self, length: int) -> bool:
-        return self.rule.covers(length, self.scorer.unit)
+    @property
+    def assumption(self) -> str | None:
+        return None if self.rule.fixed_size else "the data decide about the set's size; counted is a full buffer"
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         return self.scorer.new_index(kv)
@@ -204,12 +227,11 @@ class ScoredSelector:
         units = self.scorer.score(q, kv, index, scores)
         return self.rule.choose(units, kv.rows, self.scorer.unit, scale)
 
-    @property
-    def assumption(self) -> str | None:
-        return None if self.rule.fixed_size else "the data decide about the set's size; counted is a full buffer"
-
     def size(self, length: int) -> int:
         return self.rule.size(length, self.scorer.unit) * self.scorer.unit
+
+    def covers(self, length: int) -> bool:
+        return self.rule.covers(length, self.scorer.unit)
 
     def scores(self, length: int, group: int) -> Bytes:
         units = length if self.scorer.fused else -(-length // self.scorer.unit)
@@ -224,7 +246,7 @@ class ScoredSelector:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowSelector:
+class WindowSelector(Selector):
     """The first `sinks` tokens and the most recent ones, `budget` in all (StreamingLLM); content plays no part."""
 
     budget: int
@@ -238,28 +260,6 @@ class WindowSelector:
                 f"the smallest is {self.sinks + 1}"
             )
 
-    @property
-    def fused_pooling(self) -> Pooling | None:
-        return None
-
-    @property
-    def reads_text(self) -> bool:
-        return False
-
-    @property
-    def indexed(self) -> bool:
-        return False
-
-    @property
-    def bounds_page(self) -> int | None:
-        return None
-
-    def covers(self, length: int) -> bool:
-        return length <= self.budget
-
-    def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
-        return None
-
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         lengths = kv.rows.seq_lens[:, None]
         slot = torch.arange(self.budget, dtype=torch.int32, device=lengths.device)[None]
@@ -268,21 +268,8 @@ class WindowSelector:
         ids = torch.where(slot < lengths, ids, -1)
         return Selection(ids[:, None], lengths.clamp(max=self.budget))
 
-    @property
-    def assumption(self) -> str | None:
-        return None
-
     def size(self, length: int) -> int:
         return min(length, self.budget)
-
-    def scores(self, length: int, group: int) -> Bytes:
-        return Bytes()
-
-    def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
-        return Bytes()
-
-    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
-        return Bytes()
 
 
 def pooling_of(heads: HeadGrouping) -> Pooling:

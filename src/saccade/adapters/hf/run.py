@@ -164,7 +164,7 @@ class Run:
         selector = self.plan.selector
         if self.policy.rectify is not None:
             reason = f"rectify={self.policy.rectify} runs dense passes between steps; use rectify=none"
-        elif selector is not None and selector.indexed and selector.bounds_page is None:
+        elif selector is not None and selector.owns_index:
             reason = "its index cuts new tokens into chunks on the host"
         elif self._observers:
             reason = "observers and recall look at every step on the host"

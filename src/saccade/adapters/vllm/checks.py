@@ -110,12 +110,11 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     if selector.reads_text and vllm_config.use_v2_model_runner:
         reasons.append(
             "chunks of text need the tokens on the host, which model runner V2 keeps on the device: set "
-            "VLLM_USE_V2_MODEL_RUNNER=0, or chunking=fixed"
+            "VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if selector.reads_text and vllm_config.scheduler_config.async_scheduling:
         reasons.append("chunks of text need the token before its step has begun: pass --no-async-scheduling")
-    own_index = selector.indexed and page is None
-    if own_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
+    if selector.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"

@@ -84,21 +84,6 @@ def cluster_search(
     return reference.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
 
 
-def chosen_clusters(
-    q: Tensor,
-    tree: ClusterTree,
-    seq_lens: Tensor,
-    *,
-    budget: int,
-    sinks: int,
-    units: int | None,
-    widths: SearchWidths,
-) -> Tensor:
-    """Numbers of the clusters that the same search takes a chunk of, int32 `[B, H, n]`, best first, then -1."""
-    _check(q, tree, seq_lens, budget, units, widths)
-    return reference.chosen_clusters(q, tree, seq_lens, budget, sinks, units, widths.clusters, widths.chunks)
-
-
 def _check(
     q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, units: int | None, widths: SearchWidths
 ) -> None:

@@ -25,44 +25,19 @@ def cluster_search(
     chunks: int,
     tokens: int,
 ) -> Selection:
-    indexed = _indexed(tree, seq_lens, budget)
+    indexed = (tree.ends > 0) & (seq_lens > budget)
     head = torch.where(indexed, sinks, 0)
     tail = torch.where(indexed, tree.ends, 0)
-    ranked, _, sizes = _ranked(q, tree, budget, units, clusters, chunks)
+    ranked, sizes = _ranked(q, tree, budget, units, clusters, chunks)
     numbers, starts, lengths = _chunks(tree, ranked, sizes, chunks)
     lengths = lengths * indexed[:, None, None]
     return fill_budget(numbers, starts, lengths, seq_lens, head=head, tail=tail, budget=budget, width=tokens)
 
 
-def chosen_clusters(
-    q: Tensor,
-    tree: ClusterTree,
-    seq_lens: Tensor,
-    budget: int,
-    sinks: int,
-    units: int | None,
-    clusters: int,
-    chunks: int,
-) -> Tensor:
-    """Clusters whose first chunk is taken."""
-    indexed = _indexed(tree, seq_lens, budget)
-    room = torch.where(indexed, budget - sinks - (seq_lens - tree.ends), 0)
-    ranked, numbers, sizes = _ranked(q, tree, budget, units, clusters, chunks)
-    _, _, lengths = _chunks(tree, ranked, sizes, chunks)
-    fits = (lengths > 0) & (lengths.cumsum(-1) <= room[:, None, None])
-    first = sizes.cumsum(-1) - sizes
-    taken = fits.gather(-1, first.clamp(max=chunks - 1)) & (first < chunks) & (sizes > 0)
-    return torch.where(taken, numbers, -1).int()
-
-
-def _indexed(tree: ClusterTree, seq_lens: Tensor, budget: int) -> Tensor:
-    return (tree.ends > 0) & (seq_lens > budget)
-
-
 def _ranked(
     q: Tensor, tree: ClusterTree, budget: int, units: int | None, clusters: int, chunks: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The best clusters of the best units, `[B, H, n]`: where they lie, their numbers, how many chunks they have."""
+) -> tuple[Tensor, Tensor]:
+    """The best clusters of the best units, `[B, H, n]`: where they lie and how many chunks they have."""
     batch, heads, _, head_dim = tree.centroids.shape
     query = q.float().reshape(batch, heads, -1, head_dim).mean(dim=2)
     norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)
@@ -83,7 +58,7 @@ def _ranked(
     best = torch.topk(keys, min(clusters, chunks), dim=-1).indices
     ranked = inside.gather(-1, best)
     sizes = tree.offsets.gather(-1, ranked + 1) - tree.offsets.gather(-1, ranked)
-    return ranked, numbers.gather(-1, best), sizes.long().masked_fill(absent.gather(-1, best), 0)
+    return ranked, sizes.long().masked_fill(absent.gather(-1, best), 0)
 
 
 def _kept_units(

@@ -6,36 +6,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...types import KVView, Pooling, Selection
+from ...types import KVView, Selection
 from ..history import TokenHistory
-from ..selector import SCORE_BYTES, Bytes, Index
+from ..selector import INTEGER_BYTES, SCORE_BYTES, Bytes, Index, Selector
 from .bounds import ChunkBounds, ChunkSettings
-
-_INTEGER = 4
 
 
 @dataclass(frozen=True)
-class ChunkSelector(ChunkSettings):
+class ChunkSelector(ChunkSettings, Selector):
     """The chunks whose key bounds promise the largest q·k, what is in no chunk yet, and the current token."""
 
-    @property
-    def fused_pooling(self) -> Pooling | None:
-        return None
-
-    @property
-    def reads_text(self) -> bool:
-        return True
-
-    @property
-    def indexed(self) -> bool:
-        return True
-
-    @property
-    def bounds_page(self) -> int | None:
-        return None
-
-    def covers(self, length: int) -> bool:
-        return length <= self.budget
+    owns_index = True
+    reads_text = True
 
     def new_index(self, kv: KVView, history: TokenHistory) -> ChunkBounds:
         return ChunkBounds.empty(self, history, kv)
@@ -58,11 +40,11 @@ class ChunkSelector(ChunkSettings):
     def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         """Both bounds of every chunk; two edges of those that are taken."""
         taken = max(self.budget - self.longest / 2 - 1, 0) / self._chunk
-        return Bytes(read=2 * self._chunks(length) * head_dim * itemsize + 2 * taken * _INTEGER)
+        return Bytes(read=2 * self._chunks(length) * head_dim * itemsize + 2 * taken * INTEGER_BYTES)
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
         """Every key is read once and two bounds of each chunk written; rewritten tokens are in no chunk yet."""
-        return Bytes(appended * head_dim * itemsize, appended / self._chunk * (2 * head_dim * itemsize + _INTEGER))
+        return Bytes(appended * head_dim * itemsize, appended / self._chunk * (2 * head_dim * itemsize + INTEGER_BYTES))
 
     @property
     def _chunk(self) -> float:

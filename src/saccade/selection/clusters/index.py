@@ -13,7 +13,7 @@ from torch import Tensor
 from ...kernels._cluster_tree import ClusterTree
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys
-from ...kernels.cluster_search.api import SearchWidths, chosen_clusters, cluster_search
+from ...kernels.cluster_search.api import SearchWidths, cluster_search
 from ...types import KVView, Selection
 from ..chunking import cut
 from ..history import TokenHistory
@@ -116,11 +116,11 @@ class ClusterIndex:
             clean = min(length - 1, self.history.clean - slot)
             held = self.rows[row]
             if not held.edges:
-                edges = self._cut(row, slot, self.settings.sinks, clean, length, build=True)
+                edges = self._cut(row, slot, self.settings.sinks, clean, length)
                 if len(edges) > 1:
                     self._plant(kv, row, edges, clean)
             elif length - 1 - held.end >= self.settings.capacity:
-                edges = self._cut(row, slot, held.end, clean, length, build=False)
+                edges = self._cut(row, slot, held.end, clean, length)
                 if len(edges) > 1:
                     self._graft(kv, row, edges)
 
@@ -128,23 +128,6 @@ class ClusterIndex:
         """The set of every KV head for queries `[B, Hq, d]`."""
         settings = self.settings
         return cluster_search(
-            q,
-            self.tree,
-            kv.rows.seq_lens,
-            budget=settings.budget,
-            sinks=settings.sinks,
-            units=settings.k_g,
-            widths=self._widths(kv),
-        )
-
-    def chosen_clusters(self, q: Tensor, kv: KVView) -> Tensor:
-        """Numbers of the clusters that `search` takes chunks of, int32 `[B, Hkv, n]`, best first, then -1.
-
-        For measuring how steady they are (LycheeCluster, appendix D); a cluster keeps its number until the row's
-        index is built anew.
-        """
-        settings = self.settings
-        return chosen_clusters(
             q,
             self.tree,
             kv.rows.seq_lens,
@@ -181,17 +164,14 @@ class ClusterIndex:
             clusters = max(clusters, held.candidates)
         return SearchWidths(clusters, chunks, tokens)
 
-    def _cut(self, row: int, slot: int, start: int, stop: int, length: int, *, build: bool) -> list[int]:
+    def _cut(self, row: int, slot: int, start: int, stop: int, length: int) -> list[int]:
         """Edges of the chunks that positions `start..stop` give, the first at `start`."""
         settings = self.settings
         if stop <= start:
             return [start]
-        if settings.pack == "whole" and not build:
-            lengths = [settings.capacity] * ((stop - start) // settings.capacity)
-        else:
-            text = settings.chunking == "text"
-            levels = self.history.levels_of(row, slot + start, slot + stop) if text else None
-            lengths = cut(levels, stop - start, settings.chunk_min, settings.chunk_max)
+        text = settings.chunking == "text"
+        levels = self.history.levels_of(row, slot + start, slot + stop) if text else None
+        lengths = cut(levels, stop - start, settings.chunk_min, settings.chunk_max)
         edges = list(accumulate(lengths, initial=start))
         if edges[-1] < stop and length - 1 - edges[-1] >= settings.capacity:
             edges.append(stop)
@@ -228,7 +208,7 @@ class ClusterIndex:
         first, count = held.chunks, len(edges) - 1
         self._reserve(0, 0, first + count)
         lengths = [stop - start for start, stop in pairwise(edges)]
-        members, grafts = graft(self._own(row), keys, lengths, first, self.settings.radius)
+        members, grafts = graft(self._own(row), keys, lengths, first)
         held.grafts = (grafts if held.grafts is None else Grafts.joined((held.grafts, grafts))).last(UNDONE)
         self.tree.members[row, :, : first + count] = members
         positions = torch.tensor(edges, dtype=torch.int32, device=keys.device)

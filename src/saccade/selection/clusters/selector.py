@@ -6,40 +6,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...types import HeadGrouping, KVView, Pooling, Selection
+from ...types import KVView, Selection
 from ..history import TokenHistory
-from ..selector import Bytes, Index
+from ..selector import Bytes, Index, Selector
 from .index import ClusterIndex
 from .settings import ClusterSettings
 from .traffic import ClusterTraffic
 
 
 @dataclass(frozen=True)
-class ClusterSelector(ClusterSettings):
+class ClusterSelector(ClusterSettings, Selector):
     """Sinks, the best chunks by upper bounds on q·k, what is in no chunk yet, and the current token, per KV head."""
 
-    @property
-    def heads(self) -> HeadGrouping:
-        return "kv"
-
-    @property
-    def fused_pooling(self) -> Pooling | None:
-        return None
+    owns_index = True
 
     @property
     def reads_text(self) -> bool:
         return self.chunking == "text"
-
-    @property
-    def indexed(self) -> bool:
-        return True
-
-    @property
-    def bounds_page(self) -> int | None:
-        return None
-
-    def covers(self, length: int) -> bool:
-        return length <= self.budget
 
     def new_index(self, kv: KVView, history: TokenHistory) -> ClusterIndex:
         return ClusterIndex.empty(self, history, kv)

@@ -11,8 +11,6 @@ from ...kernels.chunk_keys.api import ChunkPooling
 
 Chunking = Literal["text", "fixed"]
 Coarse = Literal["sqrt", "cap64", "root"]
-Radius = Literal["chunks", "children"]
-Pack = Literal["chunks", "whole"]
 
 LARGEST_BUFFER = 128
 MOST_UNITS = 64
@@ -33,8 +31,6 @@ class ClusterSettings:
         coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units, "root" as many without the limit, "cap64" 64 wherever
             there are that many clusters.
         k_g: coarse units that a search keeps; None: as many as hold 4 budgets of tokens.
-        radius: a coarse unit's radius covers the "chunks" below it, or its "children", the centroids, as published.
-        pack: a full buffer is cut into "chunks" like a prompt, or is one chunk, "whole", as published.
         every: tokens between rectifications, during which they stay in the buffer; 0: none.
 
     Raises:
@@ -51,8 +47,6 @@ class ClusterSettings:
     cluster_size: int = 2
     coarse: Coarse = "sqrt"
     k_g: int | None = None
-    radius: Radius = "chunks"
-    pack: Pack = "chunks"
     every: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +55,7 @@ class ClusterSettings:
         if self.buffer is not None and self.buffer < least:
             reason = f" holds fewer tokens than the {self.every} between rectifications" if self.every else ""
             raise PolicyError(f"buffer={self.buffer}{reason} is not valid; the smallest is {least}")
-        smallest = self._smallest_budget(least if self.buffer is None else self.buffer)
+        smallest = self.sinks + self.chunk_max + (least if self.buffer is None else self.buffer)
         if self.budget < smallest:
             held = f"a buffer of {self.buffer}" if self.buffer else f"{least} more"
             raise PolicyError(
@@ -75,8 +69,6 @@ class ClusterSettings:
             return self.buffer
         least = max(self.every, 1)
         most = self.budget - self.sinks - self.chunk_max
-        if self.pack == "whole":
-            most = min(most, (self.budget - self.sinks) // 2)
         return max(least, min(most, max(least, min(LARGEST_BUFFER, self.budget // 4))))
 
     def units(self, clusters: int) -> int:
@@ -86,9 +78,6 @@ class ClusterSettings:
         root = min(math.isqrt(max(clusters - 1, 0)) + 1, clusters)
         return root if self.coarse == "root" else min(MOST_UNITS, root)
 
-    def _smallest_budget(self, buffer: int) -> int:
-        return self.sinks + buffer + (max(self.chunk_max, buffer) if self.pack == "whole" else self.chunk_max)
-
     def _check_values(self) -> None:
         for name, least in (("sinks", 0), ("every", 0), ("chunk_min", 1), ("chunk_max", self.chunk_min)):
             if getattr(self, name) < least:
@@ -97,7 +86,6 @@ class ClusterSettings:
             raise PolicyError(f"cluster_size={self.cluster_size} is not valid; 1 to 8 are")
         if self.k_g is not None and self.k_g < 1:
             raise PolicyError(f"k_g={self.k_g} is not valid; the smallest is 1")
-        words = {"chunking": Chunking, "pooling": ChunkPooling, "coarse": Coarse, "radius": Radius, "pack": Pack}
-        for name, valid in words.items():
+        for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling), ("coarse", Coarse)):
             if getattr(self, name) not in get_args(valid):
                 raise PolicyError(f"{name}={getattr(self, name)!r} is not valid; use {' or '.join(get_args(valid))}")

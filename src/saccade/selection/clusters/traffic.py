@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..selector import SCORE_BYTES, Bytes
+from ..selector import INTEGER_BYTES, SCORE_BYTES, Bytes
 from .settings import ClusterSettings
 
-_INTEGER = 4
 _RADIUS = 4
 
 
@@ -62,13 +61,13 @@ class ClusterTraffic:
     def search(self, head_dim: int, itemsize: float) -> Bytes:
         """Units and candidates with their radii and two integers each; a chunk's number and its two edges."""
         node = head_dim * itemsize + _RADIUS
-        units, candidates = self.units * (node + 2 * _INTEGER), self.candidates * (node + _INTEGER)
-        tables = self.taken / self.settings.cluster_size * _INTEGER + self.taken * 3 * _INTEGER
+        units, candidates = self.units * (node + 2 * INTEGER_BYTES), self.candidates * (node + INTEGER_BYTES)
+        tables = self.taken / self.settings.cluster_size * INTEGER_BYTES + self.taken * 3 * INTEGER_BYTES
         return Bytes(read=units + candidates + tables)
 
     def intake(self, head_dim: int, itemsize: float) -> Bytes:
         """What a full buffer costs: its keys and every centroid read, the nearest ones moved, tables rewritten."""
         vector, new = head_dim * itemsize, self.settings.capacity / self.chunk
-        moved = 2 * new * (vector + _RADIUS + _INTEGER)
-        tables = (self.chunks + self.clusters) * _INTEGER
+        moved = 2 * new * (vector + _RADIUS + INTEGER_BYTES)
+        tables = (self.chunks + self.clusters) * INTEGER_BYTES
         return Bytes((self.settings.capacity + self.clusters) * vector + moved + tables, moved + tables)

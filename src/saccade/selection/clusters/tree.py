@@ -74,26 +74,20 @@ def plant(keys: Tensor, edges: list[int], settings: ClusterSettings, dtype: torc
     stored = stored.gather(1, numbers[..., None].expand_as(stored))
     labels = numbers.argsort(dim=1).gather(1, labels)
     chunk_parents = parents.gather(1, labels)
-    radii = _radii(keys, labels, stored)
-    unit_radii = (
-        _radii(keys, chunk_parents, unit_stored)
-        if settings.radius == "chunks"
-        else _radii(stored, parents, unit_stored)
-    )
     ranked, members = labels.sort(dim=1, stable=True)
     unit_offsets = _offsets(parents, units)
     positions = torch.tensor(edges, device=device)
     lengths = positions.diff().expand(heads, -1)
     tree = {
         "unit_centroids": unit_stored,
-        "unit_radii": unit_radii,
+        "unit_radii": _radii(keys, chunk_parents, unit_stored),
         "unit_offsets": unit_offsets,
         "unit_tokens": torch.zeros((heads, units), dtype=torch.int64, device=device).scatter_add_(
             1, chunk_parents, lengths
         ),
         "unit_weights": unit_offsets.diff(dim=1),
         "centroids": stored,
-        "radii": radii,
+        "radii": _radii(keys, labels, stored),
         "numbers": numbers,
         "offsets": _offsets(ranked, clusters),
         "members": members,
@@ -104,7 +98,7 @@ def plant(keys: Tensor, edges: list[int], settings: ClusterSettings, dtype: torc
     return ClusterTree(**{name: tensor[None] for name, tensor in whole.items()})
 
 
-def graft(tree: ClusterTree, keys: Tensor, lengths: list[int], first: int, radius: str) -> tuple[Tensor, Grafts]:
+def graft(tree: ClusterTree, keys: Tensor, lengths: list[int], first: int) -> tuple[Tensor, Grafts]:
     """Add chunks of keys `[H, n, d]` to the tree of one row, in order and in place (LycheeCluster, section 4.4).
 
     Each goes to the cluster of the nearest centroid and that cluster's unit. Their centroids become running means,
@@ -115,7 +109,6 @@ def graft(tree: ClusterTree, keys: Tensor, lengths: list[int], first: int, radiu
         keys: of unit length, float32.
         lengths: the new chunks' tokens.
         first: number of the first new chunk.
-        radius: "chunks" or "children".
 
     Returns:
         members int32 `[H, C + n]` with the new chunks, and what was before them; offsets are updated in place.
@@ -128,7 +121,7 @@ def graft(tree: ClusterTree, keys: Tensor, lengths: list[int], first: int, radiu
     )
     block = max(1, _BLOCK_BYTES // (4 * heads * clusters))
     grafted = [
-        _graft_block(tree, sizes, keys[:, start : start + block], lengths[start : start + block], radius)
+        _graft_block(tree, sizes, keys[:, start : start + block], lengths[start : start + block])
         for start in range(0, count, block)
     ]
     done = Grafts.joined(grafted)
@@ -168,7 +161,7 @@ def ungraft(tree: ClusterTree, grafts: Grafts, lengths: list[int], first: int) -
     return tree.members[0].gather(1, order)[:, :first]
 
 
-def _graft_block(tree: ClusterTree, sizes: Tensor, keys: Tensor, lengths: list[int], radius: str) -> Grafts:
+def _graft_block(tree: ClusterTree, sizes: Tensor, keys: Tensor, lengths: list[int]) -> Grafts:
     """Where the new chunks go; centroids, radii, sizes and the units' counts are updated in place."""
     heads, count, _ = keys.shape
     centroids, unit_centroids = tree.centroids[0], tree.unit_centroids[0]
@@ -181,9 +174,8 @@ def _graft_block(tree: ClusterTree, sizes: Tensor, keys: Tensor, lengths: list[i
         best = row == row.amax(dim=1, keepdim=True)
         cluster = tree.numbers[0].masked_fill(~best, torch.iinfo(torch.int32).max).argmin(dim=1)
         unit = torch.searchsorted(stops, cluster[:, None].int(), right=True)[:, 0]
-        moved, *before = _move(centroids, tree.radii[0], sizes, (head, cluster), key, key)
-        reached = key if radius == "chunks" else moved.float()
-        above = _move(unit_centroids, tree.unit_radii[0], tree.unit_weights[0], (head, unit), key, reached)
+        moved, *before = _move(centroids, tree.radii[0], sizes, (head, cluster), key)
+        above = _move(unit_centroids, tree.unit_radii[0], tree.unit_weights[0], (head, unit), key)
         steps.append((cluster, unit, *before, *above[1:]))
         tree.unit_tokens[0][head, unit] += tokens
         # Only this centroid has moved: what the later chunks have to do with the others stands.
@@ -193,9 +185,9 @@ def _graft_block(tree: ClusterTree, sizes: Tensor, keys: Tensor, lengths: list[i
 
 
 def _move(
-    centroids: Tensor, radii: Tensor, weights: Tensor, at: tuple[Tensor, Tensor], key: Tensor, reached: Tensor
+    centroids: Tensor, radii: Tensor, weights: Tensor, at: tuple[Tensor, Tensor], key: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take `key` `[H, d]` into the mean of one node per head; the radius covers what it did, and `reached`.
+    """Take `key` `[H, d]` into the mean of one node per head; the radius covers what it did, and `key`.
 
     Returns the new centroids, the old ones and the old radii.
     """
@@ -204,7 +196,7 @@ def _move(
     length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
     new = torch.where(length > 0, (total / length).to(old.dtype), old)
     way = _distance(new, old)
-    radii[at] = _rounded_up(torch.maximum(old_radii.double() + way, _distance(reached, new)))
+    radii[at] = _rounded_up(torch.maximum(old_radii.double() + way, _distance(key, new)))
     centroids[at] = new
     weights[at] += 1
     return new, old, old_radii

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...errors import PolicyError
 from ...kernels.topk.api import topk
+from ...types import sum_dtype
 
 
 def ranking(scores: Tensor, candidates: Tensor, width: int) -> Tensor:
@@ -23,11 +24,6 @@ def softmax_parts(scores: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Softmax of `scale * scores` `[B, G, N]` as unnormalised float32 weights and their sum `[B, G]`, in float64."""
     weights = ((scores - scores.amax(dim=-1, keepdim=True)) * scale).exp()
     return weights, weights.sum(dim=-1, dtype=sum_dtype(scores.device))
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """In which sums of probabilities are taken; Apple's GPUs have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def need_tokens(rule: str, unit: int) -> None:

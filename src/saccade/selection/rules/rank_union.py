@@ -15,10 +15,11 @@ from ...kernels.rank_union.api import framed_rank_union
 from ...kernels.rank_union.sets import framed
 from ...kernels.topk.api import topk
 from ...types import Rows, Selection
+from ..selector import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class RankUnion:
+class RankUnion(Rule):
     """LessIsMore's set: sinks, a recent window and the rank-ordered union of the heads' rankings (3.1.1, 3.1.2).
 
     With R = floor(budget * recent), raised to sinks + 1, the window holds R - sinks tokens; budget - R are chosen.
@@ -46,13 +47,6 @@ class RankUnion:
     @property
     def chosen(self) -> int:
         return self.budget - self.reserved
-
-    def covers(self, length: int, unit: int) -> bool:
-        return length <= self.budget
-
-    @property
-    def fixed_size(self) -> bool:
-        return True
 
     def size(self, length: int, unit: int) -> int:
         return min(length, self.budget)

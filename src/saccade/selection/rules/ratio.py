@@ -11,12 +11,13 @@ from torch import Tensor
 from ...errors import PolicyError
 from ...kernels.topk.api import topk_and_last
 from ...types import Rows, Selection
+from ..selector import Rule
 
 _MOST_UNITS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Rule):
     """Of M units, n = min(M, max(minimum, ceil(M * kept))): the last `local` ones and the best others.
 
     `kept` is the share that stays, as it was written in decimals: 0.1 of 30 is exactly 3.
@@ -35,18 +36,10 @@ class Ratio:
                 f"local_pages={self.local} is not valid: at least 1 and at most min_pages, which is {self.minimum}"
             )
 
-    def covers(self, length: int, unit: int) -> bool:
-        units = -(-length // unit)
-        return self.kept_of(units) >= units
-
     def kept_of(self, units: int) -> int:
         """How many of a row's `units` stay, on the host."""
         numerator, denominator = _share(self.kept)
         return min(units, max(self.minimum, -(-units * numerator // denominator)))
-
-    @property
-    def fixed_size(self) -> bool:
-        return True
 
     def size(self, length: int, unit: int) -> int:
         return self.kept_of(-(-length // unit))

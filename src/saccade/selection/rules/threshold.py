@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ...kernels.topk.sets import best_and_last
 from ...types import Rows, Selection
+from ..selector import Rule
 from ._ranked import need_tokens, ranking, softmax_parts
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(Rule):
     """The current token and every other one whose softmax probability exceeds `tau`; at most `buffer` tokens.
 
     A set that would need more keeps the best that fit and is marked as overflowed.
@@ -20,13 +21,7 @@ class Threshold:
 
     tau: float
     buffer: int
-
-    def covers(self, length: int, unit: int) -> bool:
-        return False
-
-    @property
-    def fixed_size(self) -> bool:
-        return False
+    fixed_size = False
 
     def size(self, length: int, unit: int) -> int:
         return min(length, self.buffer)

@@ -9,23 +9,17 @@ from torch import Tensor
 
 from ...kernels.topk.api import topk_and_last
 from ...types import Rows, Selection
+from ..selector import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Rule):
     """The current token's unit and the best others, `budget` tokens in all (TidalDecode, section 3.1; Quest)."""
 
     budget: int
 
-    def covers(self, length: int, unit: int) -> bool:
-        return length <= self.budget
-
-    @property
-    def fixed_size(self) -> bool:
-        return True
-
     def size(self, length: int, unit: int) -> int:
-        return -(-length // unit) if self.covers(length, unit) else self.budget // unit
+        return -(-length // unit) if length <= self.budget else self.budget // unit
 
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ...kernels.topk.sets import best_and_last
 from ...types import Rows, Selection
+from ..selector import Rule
 from ._ranked import need_tokens, ranking, softmax_parts
 
 
 @dataclass(frozen=True, slots=True)
-class TopP:
+class TopP(Rule):
     """The current token and the fewest best others whose softmax mass together reaches `p`; at most `buffer` tokens.
 
     A set that would need more keeps the best that fit and is marked as overflowed. p = 1 takes every token.
@@ -20,13 +21,10 @@ class TopP:
 
     p: float
     buffer: int
+    fixed_size = False
 
     def covers(self, length: int, unit: int) -> bool:
         return self.p == 1 and length <= self.buffer
-
-    @property
-    def fixed_size(self) -> bool:
-        return False
 
     def size(self, length: int, unit: int) -> int:
         return min(length, self.buffer)

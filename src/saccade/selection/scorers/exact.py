@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ...kernels.dense_decode_scores.api import decode_scores
 from ...types import KVView, Pooling
-from ..selector import Bytes, Index
+from ..selector import Bytes, Index, Scorer
 
 
 @dataclass(frozen=True, slots=True)
-class ExactScorer:
+class ExactScorer(Scorer):
     """Scores tokens by q·k in float32 from the cached keys, or pages by their best token; needs no index.
 
     Blocks of 64 are LycheeDecode's speed path (section 4.3), single tokens its accuracy path.
@@ -21,21 +21,11 @@ class ExactScorer:
 
     pooling: Pooling = "max"
     page: int = 1
+    fused = True
 
     @property
     def unit(self) -> int:
         return self.page
-
-    @property
-    def fused(self) -> bool:
-        return True
-
-    @property
-    def bounds_page(self) -> int | None:
-        return None
-
-    def new_index(self, kv: KVView) -> None:
-        return None
 
     def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
         """Scores `[B, G, ceil(max_len / page)]` of pages that start at logical position 0; -inf past the row."""
@@ -47,6 +37,3 @@ class ExactScorer:
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         return Bytes(read=length * head_dim * itemsize)
-
-    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
-        return Bytes()

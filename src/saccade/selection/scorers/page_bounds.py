@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...kernels.page_bounds.api import page_scores, update_page_bounds
 from ...types import KVView, Pooling
-from ..selector import Bytes, Index
+from ..selector import Bytes, Index, Scorer
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class PageBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class PageBoundScorer:
+class PageBoundScorer(Scorer):
     """Scores pages of `page` tokens by sum_j max(q_j * min_j, q_j * max_j)."""
 
     page: int
@@ -69,10 +69,6 @@ class PageBoundScorer:
     @property
     def unit(self) -> int:
         return self.page
-
-    @property
-    def fused(self) -> bool:
-        return False
 
     @property
     def bounds_page(self) -> int | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ....plans.plan import Plan
 from ....plans.roles import RoleMap
-from ....selection.selector import Bytes, Index, ScoredSelector, Scorer
-from ....types import KVView, Pooling
+from ....selection.selector import Index, ScoredSelector
+from ....types import KVView, Selection
 
 Gather = Callable[[Tensor], Tensor]
 """Joins every rank's `[B, G, N]` to `[B, ranks · G, N]`, in rank order, on every rank."""
@@ -30,47 +30,20 @@ def plan_of_rank(plan: Plan, rank: int, ranks: int, gather: Gather) -> Plan:
     mine = slice(rank * heads, (rank + 1) * heads)
     selector = plan.selector
     if isinstance(selector, ScoredSelector) and selector.heads == "all":
-        selector = replace(selector, scorer=GatheredScorer(selector.scorer, gather))
+        selector = GatheredSelector(selector.scorer, selector.rule, selector.heads, gather=gather)
     return Plan(selector, RoleMap(tuple(roles[mine] for roles in plan.roles.layers)), plan.notes)
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredScorer:
-    """Another scorer's scores, of the heads of all ranks.
+class GatheredSelector(ScoredSelector):
+    """Cuts scores `[B, G, N]` of the heads of all ranks; N is the same on all of them, which hold the same rows.
 
     Attributes:
-        inner: scores this rank's heads.
         gather: how scores are joined.
     """
 
-    inner: Scorer
-    gather: Gather
+    gather: Gather = field(kw_only=True)
 
-    @property
-    def unit(self) -> int:
-        return self.inner.unit
-
-    @property
-    def pooling(self) -> Pooling:
-        return self.inner.pooling
-
-    @property
-    def fused(self) -> bool:
-        return self.inner.fused
-
-    @property
-    def bounds_page(self) -> int | None:
-        return self.inner.bounds_page
-
-    def new_index(self, kv: KVView) -> Index | None:
-        return self.inner.new_index(kv)
-
-    def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
-        """Scores `[B, G of all ranks, N]`; N is the same on all ranks, which hold the same rows."""
-        return self.gather(self.inner.score(q, kv, index, stored))
-
-    def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
-        return self.inner.traffic(length, head_dim, itemsize)
-
-    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
-        return self.inner.upkeep(length, appended, rewritten, head_dim, itemsize)
+    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
+        units = self.gather(self.scorer.score(q, kv, index, scores))
+        return self.rule.choose(units, kv.rows, self.scorer.unit, scale)

@@ -102,8 +102,7 @@ class Serving:
     @cached_property
     def by_sequence(self) -> bool:
         """Whether each request has an index of its own, beside the block tables."""
-        selector = self.plan.selector
-        return selector is not None and selector.indexed and selector.bounds_page is None
+        return self.plan.selector is not None and self.plan.selector.owns_index
 
     def sparse_rows(self, batch: Batch) -> list[int]:
         """Rows that select in this step: one new token behind the prompt, not opted out, longer than the budget."""

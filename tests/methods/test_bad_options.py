@@ -1,0 +1,323 @@
+"""One clear line for every option that is not valid, alone or with others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import saccade
+
+from .drawing import NEEDED, OPTIONS, SHAPE
+from .refusing import bad, check_line
+
+CHUNKS_OF_TEXT = {"name": "composed", "scorer": "page_bounds", "chunking": "text"}
+SMALLEST = [
+    ({"name": "streaming"}, 5),
+    ({"name": "streaming", "sinks": 0}, 1),
+    ({"name": "quest"}, 16),
+    ({"name": "quest", "page": 3}, 3),
+    ({"name": "tidal"}, 1),
+    ({"name": "less_is_more"}, 6),
+    ({"name": "less_is_more", "sinks": 0}, 2),
+    ({"name": "less_is_more", "recent": 1.0}, 6),
+    ({"name": "exact_topk"}, 1),
+    ({"name": "exact_topk", "rule": "top_p", "top_p": 0.9}, 1),
+    ({"name": "lychee_decode", "roles": "every:4"}, 1),
+    ({"name": "lychee_decode", "roles": "every:4", "page": 64}, 64),
+    ({"name": "lychee_cluster"}, 33),
+    ({"name": "lychee_cluster", "rectify": 32}, 64),
+    ({"name": "composed", "scorer": "page_bounds"}, 16),
+    ({"name": "composed", "rule": "rank_union"}, 6),
+    ({"name": "composed", "scorer": "cluster"}, 33),
+    (CHUNKS_OF_TEXT, 21),
+    ({**CHUNKS_OF_TEXT, "rectify": 32}, 52),
+    ({**CHUNKS_OF_TEXT, "chunk_max": 9}, 10),
+    ({**CHUNKS_OF_TEXT, "page": 1}, 2),
+]
+
+
+@pytest.mark.parametrize(("options", "smallest"), SMALLEST)
+def test_smallest_legal_budget(options: dict[str, Any], smallest: int) -> None:
+    """The smallest works; one less is an error that names it."""
+    saccade.policy(**options, budget=smallest).plan(SHAPE)
+    bad(str(smallest), **options, budget=smallest - 1)
+
+
+BUDGETED = [name for name in OPTIONS if "budget" in OPTIONS[name]]
+LAYERED = [name for name in OPTIONS if "dense_layers" in OPTIONS[name]]
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, -(10**12), math.nan, math.inf, 2.5, "abc", "", "1e3", None, True, [64], "64+64"]
+)
+@pytest.mark.parametrize("name", BUDGETED)
+def test_bad_budget(name: str, value: Any) -> None:
+    bad(f"policy {name}", "budget", repr(value), name=name, budget=value, **NEEDED.get(name, {}))
+
+
+@pytest.mark.parametrize("value", [-0.001, 1.001, 25, math.nan, math.inf, "abc", "", None, [0.5], True])
+def test_bad_recent(value: Any) -> None:
+    bad("policy less_is_more", "recent", repr(value), name="less_is_more", recent=value)
+
+
+@pytest.mark.parametrize("value", [-1, "x", 1.5, [1.5], ["x"], [-1], "3+x", "3-4", True, [True]])
+@pytest.mark.parametrize("name", ["tidal", "less_is_more"])
+def test_bad_reselect(name: str, value: Any) -> None:
+    bad(f"policy {name}", "reselect", name=name, reselect=value)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 8, 99])
+@pytest.mark.parametrize("name", ["tidal", "less_is_more"])
+def test_reselect_out_of_the_models_range(name: str, layer: int) -> None:
+    """Known only once there is a model: under the dense layers, or beyond the last."""
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.policy(name, reselect=[3, layer]).plan(SHAPE)
+    check_line(str(error.value), (f"policy {name}", f"reselect={layer}", "valid layers are 2 to 7"))
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_no_layer_left_to_select_at(name: str) -> None:
+    with pytest.raises(saccade.PolicyError, match=r"dense_layers=8.*0 to 7 are valid"):
+        saccade.policy(name, dense_layers=8).plan(SHAPE)
+
+
+def test_unset_reselect_takes_the_middle_layer_and_says_so() -> None:
+    plan = saccade.policy("tidal").plan(SHAPE)
+    assert (
+        plan == saccade.policy("tidal", reselect=4).plan(SHAPE)
+        or plan.roles == saccade.policy("tidal", reselect=4).plan(SHAPE).roles
+    )
+    assert "L//2 = 4 of 8" in plan.notes[0]
+    assert saccade.policy("tidal", reselect=4).plan(SHAPE).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("quest", "page", 0),
+        ("quest", "page", -16),
+        ("quest", "page", "big"),
+        ("quest", "heads", "all"),
+        ("tidal", "heads", "KV"),
+        ("tidal", "heads", None),
+        ("streaming", "sinks", -1),
+        ("streaming", "sinks", 1.5),
+        ("less_is_more", "dense_layers", -1),
+        ("less_is_more", "dense_layers", False),
+        ("resa", "ratio", 0),
+        ("resa", "ratio", 1.5),
+        ("resa", "ratio", -0.1),
+        ("resa", "ratio", math.nan),
+        ("resa", "ratio", None),
+        ("resa", "ratio", True),
+        ("resa", "ratio", "half"),
+        ("resa", "min_pages", 0),
+        ("resa", "min_pages", None),
+        ("resa", "local_pages", 0),
+        ("resa", "local_pages", -1),
+        ("resa", "local_pages", 17),
+        ("resa", "page", 0),
+        ("tidal", "rule", "top"),
+        ("tidal", "rule", "rank_union"),
+        ("exact_topk", "rule", None),
+        ("exact_topk", "heads", "all"),
+        ("composed", "scorer", "best"),
+        ("composed", "page", 0),
+        ("composed", "sinks", -1),
+        ("composed", "recent", 1.5),
+        ("composed", "min_pages", 0),
+        ("composed", "local_pages", 2.5),
+        ("composed", "roles", None),
+        ("composed", "roles", 4),
+        ("composed", "roles", "every:0"),
+        ("composed", "roles", "layers:"),
+        ("composed", "roles", "layers:2+-3"),
+        ("lychee_decode", "page", 0),
+        ("lychee_decode", "roles", ""),
+        ("lychee_decode", "roles", "every:"),
+        ("lychee_decode", "roles", "every:0"),
+        ("lychee_decode", "roles", "every:-1"),
+        ("lychee_decode", "roles", "every:1.5"),
+        ("lychee_decode", "roles", "every:²"),
+        ("lychee_decode", "roles", ["every:4"]),
+        ("lychee_decode", "roles", "a,b.json"),
+        ("lychee_decode", "roles", " a.json"),
+        ("lychee_decode", "roles", "a\n.json"),
+    ],
+)
+def test_bad_value(name: str, option: str, value: Any) -> None:
+    # Numbers that only a rule can judge stand in its message as they are written.
+    bad(f"policy {name}", option, repr(value), "is not valid", name=name, **{**NEEDED.get(name, {}), option: value})
+
+
+@pytest.mark.parametrize("value", [0, -0.5, 1.5, math.nan, math.inf, "much", True, [0.5]])
+@pytest.mark.parametrize("rule", ["top_p", "threshold", "ratio"])
+@pytest.mark.parametrize("name", ["tidal", "exact_topk", "lychee_decode", "composed"])
+def test_bad_value_of_a_rule(name: str, rule: str, value: Any) -> None:
+    bad(f"policy {name}: {rule}={value!r}", "is not valid", name=name, rule=rule, **{rule: value})
+
+
+def test_a_threshold_of_one_takes_nothing() -> None:
+    bad("threshold=1", "less than 1", name="tidal", rule="threshold", threshold=1)
+    saccade.policy("tidal", rule="top_p", top_p=1)
+    saccade.policy("tidal", rule="ratio", ratio=1)
+
+
+VALUES = ["top_p", "threshold", "ratio"]
+
+
+@pytest.mark.parametrize("rule", ["top_k", *VALUES])
+@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("name", ["tidal", "exact_topk", "lychee_decode", "composed"])
+def test_an_option_of_another_rule(name: str, option: str, rule: str) -> None:
+    own = {rule: 0.5} if rule in VALUES else {}
+    if option != rule:
+        words = f"{option}=0.5 belongs to rule={option}", f"the rule is {rule}"
+        bad(f"policy {name}", *words, name=name, rule=rule, **{**NEEDED.get(name, {}), **own, option: 0.5})
+    else:
+        bad(f"policy {name}: rule={rule} needs its value", name=name, rule=rule, **NEEDED.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["tidal", "exact_topk", "lychee_decode", "composed"])
+def test_a_ratio_takes_no_budget(name: str) -> None:
+    words = "budget=2048 is not valid", "no budget"
+    bad(f"policy {name}", *words, name=name, rule="ratio", ratio=0.1, budget=2048, **NEEDED.get(name, {}))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, ("every=0", "at least 1")),
+        (-4, ("every=-4",)),
+        (2.5, ("every=2.5",)),
+        (True, ("every=True",)),
+        ("0", ("every=0",)),
+        ("many", ("every='many'",)),
+        ("4:draft", ("mode='draft'", "overwrite or verify")),
+        ("4:", ("mode=''",)),
+        (":verify", ("every=''",)),
+        ({"every": 4, "each": 5}, ("unknown key 'each'", "every, mode")),
+        ({"mode": "never"}, ("mode='never'",)),
+        ([4], ("every=[4]",)),
+    ],
+)
+@pytest.mark.parametrize("name", [name for name in OPTIONS if "rectify" in OPTIONS[name]])
+def test_bad_rectify(name: str, value: Any, words: tuple[str, ...]) -> None:
+    bad(f"policy {name}: rectify=", *words, name=name, rectify=value, **NEEDED.get(name, {}))
+
+
+def test_lychee_decode_needs_roles() -> None:
+    bad(
+        "lychee_decode needs a role file: make one with `saccade calibrate heads --model ...`", "roles=every:4",
+        name="lychee_decode",
+    )  # fmt: skip
+
+
+def test_every_nth_layer_is_a_stand_in_and_says_so() -> None:
+    plan = saccade.policy("lychee_decode", roles="every:3").plan(SHAPE)
+    assert [layer[0].value for layer in plan.roles.layers] == ["publish", "reuse", "reuse"] * 2 + ["publish", "reuse"]
+    assert "nobody calibrated" in plan.notes[0]
+    plan = saccade.policy("composed", roles="every:3").plan(SHAPE)
+    assert [layer[0].value for layer in plan.roles.layers[:6]] == ["dense"] * 2 + [
+        "publish",
+        "reuse",
+        "reuse",
+        "publish",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sinks": 3}, ("sinks=3 belongs to rule=rank_union", "the rule is top_k")),
+        ({"recent": 0.5, "rule": "ratio", "ratio": 0.5}, ("recent=0.5 belongs to rule=rank_union", "rule is ratio")),
+        ({"min_pages": 3}, ("min_pages=3 belongs to rule=ratio",)),
+        ({"local_pages": 3, "rule": "rank_union"}, ("local_pages=3 belongs to rule=ratio", "rule is rank_union")),
+        ({"local_pages": 3, "min_pages": 2, "rule": "ratio", "ratio": 0.5}, ("local_pages=3", "min_pages, which is 2")),
+        ({"rule": "rank_union", "page": 4}, ("rank_union needs scorer=exact and page=1",)),
+        ({"rule": "rank_union", "scorer": "page_bounds"}, ("rank_union needs scorer=exact",)),
+        ({"rule": "rank_union", "heads": "kv"}, ("heads=kv does not fit rule=rank_union", "one set for all heads")),
+        ({"heads": "all"}, ("heads=all needs rule=rank_union",)),
+        ({"heads": "query", "pooling": "mean"}, ("pooling=mean needs heads=kv",)),
+        ({"rule": "rank_union", "pooling": "max"}, ("pooling=max needs heads=kv",)),
+        ({"rule": "top_p", "top_p": 0.5, "scorer": "page_bounds"}, ("rule=top_p needs scorer=exact", "probabilities")),
+        ({"rule": "threshold", "threshold": 0.5, "page": 2}, ("rule=threshold", "a page of 2 tokens")),
+        ({"scorer": "cluster", "rule": "ratio", "ratio": 0.1}, ("rule=ratio does not fit scorer=cluster", "top_k")),
+        ({"scorer": "cluster", "rule": "top_p", "top_p": 0.1}, ("rule=top_p does not fit scorer=cluster",)),
+        ({"scorer": "cluster", "rule": "rank_union"}, ("rule=rank_union does not fit scorer=cluster",)),
+        ({"scorer": "cluster", "page": 16}, ("page=16 does not fit scorer=cluster",)),
+        ({"scorer": "cluster", "heads": "query"}, ("heads=query does not fit scorer=cluster", "heads=kv")),
+        ({"scorer": "cluster", "pooling": "max"}, ("pooling=max does not fit scorer=cluster", "pooling=mean")),
+        ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
+        ({"chunking": "text"}, ("chunking=text needs scorer=page_bounds or scorer=cluster", "not exact")),
+        ({"chunking": "fixed"}, ("chunking=fixed needs scorer=page_bounds or scorer=cluster", "not exact")),
+        (
+            {"chunking": "text", "scorer": "page_bounds", "rule": "ratio", "ratio": 0.1},
+            ("rule=ratio does not fit chunking=text", "only rule=top_k"),
+        ),
+        ({"scorer": "page_bounds", "chunk_max": 8}, ("chunk_max=8 belongs to chunking=text", "chunking is fixed")),
+    ],
+)
+def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
+    bad("policy composed: ", *words, name="composed", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"chunk_min": 8}, ("chunk_min=8 belongs to chunking=text", "chunking is fixed")),
+        ({"chunk_max": 8, "chunking": "fixed"}, ("chunk_max=8 belongs to chunking=text",)),
+        ({"chunk_min": 9, "chunk_max": 8, "chunking": "text"}, ("chunk_min=9 does not fit chunk_max=8", "1 to 8")),
+        ({"chunk_min": 25, "chunking": "text"}, ("chunk_min=25 does not fit chunk_max=20", "1 to 20")),
+        ({"chunk_max": 0, "chunking": "text"}, ("chunk_max=0 is not valid",)),
+        ({"chunking": "lines"}, ("chunking='lines' is not valid", "'fixed' or 'text'")),
+        ({"chunk_pooling": "max"}, ("chunk_pooling=max belongs to scorer=cluster", "the scorer is page_bounds")),
+        ({"cluster_size": 2, "chunking": "text"}, ("cluster_size=2 belongs to scorer=cluster",)),
+        ({"cluster_size": 9, "scorer": "cluster"}, ("cluster_size=9 is not valid", "less than or equal to 8")),
+    ],
+)
+def test_chunks_fit_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
+    bad("policy composed: ", *words, name="composed", **{"scorer": "page_bounds", **options})
+
+
+@pytest.mark.parametrize("spec", ["lychee_cluster:pooling=max", "lychee_cluster:pack=whole", "quest:chunking=text"])
+def test_options_of_former_versions_are_unknown(spec: str) -> None:
+    with pytest.raises(saccade.PolicyError, match="has no option"):
+        saccade.Policy.from_spec(spec)
+
+
+@pytest.mark.parametrize("rule", ["top_p", "threshold"])
+def test_lychee_decodes_pages_have_no_probability(rule: str) -> None:
+    words = f"rule={rule} needs exact scores of single tokens", "a page of 64 tokens"
+    bad("policy lychee_decode: ", *words, name="lychee_decode", roles="every:4", page=64, rule=rule, **{rule: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        ("layers:3", ("roles=layers:3", "layer 2, the first after the dense ones")),
+        ("layers:2+8", ("layer 8 is not one of 2 to 7",)),
+        ("layers:1+2", ("layer 1 is not one of 2 to 7",)),
+        ("every", ("role file every cannot be read",)),
+    ],
+)
+def test_roles_that_do_not_fit_the_model(roles: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.policy("composed", roles=roles).plan(SHAPE)
+    check_line(str(error.value), words)
+
+
+def test_bad_choice_names_the_valid_ones() -> None:
+    bad("heads='each'", "'kv' or 'query'", name="quest", heads="each")
+
+
+@pytest.mark.parametrize("name", [*OPTIONS])
+def test_unknown_option_names_the_valid_ones(name: str) -> None:
+    bad(f"policy {name} has no option 'budgets'", *(OPTIONS[name] or ["none"]), name=name, budgets=64)
+
+
+@pytest.mark.parametrize("name", ["", "Quest", "lychee", "quest "])
+def test_unknown_policy_names_the_valid_ones(name: str) -> None:
+    bad(f"unknown policy {name!r}", *OPTIONS, name=name)

@@ -1,0 +1,105 @@
+"""A method that is not ours does what ours do, once it is registered: it is listed, compared, and decodes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import own_method
+import saccade
+from adapters import tiny
+from adapters.ways import WAYS
+from commands import invoker, write_model
+from own_method import NAME, PACKAGE, SAME, installed
+from saccade.calibrate.candidates import families
+from saccade.cli import app
+from saccade.eval import context, reader
+from saccade.eval.entry import usual_policies
+
+from .drawing import SHAPE
+
+
+@pytest.fixture(params=["registered", "entry point"])
+def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """The method in both ways in which it becomes known."""
+    by_hand = request.param == "registered"
+    with installed(tmp_path, entry_point=None if by_hand else f"{PACKAGE}:METHOD"):
+        if by_hand:
+            saccade.register(importlib.import_module(PACKAGE).METHOD)
+        yield
+
+
+@pytest.mark.usefixtures("known")
+def test_it_stands_beside_ours() -> None:
+    assert list(saccade.policies())[-1] == NAME
+    listed = invoker(app)("policies").output
+    assert f"{NAME}  the best tokens for a group's mean query" in listed
+    assert NAME in [policy.name for policy in usual_policies(None)[0]]
+    assert NAME in [policy.name for policy in families(None, ())]
+    costs = invoker(app)("policies", "--cost").output
+    assert NAME in costs
+    policy = saccade.policy(NAME, budget=64)
+    assert saccade.Policy.from_spec(str(policy)) == policy == saccade.Policy.from_json(policy.to_json())
+    assert policy.plan(SHAPE) == saccade.Policy.from_spec(f"{SAME},budget=64").plan(SHAPE)
+
+
+def test_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", 1)
+    monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
+    model, results = write_model(tmp_path / "model"), tmp_path / "results"
+    arguments = ("--context", 1024, "--limit", 1, "--policy", NAME, "--policy", SAME, "--budget", 64)
+    with installed(tmp_path, entry_point=f"{PACKAGE}:METHOD"):
+        result = invoker(app)("compare", "--model", model, "--output-dir", results, *arguments)
+    assert result.exit_code == 0, result.output
+    rows = {row["policy"]: row for row in json.loads((results / "results.json").read_text())["rows"]}
+    theirs, ours = rows[NAME], rows["composed"]
+    measured = ("share_attended", "recall", "recall_per_layer", "token_recall", "correct")
+    assert [theirs[name] for name in measured] == [ours[name] for name in measured]
+    assert theirs["share_attended"] < 0.5
+
+
+@pytest.mark.usefixtures("known")
+def test_it_decodes_however_one_generates() -> None:
+    def tokens(spec: str, way: str) -> list[list[int]]:
+        with saccade.sparsify(tiny.llama(), spec):
+            return WAYS[way](tiny.llama()).tolist()
+
+    sparse = f"{NAME}:budget=8"
+    greedy = tokens(sparse, "greedy")
+    for way in ("by hand", "prompt lookup", "chunked prefill", "static cache"):
+        assert tokens(sparse, way) == greedy
+    for way in ("greedy", "beams", "left-padded"):
+        assert tokens(sparse, way) == tokens(f"{SAME},budget=8", way)
+        covered = tokens(tiny.small(saccade.policies()[NAME]).format(budget=tiny.LARGE), way)
+        assert covered == WAYS[way](tiny.llama()).tolist()
+    assert greedy != WAYS["greedy"](tiny.llama()).tolist()
+
+
+def test_a_name_is_given_once() -> None:
+    quest = saccade.policies()["quest"]
+    saccade.register(quest)  # again: nothing changes
+    other = saccade.Method("quest", "another", "-", quest.options, quest.plan)
+    with pytest.raises(saccade.PolicyError, match="a method 'quest' is already there"):
+        saccade.register(other)
+    assert saccade.policies()["quest"] is quest
+    with pytest.raises(saccade.PolicyError, match=r"method name 'my:quest' is not valid: letters"):
+        saccade.Method("my:quest", "another", "-", quest.options, quest.plan)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("raise RuntimeError('no such\\n  device')", "cannot be loaded: RuntimeError: no such device"),
+        ("", "cannot be loaded: AttributeError"),
+        ("METHOD = 3", "is no saccade.Method but 3"),
+        (own_method.MODULE.replace('Method("mean_topk"', 'Method("quest"'), "a method 'quest' is already there"),
+    ],
+)
+def test_an_installed_method_that_is_none_is_said_in_one_line(tmp_path: Path, module: str, says: str) -> None:
+    with installed(tmp_path, module, f"{PACKAGE}:METHOD"), pytest.raises(saccade.PolicyError, match=says) as error:
+        saccade.policy("quest")
+    assert "\n" not in str(error.value)
