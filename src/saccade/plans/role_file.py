@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from ..errors import PolicyError
 from ..files import Record, Version, parse, read_text, replace_text
 from ..types import ModelShape, Role
-from .identity import ModelRecord, same_model, to_dict
+from .identity import ModelRecord, to_dict
 from .roles import RoleMap
 
 
@@ -94,7 +94,3 @@ class RoleFile:
             OutputError: the file cannot be written.
         """
         replace_text(path, self.to_json(), "role file")
-
-    def belongs_to(self, shape: ModelShape) -> bool:
-        """Whether the roles were found on this model: its sizes, and what both sides know of its identity."""
-        return same_model(self.model, shape)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from ..errors import PolicyError
 from ..methods.policy import Policy
+from ..plans.identity import same_model
 from ..types import ModelShape
 from .recipe import Recipe
 
@@ -128,7 +129,7 @@ def for_model(model: str, shape: Callable[[], ModelShape]) -> str | None:
         PolicyError: if there are two, which the length of the context decides between; the message names both.
     """
     named = {name: one for name, one in PUBLISHED.items() if _bare(model) in map(_bare, one.found["models"])}
-    fitting = [name for name, one in named.items() if one.belongs_to(shape())]
+    fitting = [name for name, one in named.items() if same_model(one.model, shape())]
     if len(fitting) > 1:
         choices = " or ".join(f"{PREFIX}{name} ({named[name].found['by']})" for name in fitting)
         raise PolicyError(f"policy 'auto': two published recipes fit model {model!r}; choose {choices}")

@@ -14,7 +14,7 @@ from ..errors import PolicyError
 from ..files import Record, Version, parse, read_text, replace_text, short
 from ..machine import versions
 from ..methods.policy import Policy
-from ..plans.identity import ModelRecord, refuse_other, same_model, to_dict
+from ..plans.identity import ModelRecord, to_dict
 from ..types import ModelShape
 
 NAME = "saccade.json"
@@ -128,15 +128,3 @@ class Recipe:
             OutputError: the file cannot be written.
         """
         replace_text(path, self.to_json(), "recipe")
-
-    def belongs_to(self, shape: ModelShape) -> bool:
-        """Whether it was found on this model: its sizes, and what both sides know of its identity."""
-        return same_model(self.model, shape)
-
-    def refuse_other(self, where: str, shape: ModelShape) -> None:
-        """Raise for another model; `where` names the recipe.
-
-        Raises:
-            PolicyError: with both fingerprints.
-        """
-        refuse_other(where, self.model, shape)

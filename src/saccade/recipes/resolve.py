@@ -11,6 +11,7 @@ from ..checkpoints.hub import find
 from ..errors import PolicyError
 from ..methods.policy import Policy
 from ..methods.registry import POLICIES
+from ..plans.identity import refuse_other
 from ..types import ModelShape
 from .published import PREFIX, for_model, note, published
 from .recipe import NAME, Recipe
@@ -72,9 +73,9 @@ def resolve(written: object, model: str, shape: Shape) -> Chosen:
     if isinstance(given, Policy):
         return Chosen(given)
     if isinstance(written, str) and written.startswith(PREFIX):
-        given.refuse_other(written, shape())
+        refuse_other(written, given.model, shape())
         return Chosen(given.policy, (note(written.removeprefix(PREFIX)),))
-    given.refuse_other(f"recipe {Path(str(written)).expanduser()}", shape())
+    refuse_other(f"recipe {Path(str(written)).expanduser()}", given.model, shape())
     return Chosen(given.policy)
 
 
@@ -104,7 +105,7 @@ def beside(model: str, shape: Shape) -> Recipe | None:
     if path is None:
         return None
     recipe = Recipe.read(path)
-    recipe.refuse_other(f"recipe {path}", shape())
+    refuse_other(f"recipe {path}", recipe.model, shape())
     return recipe
 
 

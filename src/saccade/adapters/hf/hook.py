@@ -73,7 +73,12 @@ class ForwardHook:
         past = int(held.get_seq_length())
         self._enter(session)
         if self._rectifier is not None or self._levels is not None:
-            self._record(session, past, queries, batch, tokens, kwargs.get("position_ids"), module.device)
+            with lasting():
+                at = kwargs.get("position_ids")
+                if at is None:
+                    # What a model counts for itself when nobody tells it.
+                    at = torch.arange(past, past + queries, device=module.device)[None]
+                session.state.history.record(past, queries, batch, tokens, at)
         call = self.caller.call(past, queries)
         if self._rectifier is None or self.caller.purpose == "draft":
             session.begin(call)
@@ -125,17 +130,6 @@ class ForwardHook:
         if earlier is not None:
             session.pending = earlier.pending
         return session
-
-    @staticmethod
-    def _record(
-        session: Session, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None, device: Any
-    ) -> None:
-        """Note what is fed, for texts and for running it again."""
-        with lasting():
-            if positions is None:
-                # What a model counts for itself when nobody tells it.
-                positions = torch.arange(past, past + queries, device=device)[None]
-            session.state.history.record(past, queries, batch, ids, positions)
 
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")

@@ -15,38 +15,17 @@ from .call import Call
 from .session import Session
 
 
-class Ledger:
-    """What rectification did in one run: dense passes, tokens run again, drafts and how many of them stood."""
-
-    def __init__(self) -> None:
-        self._passes = self._rewritten = self._drafted = self._accepted = 0
-
-    def rectified(self, tokens: int) -> None:
-        """One dense pass ran `tokens` decoded tokens again."""
-        self._passes += 1
-        self._rewritten += tokens
-
-    def drafted(self, tokens: int) -> None:
-        self._drafted += tokens
-
-    def accepted(self) -> None:
-        self._accepted += 1
-
-    def read(self) -> Rectifications:
-        return Rectifications(self._passes, self._rewritten, self._drafted, self._accepted)
-
-
 class Rectifier:
     """Decides whose turn it is, puts earlier tokens in front of a call and takes their hidden states off again.
 
     Args:
         phase: when sparse steps are made good.
-        ledger: where passes are counted.
+        done: where passes are counted.
     """
 
-    def __init__(self, phase: Phase, ledger: Ledger) -> None:
+    def __init__(self, phase: Phase, done: Rectifications) -> None:
         self._phase = phase
-        self._ledger = ledger
+        self._done = done
 
     def begin(
         self, session: Session, call: Call, ids: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -86,7 +65,8 @@ class Rectifier:
             return output
         surplus = session.pending[0] - session.pending[1]
         session.pending = None
-        self._ledger.rectified(surplus)
+        self._done.passes += 1
+        self._done.rewritten += surplus
         if isinstance(output, tuple):
             return (output[0][:, surplus:], *output[1:])
         output.last_hidden_state = output.last_hidden_state[:, surplus:]

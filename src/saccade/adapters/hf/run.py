@@ -17,7 +17,7 @@ from ...decode.capture import reasons_against_capture
 from ...decode.counters import Counters
 from ...decode.recall import RecallObserver
 from ...decode.state import Observer
-from ...decode.stats import RunStats
+from ...decode.stats import Rectifications, RunStats
 from ...errors import AttachmentError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
@@ -26,7 +26,7 @@ from ...selection.history import UNREAD
 from . import attention, support
 from .hook import ForwardHook
 from .linear import NativeLinears
-from .rectify import Ledger, Rectifier
+from .rectify import Rectifier
 from .verify import Verifier
 
 logger = logging.getLogger("saccade")
@@ -52,10 +52,10 @@ class Run:
             else:
                 levels = delimiter_table(tokenizer)
         self._counters = Counters(len(plan.roles.layers))
-        self._ledger = Ledger()
+        self._rectified = Rectifications()
         self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
-        rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._ledger)
+        rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
         self._hook = ForwardHook(plan, self._counters, self._observers, levels, rectifier)
         self._undo: list[Callable[[], None]] = []
         self._attach()
@@ -88,7 +88,7 @@ class Run:
             self._recall,
             index_bytes=indexes.nbytes if indexes is not None else 0,
             build_seconds=indexes.build_seconds if indexes is not None else 0.0,
-            rectification=self._ledger.read(),
+            rectification=self._rectified,
         )
 
     @contextmanager
@@ -155,7 +155,7 @@ class Run:
                 self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.slot)
             generate = model.generate
             if rectify is not None and rectify.mode == "verify":
-                verifier = Verifier(model, rectify.every, self._ledger, hook)
+                verifier = Verifier(model, rectify.every, self._rectified, hook)
                 generate = verifier.generate(generate)
                 self._set_attribute(model, "forward", verifier.forward)
             self._set_attribute(model, "generate", hook.caller.counting_prompt(generate))

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ...decode.stats import Rectifications
 from ...errors import UnsupportedModelError
 from . import cache
 from .hook import ForwardHook
-from .rectify import Ledger, placed, refuse_unmovable
+from .rectify import placed, refuse_unmovable
 from .session import Drafts, Session
 
 _DRAFTERS = ("assistant_model", "prompt_lookup_num_tokens")
@@ -31,14 +32,14 @@ class Verifier:
     Args:
         model: the attached model.
         every: tokens drafted at a time.
-        ledger: where drafts are counted.
+        done: where drafts are counted.
         hook: of the model; it is told what each call is for.
     """
 
-    def __init__(self, model: Any, every: int, ledger: Ledger, hook: ForwardHook) -> None:
+    def __init__(self, model: Any, every: int, done: Rectifications, hook: ForwardHook) -> None:
         self._model = model
         self._every = every
-        self._ledger = ledger
+        self._done = done
         self._hook = hook
         self._ends: Tensor | None = None
         self._ended: Tensor | None = None
@@ -158,7 +159,7 @@ class Verifier:
         assert session.drafts is not None
         cache.end_at(held, past + 1)
         session.state.history.clean = past + 1
-        self._ledger.accepted()
+        self._done.accepted += 1
         return self._output(session.drafts.take(), held)
 
     def _cycle(self, session: Session, past: int, inputs: dict[str, Any], held: Any) -> Any:
@@ -167,7 +168,7 @@ class Verifier:
         if not session.state.needs_selection(past + 1 + max(count, 0)):
             return self._densely(inputs)
         if count < 1:
-            self._ledger.rectified(0)
+            self._done.passes += 1
             return self._densely(inputs)
         tokens = self._draft(past, count, inputs, held)
         run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
@@ -182,8 +183,9 @@ class Verifier:
             cache.end_at(held, end)
             session.state.history.clean = end
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
-        self._ledger.rectified(count)
-        self._ledger.drafted(count)
+        self._done.passes += 1
+        self._done.rewritten += count
+        self._done.drafted += count
         return self._output(logits[:, :1], held)
 
     def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
