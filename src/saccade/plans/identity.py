@@ -71,5 +71,4 @@ def to_dict(shape: ModelShape, what: str) -> dict[str, Any]:
     """
     if shape.architecture is None:
         raise PolicyError(f"a {what} names its model's architecture, and this ModelShape does not know it")
-    sizes = {name: getattr(shape, name) for name in SIZES}
-    return {"architecture": shape.architecture, **sizes, "weights": shape.weights}
+    return {name: getattr(shape, name) for name in ModelRecord.model_fields}
