@@ -74,7 +74,7 @@ MODELS = {"adapters.hf", "eval", "calibrate", "bench"}
 LIBRARIES: dict[str, set[str]] = {
     "torch": {*ARROWS} - {"errors", "files", "methods", "__main__"},
     "triton": {"kernels"},
-    "pydantic": {"methods"},
+    "pydantic": {"files", "plans", "methods", "recipes"},
     "transformers": {*MODELS, "checkpoints", "cli"},
     "safetensors": {"checkpoints", "calibrate"},
     "vllm": {"adapters.vllm", "bench"},

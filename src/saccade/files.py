@@ -6,9 +6,10 @@ import json
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from .errors import OutputError, PolicyError
 
@@ -40,79 +41,99 @@ def replace_text(path: str | Path, text: str, what: str = "") -> None:
         raise OutputError(f"{name} cannot be written: {error.strerror or error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads the parts of one file; everything it refuses starts with where it stands, such as `role file PATH`."""
+class Record(BaseModel):
+    """An object in a JSON file of ours: exactly these keys, and no conversions between kinds of value.
 
-    where: str
+    The description of a field says what is valid there.
+    """
 
-    def refuse(self, what: str) -> NoReturn:
-        raise PolicyError(f"{self.where}: {what}")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    def text(self, path: str | Path) -> str:
-        """What a file holds.
 
-        Raises:
-            PolicyError: if it cannot be read.
-        """
-        try:
-            return Path(path).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a name no file can have
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise PolicyError(f"{self.where} cannot be read: {reason}") from None
+RecordT = TypeVar("RecordT", bound=Record)
 
-    def parse(self, text: str) -> Any:
-        try:
-            return json.loads(
-                text, parse_constant=self._constant, parse_float=self._float, object_pairs_hook=self._object
-            )
-        except PolicyError:
-            raise
-        except (ValueError, RecursionError) as error:
-            self.refuse(f"not JSON: {error}")
 
-    def keys(self, data: Any, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
-        """`data` as an object with exactly these keys."""
-        prefix = f"{name}." if name else ""
-        if not isinstance(data, dict):
-            self.refuse(f"{name or 'the file'} is not an object; its keys are {', '.join(keys)}")
-        for key in data:
-            if key not in keys:
-                self.refuse(f"unknown key {short(prefix + key)}; its keys are {', '.join(keys)}")
-        for key in keys:
-            if key not in data:
-                self.refuse(f"key {prefix + key!r} is missing; its keys are {', '.join(keys)}")
-        return data
+def _readable(version: int) -> int:
+    if version != 1:
+        raise ValueError("this saccade reads version 1")
+    return version
 
-    def version(self, value: Any, version: int) -> None:
-        """Refuse every version but one."""
-        if isinstance(value, bool) or value != version:
-            self.refuse(f"version={short(value)} is not valid: this saccade reads version {version}")
 
-    def mapping(self, value: Any, name: str, meaning: str) -> dict[str, Any]:
-        """`value` as an object of any keys; `meaning` says of what."""
-        if not isinstance(value, dict):
-            self.refuse(f"{name}={short(value)} is not valid: an object that says {meaning}")
-        return value
+Version = Annotated[int, AfterValidator(_readable)]
+"""Of a file's form."""
 
-    def _constant(self, text: str) -> NoReturn:
-        self.refuse(f"{text} is not valid: every number must be finite")
 
-    def _float(self, text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            self.refuse(f"{text} is not valid: every number must be finite")
-        return value
+def read_text(path: str | Path, where: str) -> str:
+    """What a file holds; `where` names it, such as `role file PATH`.
 
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        data = dict(pairs)
-        if len(data) < len(pairs):
-            names = [name for name, _ in pairs]
-            self.refuse(f"key {short(next(name for name in names if names.count(name) > 1))} is given twice")
-        return data
+    Raises:
+        PolicyError: if it cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or a name no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise PolicyError(f"{where} cannot be read: {reason}") from None
+
+
+def parse(kind: type[RecordT], text: str, where: str) -> RecordT:
+    """The record that a file holds.
+
+    Raises:
+        PolicyError: not JSON, NaN or an infinity, a key that is repeated, unknown or missing, or a value that is not
+            valid: one line that starts with `where`.
+    """
+    try:
+        json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_once)
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        reason = _reason(kind, error)
+    except PolicyError as error:
+        reason = str(error)
+    except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
+        reason = f"not JSON: {error}"
+    raise PolicyError(f"{where}: {reason}")
 
 
 def short(value: Any) -> str:
     """A value in one short line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise PolicyError(f"{text} is not valid: every number must be finite")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PolicyError(f"key {short(twice)} is given twice")
+    return dict(pairs)
+
+
+def _reason(kind: type[Record], error: ValidationError) -> str:
+    """The first of the errors that lie least deep; what is valid is the description of its field, if it has one."""
+    first = min(error.errors(include_url=False, include_context=False), key=lambda found: len(found["loc"]))
+    what, place, valid = first["type"], ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    for name in first["loc"][:-1] if what == "missing" else first["loc"]:
+        field = kind.model_fields.get(str(name))
+        if field is None:
+            break
+        valid = field.description or valid
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Record):
+            kind = field.annotation
+    if what == "json_invalid":
+        return f"not JSON: {valid}"
+    structure = {
+        "missing": f"key {place!r} is missing",
+        "extra_forbidden": f"unknown key {short(place)}",
+        "model_type": f"{place or 'the file'} is not an object",
+    }
+    if what in structure:
+        return f"{structure[what]}; its keys are {', '.join(kind.model_fields)}"
+    return f"{place}={short(first['input'])} is not valid: {valid}" if place else valid

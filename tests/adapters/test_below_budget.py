@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 
 import saccade
-from saccade.adapters.hf.run import attach
+from forcing import sparse_below_the_budget
+from saccade.checkpoints.shape import shape_of
+from saccade.types import KVView, Selection
 
 from . import tiny
 from .checking import OracleObserver
@@ -171,11 +176,22 @@ def test_everything_decoding_from_the_first_token(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["streaming", "quest", "tidal", "less_is_more"])
-def test_shortcut_changes_nothing(policy: str) -> None:
+def test_shortcut_changes_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dense shortcut below the budget is only a shortcut, also where a batch or a text grows across it."""
+    chosen: list[int] = []
+    kind = type(saccade.Policy.from_spec(tiny.spec(policy)).plan(shape_of(tiny.llama().config)).selector)
+    select = kind.select
+
+    def selecting(self: Any, q: torch.Tensor, kv: KVView, *given: Any) -> Selection:
+        chosen.append(kv.rows.max_len)
+        return select(self, q, kv, *given)
+
+    monkeypatch.setattr(kind, "select", selecting)
     budget = 33
-    tokens = []
-    for shortcut in (True, False):
-        with attach(tiny.llama(), tiny.spec(policy, budget), recall=False, observers=(), shortcut=shortcut):
+    tokens, shortest = [], []
+    for path in (nullcontext(), sparse_below_the_budget()):
+        with path, saccade.sparsify(tiny.llama(), tiny.spec(policy, budget)):
             tokens.append(generate(tiny.llama(), **tiny.padded([30, 7, 19])).tolist())
+        shortest.append(min(chosen))
     assert tokens[0] == tokens[1]
+    assert shortest == [budget + 1, 31]

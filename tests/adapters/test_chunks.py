@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.adapters.hf.run import attach
+import saccade
 from saccade.selection.chunks.bounds import ChunkBounds
 
 from . import tiny
@@ -35,7 +35,7 @@ def letters() -> Letters:
 
 
 def tokens(way: str, spec: str = SPEC, tokenizer: Letters | None = None) -> tuple[torch.Tensor, tuple[str, ...]]:
-    with attach(tiny.llama(), spec, tokenizer=tokenizer or letters(), recall=False) as run:
+    with saccade.sparsify(tiny.llama(), spec, tokenizer=tokenizer or letters()) as run:
         out = WAYS[way](tiny.llama())
         assert run.stats().share_attended < 0.9
         return out, run.notes
@@ -62,7 +62,7 @@ def test_chunks_matter() -> None:
 @pytest.mark.parametrize("rectify", ["none", "3"])
 def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
     spec, lengths = f"{SPEC},rectify={rectify},budget=24".replace("budget=12,", ""), [40, 30]
-    with attach(tiny.llama(), spec, tokenizer=letters(), recall=False):
+    with saccade.sparsify(tiny.llama(), spec, tokenizer=letters()):
         both = tiny.llama().generate(**tiny.padded(lengths), do_sample=False, max_new_tokens=12)
         for row, length in enumerate(lengths):
             ids = tiny.prompt(length, seed=row)
@@ -71,9 +71,9 @@ def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
 
 
 def test_without_a_tokenizer_chunks_are_pages_and_the_run_says_so() -> None:
-    with attach(tiny.llama(), SPEC, recall=False) as run:
+    with saccade.sparsify(tiny.llama(), SPEC) as run:
         WAYS["greedy"](tiny.llama())
-        index = run._slot[0].state.indexes._indexes[1]
+        index = run._hook.slot[0].state.indexes._indexes[1]
         assert isinstance(index, ChunkBounds)
         assert {stop - start for start, stop in pairwise(index.rows[0])} == {4}
         assert run.notes == ("composed: no tokenizer was given, so chunks have a fixed length",)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from saccade.adapters.hf.run import attach
+import saccade
+from forcing import sparse_below_the_budget
 
 from . import tiny
 from .ways import NEW, WAYS
@@ -23,7 +25,10 @@ def stock(way: str) -> torch.Tensor:
 @pytest.mark.parametrize("policy", tiny.COVERING)
 def test_same_tokens_as_stock(policy: str, shortcut: bool, way: str) -> None:
     expected = stock(way)
-    with attach(tiny.llama(), tiny.spec(policy), recall=False, observers=(), shortcut=shortcut) as run:
+    with (
+        nullcontext() if shortcut else sparse_below_the_budget(),
+        saccade.sparsify(tiny.llama(), tiny.spec(policy)) as run,
+    ):
         tokens = WAYS[way](tiny.llama())
         assert run.stats().steps > 0
         assert run.stats().share_attended == pytest.approx(1.0)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 import saccade
-from saccade.adapters.hf.run import attach
+from forcing import sparse_below_the_budget
 
 from . import tiny
 from .checking import OracleObserver
@@ -59,7 +59,7 @@ def test_family_decodes(name: str) -> None:
     """The stock tokens above the budget with the shortcut off, the oracle's sets below it."""
     model = family(name)
     stock = generate(model)
-    with attach(model, tiny.spec("less_is_more"), recall=False, observers=(), shortcut=False):
+    with sparse_below_the_budget(), saccade.sparsify(model, tiny.spec("less_is_more")):
         assert generate(model) == stock
         assert generate(model, cache_implementation="static") == stock
     spec = tiny.spec("less_is_more", 9)
@@ -75,7 +75,7 @@ def test_family_is_rectified(name: str) -> None:
     """Stock tokens where rewriting changes nothing, and where a dense pass decides about every draft."""
     model = family(name)
     stock = generate(model)
-    with attach(model, "quest:page=4,budget=100,rectify=3", shortcut=False) as run:
+    with sparse_below_the_budget(), saccade.sparsify(model, "quest:page=4,budget=100,rectify=3") as run:
         assert generate(model) == stock
         assert run.stats().dense_passes == 1
     with saccade.sparsify(model, "quest:page=4,budget=4,dense_layers=0,rectify=3:verify") as run:

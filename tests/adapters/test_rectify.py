@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
 
 import saccade
-from saccade.adapters.hf.run import attach
+from forcing import sparse_below_the_budget
 from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.scorers.page_bounds import PageBounds
 from saccade.types import KVView, Rows
@@ -55,10 +55,10 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
     model, checked = tiny.llama(), []
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        session, cache = run._slot[0], kwargs.get("past_key_values")
-        if cache is None or session.clean is None:
+        session, cache = run._hook.slot[0], kwargs.get("past_key_values")
+        if cache is None:
             return
-        clean = min(session.clean, int(cache.get_seq_length()))
+        clean = min(session.state.history.clean, int(cache.get_seq_length()))
         ids = session.state.history.ids(0, clean)
         assert ids is not None
         visible = torch.ones_like(ids) if mask is None else _wider(mask, ids)
@@ -177,7 +177,7 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
     model = tiny.llama()
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        state, held = run._slot[0].state, kwargs["past_key_values"]
+        state, held = run._hook.slot[0].state, kwargs["past_key_values"]
         for layer, index in state.indexes._indexes.items():
             assert isinstance(index, PageBounds)
             covered = state.indexes._covered[layer]
@@ -192,7 +192,7 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
     with saccade.sparsify(model, specs(EVERY)["resa"]) as run:
         # Sparse calls only: after a rewriting one, the index waits for the next selection.
         hook = model.get_decoder().register_forward_hook(
-            lambda m, a, k, o: check(m, a, k, o) if run._slot[0].call.prompt == 0 else None, with_kwargs=True
+            lambda m, a, k, o: check(m, a, k, o) if run._hook.slot[0].call.prompt == 0 else None, with_kwargs=True
         )
         generate(model, max_new_tokens=NEW)
         hook.remove()
@@ -209,7 +209,7 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
     cache = DynamicCache()
     with saccade.sparsify(model, specs(EVERY, mode)["lychee_cluster"]) as run:
         generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
-        session = run._slot[0]
+        session = run._hook.slot[0]
         checked = 0
         for layer, index in session.state.indexes._indexes.items():
             assert isinstance(index, ClusterIndex)
@@ -220,7 +220,7 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
                 edges = held.edges.tolist()
                 assert held.planted + 5 < held.chunks, "many lazy updates"
                 # Nothing unclean has left the buffer.
-                assert session.clean is not None and held.end + int(kv.rows.row_start[row]) <= session.clean
+                assert held.end + int(kv.rows.row_start[row]) <= session.state.history.clean
                 replayed._plant(kv, row, edges[: held.planted + 1], held.seen)
                 replayed._graft(kv, row, edges[held.planted :])
                 for name, tensor in index._own(row).tensors().items():
@@ -317,7 +317,7 @@ def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> 
     ends = {"eos_token_id": token, "pad_token_id": 0, "max_new_tokens": 40, **options}
     expected = generate(twin(), **batch, **ends)
     policy = specs(4, mode)["quest"] if mode == "verify" else "quest:page=4,budget=200,rectify=3"
-    with attach(tiny.llama(), policy, shortcut=False) as run:
+    with sparse_below_the_budget(), saccade.sparsify(tiny.llama(), policy) as run:
         assert generate(tiny.llama(), **batch, **ends).tolist() == expected.tolist()
         done = run.stats()
     assert done.dense_passes > 0
@@ -518,7 +518,7 @@ def test_by_hand_without_positions_then_generate(mode: str) -> None:
         return generate(model, input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
 
     spec = "quest:page=4,budget=200,rectify=4" if mode == "overwrite" else specs(4, mode)["quest"]
-    with attach(model, spec, shortcut=False):
+    with sparse_below_the_budget(), saccade.sparsify(model, spec):
         assert mixed(model).tolist() == mixed(twin()).tolist()
 
 
@@ -580,15 +580,14 @@ def test_nothing_is_drafted_beyond_the_end() -> None:
 @pytest.mark.parametrize("policy", ["lychee_cluster:sinks=1,chunk_min=2,chunk_max=4,dense_layers=1,budget=9,rectify=3"])
 def test_several_tokens_at_once_never_overrun_the_budget(policy: str) -> None:
     """An index holds back what is unclean; a call of more tokens than that is dense."""
-    with saccade.sparsify(tiny.llama(), policy) as run:
-        most: list[int] = []
+    most: list[int] = []
 
-        class Widest:
-            def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, scale: float) -> None:
-                if selection is not None:
-                    most.append(int(selection.tokens(kv.rows.seq_lens).max()))
+    class Widest:
+        def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, scale: float) -> None:
+            if selection is not None:
+                most.append(int(selection.tokens(kv.rows.seq_lens).max()))
 
-        run._observers = (Widest(),)
+    with saccade.sparsify(tiny.llama(), policy, observers=(Widest(),)):
         generate(tiny.llama(), max_new_tokens=20, prompt_lookup_num_tokens=10, max_matching_ngram_size=1)
     assert most and max(most) <= 9
 

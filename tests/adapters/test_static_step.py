@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
+import saccade
+from forcing import sparse_below_the_budget
 from host_reads import watching
 from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
-from saccade.adapters.hf.run import Run, attach
 from saccade.decode.counters import Counters
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
@@ -49,8 +50,7 @@ class Decoding:
 
     def __init__(self, model: PreTrainedModel, spec: str, batch: str) -> None:
         self.model, self.given = model, BATCHES[batch]
-        # The dense shortcut is for hosts that know the length.
-        self.run = attach(model, spec, shortcut=False)
+        self.run = saccade.sparsify(model, spec)
         self.cache = StaticCache(config=model.config, max_cache_len=CAPACITY)
         self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
         self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])
@@ -83,8 +83,9 @@ class Decoding:
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> Any:
-    with torch.no_grad():
+def _every_step_is_sparse() -> Any:
+    # The dense shortcut is for hosts that know the length.
+    with torch.no_grad(), sparse_below_the_budget():
         yield
 
 
@@ -196,14 +197,14 @@ def test_what_happens_undone_is_not_counted() -> None:
     ],
 )
 def test_policies_that_need_the_host_are_refused(spec: str, reason: str) -> None:
-    run = attach(tiny.llama(), spec)
+    run = saccade.sparsify(tiny.llama(), spec)
     with pytest.raises(UnsupportedModelError, match=reason), run.lengths_on_device(torch.zeros(1, dtype=torch.int32)):
         pass
     run.restore()
 
 
 def test_recall_is_refused() -> None:
-    run = attach(tiny.llama(), "dense", recall=True)
+    run = saccade.sparsify(tiny.llama(), "dense", recall=True)
     with pytest.raises(UnsupportedModelError, match="recall"), run.lengths_on_device(torch.zeros(1, dtype=torch.int32)):
         pass
     run.restore()
@@ -217,7 +218,7 @@ def test_other_calls_than_promised_are_refused(tokens: Tensor) -> None:
     decoding.run.restore()
 
 
-def _cache(kind: str, model: PreTrainedModel, run: Run) -> Any:
+def _cache(kind: str, model: PreTrainedModel, run: saccade.Run) -> Any:
     if kind == "empty":
         return StaticCache(config=model.config, max_cache_len=CAPACITY)
     made = DynamicCache() if kind == "dynamic" else StaticCache(config=model.config, max_cache_len=CAPACITY)
@@ -230,7 +231,7 @@ def _cache(kind: str, model: PreTrainedModel, run: Run) -> Any:
 )
 def test_a_graph_needs_a_filled_static_cache_on_cuda(kind: str, reason: str) -> None:
     model = tiny.llama()
-    with attach(model, "dense") as run, pytest.raises(UnsupportedModelError, match=reason):
+    with saccade.sparsify(model, "dense") as run, pytest.raises(UnsupportedModelError, match=reason):
         GraphedStep(run, _cache(kind, model, run))
 
 

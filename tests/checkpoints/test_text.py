@@ -31,7 +31,7 @@ def edges(**options: Any) -> tuple[list[int], list[int], tuple[str, ...]]:
     inputs = tokenizer(TEXT, return_tensors="pt")
     with saccade.sparsify(model, SPEC, **options) as run:
         model.generate(**inputs, max_new_tokens=3, do_sample=False)
-        index = next(iter(run._slot[0].state.indexes._indexes.values()))
+        index = next(iter(run._hook.slot[0].state.indexes._indexes.values()))
         assert isinstance(index, ClusterIndex)
         return inputs["input_ids"][0].tolist(), index.rows[0].edges.tolist(), run.notes
 
@@ -60,7 +60,7 @@ def test_embeddings_have_no_text_and_the_run_says_so(caplog: pytest.LogCaptureFi
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     with saccade.sparsify(model, SPEC, tokenizer=tokenizer) as run:
         model.generate(inputs_embeds=model.get_input_embeddings()(ids).detach(), max_new_tokens=3, do_sample=False)
-        index = next(iter(run._slot[0].state.indexes._indexes.values()))
+        index = next(iter(run._hook.slot[0].state.indexes._indexes.values()))
         assert isinstance(index, ClusterIndex)
         assert {stop - start for start, stop in pairwise(index.rows[0].edges.tolist()[:-1])} == {16}
         assert "embeddings" in run.notes[0]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, StaticCache
 
+import saccade
+from forcing import sparse_below_the_budget
 from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
-from saccade.adapters.hf.run import attach
 from saccade.errors import AttachmentError, UnsupportedModelError
 
 LAYERS, CAPACITY, NEW = 4, 512, 12
@@ -90,7 +91,7 @@ def prefilled(model: PreTrainedModel, ids: Tensor, mask: Tensor | None) -> tuple
 
 def eager(model: PreTrainedModel, spec: str, ids: Tensor, mask: Tensor | None) -> tuple[list[Tensor], Any]:
     """Greedy steps one call after the other; from the second on, none makes the host wait."""
-    with attach(model, spec) as run:
+    with saccade.sparsify(model, spec) as run:
         cache, logits = prefilled(model, ids, mask)
         starts, steps = row_starts(mask, ids.shape[0]).cuda(), [logits]
         for step in range(NEW):
@@ -105,7 +106,7 @@ def eager(model: PreTrainedModel, spec: str, ids: Tensor, mask: Tensor | None) -
 
 
 def graphed(model: PreTrainedModel, spec: str, ids: Tensor, mask: Tensor | None) -> tuple[list[Tensor], Any]:
-    with attach(model, spec) as run:
+    with saccade.sparsify(model, spec) as run:
         cache, logits = prefilled(model, ids, mask)
         steps = [logits]
         graph = GraphedStep(run, cache, mask)
@@ -120,7 +121,7 @@ def graphed(model: PreTrainedModel, spec: str, ids: Tensor, mask: Tensor | None)
 
 def on_host(model: PreTrainedModel, spec: str, ids: Tensor, mask: Tensor | None, tokens: list[Tensor]) -> list[Tensor]:
     """The logits of calls whose lengths the host knows, fed the tokens given."""
-    with attach(model, spec, shortcut=False):
+    with sparse_below_the_budget(), saccade.sparsify(model, spec):
         cache, logits = prefilled(model, ids, mask)
         steps, seen = [logits], torch.ones_like(ids) if mask is None else mask
         for token in tokens:
@@ -167,7 +168,7 @@ def test_calls_and_replays_follow_each_other(model: PreTrainedModel) -> None:
     ids, _ = batches()["three, 160"]
     spec = POLICIES["quest"]
     expected, _ = eager(model, spec, ids, None)
-    with attach(model, spec) as run:
+    with saccade.sparsify(model, spec) as run:
         cache, logits = prefilled(model, ids, None)
         graph, steps = GraphedStep(run, cache), [logits]
         starts = row_starts(None, 3).cuda()
@@ -184,7 +185,7 @@ def test_calls_and_replays_follow_each_other(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def test_a_full_cache_and_an_emptied_one_are_refused(model: PreTrainedModel) -> None:
     ids, _ = batches()["one, 37"]
-    with attach(model, "dense") as run:
+    with saccade.sparsify(model, "dense") as run:
         cache = StaticCache(config=model.config, max_cache_len=38)
         model(ids, past_key_values=cache, use_cache=True)
         graph = GraphedStep(run, cache)
@@ -194,7 +195,7 @@ def test_a_full_cache_and_an_emptied_one_are_refused(model: PreTrainedModel) -> 
             graph.step(token)
         with pytest.raises(UnsupportedModelError, match="full"):
             GraphedStep(run, cache)
-    with attach(model, "dense") as run:
+    with saccade.sparsify(model, "dense") as run:
         cache, _ = prefilled(model, ids, None)
         graph = GraphedStep(run, cache)
         cache.reset()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import saccade
 from methods.test_policy import OPTIONS
 from saccade import Recipe
+from saccade.plans.identity import refuse_other, same_model
 from saccade.types import ModelShape
 
 SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3", weights="9f31c2")
@@ -197,9 +198,9 @@ MANGLED = {
     "a bad option": (changed(policy="tidal:budget=0"), ("budget='0'",)),
     "a policy that does not fit": (changed(policy="tidal:reselect=8"), ("reselect=8", "valid layers are 2 to 7")),
     "one layer": (changed(reselect=5), ("reselect=5 is not valid", "a list of layers, or null")),
-    "half a layer": (changed(reselect=[5.5]), ("reselect=[5.5]",)),
-    "a boolean layer": (changed(reselect=[True]), ("reselect=[True]",)),
-    "a layer that is text": (changed(reselect=["5"]), ("reselect=['5']",)),
+    "half a layer": (changed(reselect=[5.5]), ("reselect.0=5.5", "a list of layers")),
+    "a boolean layer": (changed(reselect=[True]), ("reselect.0=True", "a list of layers")),
+    "a layer that is text": (changed(reselect=["5"]), ("reselect.0='5'", "a list of layers")),
     "a layer of no model": (changed(reselect=[8]), ("reselect=8", "valid layers are 2 to 7")),
     "a negative layer": (changed(reselect=[-1]), ("reselect",)),
     "roles that are a list": (changed(roles=["heads:0"]), ("roles=['heads:0']", "or null")),
@@ -273,9 +274,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 )
 def test_a_recipe_of_another_model_is_refused_with_both_fingerprints(other: dict[str, Any]) -> None:
     shape = replace(SHAPE, **other)
-    assert not RECIPE.belongs_to(shape)
+    assert not same_model(RECIPE.model, shape)
     with pytest.raises(saccade.PolicyError) as error:
-        RECIPE.refuse_other("recipe x.json", shape)
+        refuse_other("recipe x.json", RECIPE.model, shape)
     both = [
         f"{s.architecture} (layers={s.layers}, query_heads={s.query_heads}, kv_heads={s.kv_heads}, "
         f"head_dim={s.head_dim}, weights={s.weights})"
@@ -286,5 +287,5 @@ def test_a_recipe_of_another_model_is_refused_with_both_fingerprints(other: dict
 
 @pytest.mark.parametrize("unknown", ["architecture", "weights"])
 def test_what_nobody_knows_is_not_compared(unknown: str) -> None:
-    assert RECIPE.belongs_to(replace(SHAPE, **{unknown: None}))
-    assert replace(RECIPE, model=replace(SHAPE, **{unknown: None})).belongs_to(SHAPE)
+    assert same_model(SHAPE, replace(SHAPE, **{unknown: None}))
+    assert same_model(replace(SHAPE, **{unknown: None}), SHAPE)

@@ -23,7 +23,7 @@ from saccade.checkpoints.load import ModelSource, load
 from saccade.checkpoints.shape import shape_of, shape_of_model
 from saccade.checkpoints.weights import hash_of, stored_hash
 from saccade.plans.identity import fingerprint
-from saccade.recipes import resolve as recipes
+from saccade.recipes.published import note, published
 from saccade.recipes.resolve import Chosen, beside, default, resolve
 from saccade.types import ModelShape
 
@@ -127,7 +127,7 @@ def test_a_mangled_recipe_is_refused(saved: Saved) -> None:
 
 def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
     """The tiny model bears a published name; its sizes are put where the recipe's are."""
-    one = recipes.published("llama-3.1-8b")
+    one = published("llama-3.1-8b")
     model = loaded(saved(name="Llama-3.1-8B"))
     with pytest.raises(saccade.PolicyError, match="no recipe for model"):
         saccade.sparsify(model, "auto")
@@ -137,8 +137,8 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
     for name, written in (("meta-llama/Llama-3.1-8B", "auto"), ("", "recipe:llama-3.1-8b")):
         deep.name_or_path = name
         with saccade.sparsify(deep, written) as run:
-            assert run.policy == one.recipe.policy
-            assert run.notes == (one.note,)
+            assert run.policy == one.policy
+            assert run.notes == (note("llama-3.1-8b"),)
 
 
 # --- from configurations ------------------------------------------------------------------------------------------
@@ -148,21 +148,21 @@ def test_a_name_and_a_configuration_are_enough() -> None:
     config = LlamaConfig(
         num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, head_dim=128
     )
-    one = recipes.published("llama-3.1-8b")
+    one = published("llama-3.1-8b")
     for written in ("auto", "recipe:llama-3.1-8b"):
         chosen = resolve(written, "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
-        assert chosen == Chosen(one.recipe.policy, (one.note,))
+        assert chosen == Chosen(one.policy, (note("llama-3.1-8b"),))
     config.num_hidden_layers = 16
     with pytest.raises(saccade.PolicyError, match="'auto': no recipe for model"):
         resolve("auto", "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
 
 
 def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
-    folder, one = tmp_path / "Qwen3-8B", recipes.published("qwen3-8b")
+    folder, one = tmp_path / "Qwen3-8B", published("qwen3-8b")
     folder.mkdir()
-    assert resolve("auto", str(folder), lambda: one.recipe.model) == Chosen(one.recipe.policy, (one.note,))
-    Recipe(one.recipe.model, POLICY).write(folder / "saccade.json")
-    assert resolve("auto", str(folder), lambda: one.recipe.model) == Chosen(POLICY)
+    assert resolve("auto", str(folder), lambda: one.model) == Chosen(one.policy, (note("qwen3-8b"),))
+    Recipe(one.model, POLICY).write(folder / "saccade.json")
+    assert resolve("auto", str(folder), lambda: one.model) == Chosen(POLICY)
 
 
 def test_two_published_recipes_are_not_chosen_between() -> None:

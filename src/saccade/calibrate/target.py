@@ -20,6 +20,7 @@ from ..errors import DocumentError, OutputError, SaccadeError
 from ..eval.output import check_folder
 from ..machine import versions
 from ..methods.policy import Policy
+from ..plans.identity import refuse_other
 from ..recipes.recipe import NAME, Recipe
 from ..recipes.resolve import beside
 from ..types import ModelShape
@@ -180,7 +181,7 @@ class Target:
         shape = shape_of_model(model)
         if self.recipe_path.exists():
             recipe = Recipe.read(self.recipe_path)
-            recipe.refuse_other(f"recipe {self.recipe_path}", shape)
+            refuse_other(f"recipe {self.recipe_path}", recipe.model, shape)
             return recipe
         return beside(self.source.location, lambda: shape)
 

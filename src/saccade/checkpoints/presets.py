@@ -13,58 +13,23 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 from ..errors import ModelFolderError
 from .load import ModelSource
 
-_LLAMA_3 = {"vocab_size": 128_256, "rope_theta": 500_000.0}
+_SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+_LLAMA_3 = {"rope_theta": 500_000.0}
 
 SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingProxyType(
     {
-        "smollm2-135m": (
-            LlamaConfig,
-            {
-                "vocab_size": 49_152,
-                "hidden_size": 576,
-                "intermediate_size": 1_536,
-                "num_hidden_layers": 30,
-                "num_attention_heads": 9,
-                "num_key_value_heads": 3,
-                "tie_word_embeddings": True,
-            },
-        ),
-        "llama-3.2-1b": (
-            LlamaConfig,
-            {
-                **_LLAMA_3,
-                "hidden_size": 2_048,
-                "intermediate_size": 8_192,
-                "num_hidden_layers": 16,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "head_dim": 64,
-                "tie_word_embeddings": True,
-            },
-        ),
-        "llama-3.1-8b": (
-            LlamaConfig,
-            {
-                **_LLAMA_3,
-                "hidden_size": 4_096,
-                "intermediate_size": 14_336,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-            },
-        ),
-        "qwen3-8b": (
-            Qwen3Config,
-            {
-                "vocab_size": 151_936,
-                "hidden_size": 4_096,
-                "intermediate_size": 12_288,
-                "num_hidden_layers": 36,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-            },
-        ),
+        name: (kind, {**dict(zip(_SIZES.split(), sizes, strict=True)), **others})
+        for name, kind, sizes, others in (
+            ("smollm2-135m", LlamaConfig, (49_152, 576, 1_536, 30, 9, 3, 64), {"tie_word_embeddings": True}),
+            (
+                "llama-3.2-1b",
+                LlamaConfig,
+                (128_256, 2_048, 8_192, 16, 32, 8, 64),
+                {**_LLAMA_3, "tie_word_embeddings": True},
+            ),
+            ("llama-3.1-8b", LlamaConfig, (128_256, 4_096, 14_336, 32, 32, 8, 128), _LLAMA_3),
+            ("qwen3-8b", Qwen3Config, (151_936, 4_096, 12_288, 36, 32, 8, 128), {}),
+        )
     }
 )
 

@@ -126,9 +126,9 @@ def _list_recipes() -> None:
 
     console = output()
     console.print(f"Published re-selection layers: {MARK}. auto finds them by the model's name.\n", soft_wrap=True)
-    for one in PUBLISHED.values():
-        console.print(f"[bold]{PREFIX}{one.name}[/bold]  {one.recipe.policy}", highlight=False, soft_wrap=True)
-        console.print(f"  {one.source}\n  {', '.join(one.models)}", highlight=False, soft_wrap=True)
+    for name, one in PUBLISHED.items():
+        console.print(f"[bold]{PREFIX}{name}[/bold]  {one.policy}", highlight=False, soft_wrap=True)
+        console.print(f"  {one.found['by']}\n  {', '.join(one.found['models'])}", highlight=False, soft_wrap=True)
 
 
 def _written(default: Any) -> str:

@@ -17,7 +17,7 @@ class RecallMeans(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rectifications:
     """What dense passes over sparse steps have done (ReSA, section 2.2 and appendix B); a batch counts once.
 

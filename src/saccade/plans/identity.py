@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
 
 from ..errors import PolicyError
-from ..files import Reader, short
+from ..files import Record
 from ..types import ModelShape
 
 SIZES = ("layers", "query_heads", "kv_heads", "head_dim")
+
+Size = Annotated[int, Field(ge=1, description="a whole number, at least 1")]
+
+
+class ModelRecord(Record):
+    """A file's `model`."""
+
+    architecture: str = Field(min_length=1, description="a model type, such as 'qwen3'")
+    layers: Size
+    query_heads: Size
+    kv_heads: Size
+    head_dim: Size
+    weights: str | None = Field(description="a hash as text, or null")
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> ModelRecord:
+        if self.query_heads % self.kv_heads:
+            raise ValueError(f"query_heads={self.query_heads} is no multiple of kv_heads={self.kv_heads}")
+        return self
+
+    def shape(self) -> ModelShape:
+        return ModelShape(**self.model_dump())
 
 
 def fingerprint(shape: ModelShape) -> str:
@@ -40,34 +64,11 @@ def refuse_other(where: str, made_for: ModelShape, shape: ModelShape) -> None:
 
 
 def to_dict(shape: ModelShape, what: str) -> dict[str, Any]:
-    """A file's `model`; `what` names the kind of file.
+    """What becomes a `ModelRecord` when it is read; `what` names the kind of file.
 
     Raises:
         PolicyError: if the architecture is unknown.
     """
     if shape.architecture is None:
         raise PolicyError(f"a {what} names its model's architecture, and this ModelShape does not know it")
-    sizes = {name: getattr(shape, name) for name in SIZES}
-    return {"architecture": shape.architecture, **sizes, "weights": shape.weights}
-
-
-def read_model(reader: Reader, data: Any) -> ModelShape:
-    """Inverse of `to_dict`.
-
-    Raises:
-        PolicyError: on anything that it does not make.
-    """
-    model = reader.keys(data, "model", ("architecture", *SIZES, "weights"))
-    if not isinstance(model["architecture"], str) or not model["architecture"]:
-        reader.refuse(f"model.architecture={short(model['architecture'])} is not valid: a model type, such as 'qwen3'")
-    if model["weights"] is not None and not isinstance(model["weights"], str):
-        reader.refuse(f"model.weights={short(model['weights'])} is not valid: a hash as text, or null")
-    for name in SIZES:
-        value = model[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            reader.refuse(f"model.{name}={short(value)} is not valid: a whole number, at least 1")
-    if model["query_heads"] % model["kv_heads"]:
-        reader.refuse(
-            f"model.query_heads={model['query_heads']} is not valid: a multiple of kv_heads={model['kv_heads']}"
-        )
-    return ModelShape(**model)
+    return {name: getattr(shape, name) for name in ModelRecord.model_fields}

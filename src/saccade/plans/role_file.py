@@ -8,15 +8,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, model_validator
+
 from ..errors import PolicyError
-from ..files import Reader, replace_text, short
+from ..files import Record, Version, parse, read_text, replace_text
 from ..types import ModelShape, Role
-from .identity import read_model, same_model, to_dict
+from .identity import ModelRecord, to_dict
 from .roles import RoleMap
 
-VERSION = 1
 
-_ROLES = {role.value: role for role in Role}
+class _Record(Record):
+    version: Version
+    model: ModelRecord
+    roles: tuple[tuple[Role, ...], ...] = Field(
+        description=f"{', '.join(role.value for role in Role)}, one for each KV head in a list for each layer"
+    )
+    found: dict[str, Any] = Field(description="an object that says how the roles were found")
+
+    @model_validator(mode="after")
+    def _a_role_for_every_head(self) -> _Record:
+        layers, kv_heads = self.model.layers, self.model.kv_heads
+        if len(self.roles) != layers:
+            raise ValueError(f"roles of {len(self.roles)} layers are not valid: the model has {layers} layers")
+        for layer, heads in enumerate(self.roles):
+            if len(heads) != kv_heads:
+                raise ValueError(
+                    f"roles of {len(heads)} heads are not valid in layer {layer}: it has {kv_heads} KV heads"
+                )
+        return self
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,7 @@ class RoleFile:
             PolicyError: a file that is absent or not exactly what `write` writes; the message starts with its name.
         """
         where = f"role file {path}"
-        return cls.from_json(Reader(where).text(path), where)
+        return cls.from_json(read_text(path, where), where)
 
     @classmethod
     def from_json(cls, text: str, where: str = "role file") -> RoleFile:
@@ -44,14 +63,9 @@ class RoleFile:
         Raises:
             PolicyError: unknown or missing keys, NaN or infinity, another version, counts or names that do not fit.
         """
-        reader = Reader(where)
-        data = reader.keys(reader.parse(text), "", ("version", "model", "roles", "found"))
-        reader.version(data["version"], VERSION)
-        model = read_model(reader, data["model"])
-        roles = _read_roles(reader, data["roles"], model)
-        found = reader.mapping(data["found"], "found", "how the roles were found")
+        record = parse(_Record, text, where)
         try:
-            return cls(model, RoleMap(roles), found)
+            return cls(record.model.shape(), RoleMap(record.roles), record.found)
         except PolicyError as error:
             raise PolicyError(f"{where}: {error}") from None
 
@@ -68,7 +82,7 @@ class RoleFile:
         except (TypeError, ValueError) as error:
             raise PolicyError(f"a role file's found must be JSON without NaN: {error}") from None
         return (
-            f'{{\n  "version": {VERSION},\n  "model": {json.dumps(model)},\n'
+            f'{{\n  "version": 1,\n  "model": {json.dumps(model)},\n'
             f'  "roles": [\n    {layers}\n  ],\n  "found": {found}\n}}\n'
         )
 
@@ -80,22 +94,3 @@ class RoleFile:
             OutputError: the file cannot be written.
         """
         replace_text(path, self.to_json(), "role file")
-
-    def belongs_to(self, shape: ModelShape) -> bool:
-        """Whether the roles were found on this model: its sizes, and what both sides know of its identity."""
-        return same_model(self.model, shape)
-
-
-def _read_roles(reader: Reader, data: Any, model: ModelShape) -> tuple[tuple[Role, ...], ...]:
-    if not isinstance(data, list) or len(data) != model.layers:
-        count = f"{len(data)} layers" if isinstance(data, list) else short(data)
-        reader.refuse(f"roles={count} is not valid: a list for each of the model's {model.layers} layers")
-    for layer, heads in enumerate(data):
-        if not isinstance(heads, list) or len(heads) != model.kv_heads:
-            count = f"{len(heads)} heads" if isinstance(heads, list) else short(heads)
-            reader.refuse(f"roles of layer {layer}: {count} is not valid: a role for each of {model.kv_heads} KV heads")
-        for head, role in enumerate(heads):
-            if not isinstance(role, str) or role not in _ROLES:
-                place, valid = f"KV head {head} of layer {layer}", ", ".join(_ROLES)
-                reader.refuse(f"role {short(role)} of {place} is not valid: {valid}")
-    return tuple(tuple(_ROLES[role] for role in heads) for heads in data)

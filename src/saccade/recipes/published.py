@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..errors import PolicyError
 from ..methods.policy import Policy
+from ..plans.identity import same_model
 from ..types import ModelShape
 from .recipe import Recipe
 
@@ -31,110 +31,77 @@ _LLAMA_3_70B_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A paper's choice for a model.
-
-    Attributes:
-        name: what `recipe:NAME` calls it.
-        models: hub names that it stands for.
-        source: paper and place.
-        recipe: as if it had been read from a file, with a hash of no weights.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    source: str
-    recipe: Recipe
-
-    @property
-    def note(self) -> str:
-        """What whoever decodes with it should know."""
-        return f"recipe {self.name} ({self.source}): {MARK}"
-
-    def stands_for(self, model: str) -> bool:
-        """Whether a hub id or folder bears one of its models' names, whoever owns it."""
-        return _bare(model) in map(_bare, self.models)
-
-
-def _entry(name: str, shape: ModelShape, spec: str, source: str, models: str) -> Published:
+def _recipe(shape: ModelShape, spec: str, source: str, models: str) -> Recipe:
+    """A paper's choice for the models of these hub names, as if it had been read from a file."""
     policy = Policy.from_spec(spec)
     layers: tuple[int, ...] = policy.options.model_dump()["reselect"]
-    return Published(
-        name,
-        tuple(models.split()),
-        source,
-        Recipe(shape, policy, layers, found={"by": source, "mark": MARK}, versions={}),
-    )
+    found = {"by": source, "models": models.split(), "mark": MARK}
+    return Recipe(shape, policy, layers, found=found, versions={})
 
 
-_ENTRIES = (
-    _entry(
-        "llama-3-8b",
-        _LLAMA_3_8B,
-        "less_is_more:reselect=13",
-        _LESS_IS_MORE + "tables 6 and 11",
-        "meta-llama/Meta-Llama-3-8B meta-llama/Meta-Llama-3-8B-Instruct gradientai/Llama-3-8B-Instruct-Gradient-1048k",
-    ),
-    _entry(
-        "llama-3.1-8b",
-        _LLAMA_3_8B,
-        "less_is_more:reselect=13",
-        _LESS_IS_MORE + "tables 6 and 11",
-        "meta-llama/Llama-3.1-8B meta-llama/Llama-3.1-8B-Instruct "
-        "meta-llama/Meta-Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B-Instruct",
-    ),
-    _entry(
-        "llama-3-70b-10k",
-        _LLAMA_3_70B,
-        "tidal:reselect=31",
-        _TIDAL + "tables 2 and 11, at 10K tokens",
-        _LLAMA_3_70B_NAMES,
-    ),
-    _entry("llama-3-70b-32k", _LLAMA_3_70B, "tidal:reselect=14", _TIDAL + "table 2, at 32K tokens", _LLAMA_3_70B_NAMES),
-    _entry(
-        "llama-3.2-3b",
-        ModelShape(28, 24, 8, 128, "llama"),
-        "tidal:reselect=12",
-        _TIDAL + "table 9",
-        "meta-llama/Llama-3.2-3B meta-llama/Llama-3.2-3B-Instruct",
-    ),
-    _entry(
-        "llama-2-7b",
-        _LLAMA_2_7B,
-        "tidal:reselect=7",
-        _TIDAL + "section 4.4 and table 14",
-        "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-7b-chat-hf NousResearch/Yarn-Llama-2-7b-128k",
-    ),
-    _entry(
-        "longchat-7b",
-        _LLAMA_2_7B,
-        "less_is_more:reselect=7",
-        _LESS_IS_MORE + "tables 11 and 14",
-        "lmsys/longchat-7b-v1.5-32k",
-    ),
-    _entry("qwen3-4b", _QWEN3_8B, "less_is_more:reselect=20", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-4B"),
-    _entry("qwen3-8b", _QWEN3_8B, "less_is_more:reselect=12", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-8B"),
-    _entry(
-        "qwen3-14b",
-        ModelShape(40, 40, 8, 128, "qwen3"),
-        "less_is_more:reselect=12",
-        _LESS_IS_MORE + _REASONING,
-        "Qwen/Qwen3-14B",
-    ),
-    _entry(
-        "deepseek-r1-distill-llama-8b",
-        _LLAMA_3_8B,
-        "less_is_more:reselect=12",
-        _LESS_IS_MORE + _REASONING,
-        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
-    ),
+PUBLISHED: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "llama-3-8b": _recipe(
+            _LLAMA_3_8B,
+            "less_is_more:reselect=13",
+            _LESS_IS_MORE + "tables 6 and 11",
+            "meta-llama/Meta-Llama-3-8B meta-llama/Meta-Llama-3-8B-Instruct "
+            "gradientai/Llama-3-8B-Instruct-Gradient-1048k",
+        ),
+        "llama-3.1-8b": _recipe(
+            _LLAMA_3_8B,
+            "less_is_more:reselect=13",
+            _LESS_IS_MORE + "tables 6 and 11",
+            "meta-llama/Llama-3.1-8B meta-llama/Llama-3.1-8B-Instruct "
+            "meta-llama/Meta-Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B-Instruct",
+        ),
+        "llama-3-70b-10k": _recipe(
+            _LLAMA_3_70B,
+            "tidal:reselect=31",
+            _TIDAL + "tables 2 and 11, at 10K tokens",
+            _LLAMA_3_70B_NAMES,
+        ),
+        "llama-3-70b-32k": _recipe(
+            _LLAMA_3_70B, "tidal:reselect=14", _TIDAL + "table 2, at 32K tokens", _LLAMA_3_70B_NAMES
+        ),
+        "llama-3.2-3b": _recipe(
+            ModelShape(28, 24, 8, 128, "llama"),
+            "tidal:reselect=12",
+            _TIDAL + "table 9",
+            "meta-llama/Llama-3.2-3B meta-llama/Llama-3.2-3B-Instruct",
+        ),
+        "llama-2-7b": _recipe(
+            _LLAMA_2_7B,
+            "tidal:reselect=7",
+            _TIDAL + "section 4.4 and table 14",
+            "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-7b-chat-hf NousResearch/Yarn-Llama-2-7b-128k",
+        ),
+        "longchat-7b": _recipe(
+            _LLAMA_2_7B,
+            "less_is_more:reselect=7",
+            _LESS_IS_MORE + "tables 11 and 14",
+            "lmsys/longchat-7b-v1.5-32k",
+        ),
+        "qwen3-4b": _recipe(_QWEN3_8B, "less_is_more:reselect=20", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-4B"),
+        "qwen3-8b": _recipe(_QWEN3_8B, "less_is_more:reselect=12", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-8B"),
+        "qwen3-14b": _recipe(
+            ModelShape(40, 40, 8, 128, "qwen3"),
+            "less_is_more:reselect=12",
+            _LESS_IS_MORE + _REASONING,
+            "Qwen/Qwen3-14B",
+        ),
+        "deepseek-r1-distill-llama-8b": _recipe(
+            _LLAMA_3_8B,
+            "less_is_more:reselect=12",
+            _LESS_IS_MORE + _REASONING,
+            "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+        ),
+    }
 )
+"""By what `recipe:NAME` calls them; `found` says by which paper and for which models."""
 
-PUBLISHED: Mapping[str, Published] = MappingProxyType({one.name: one for one in _ENTRIES})
 
-
-def published(name: str) -> Published:
+def published(name: str) -> Recipe:
     """The published recipe of that name.
 
     Raises:
@@ -146,21 +113,26 @@ def published(name: str) -> Published:
         raise PolicyError(f"unknown recipe {PREFIX}{name}; published are {', '.join(PUBLISHED)}") from None
 
 
-def for_model(name: str, shape: Callable[[], ModelShape]) -> Published | None:
-    """The published recipe for a hub id or folder that bears a model's name and has its sizes; None if there is none.
+def note(name: str) -> str:
+    """What whoever decodes with a published recipe should know."""
+    return f"recipe {name} ({PUBLISHED[name].found['by']}): {MARK}"
+
+
+def for_model(model: str, shape: Callable[[], ModelShape]) -> str | None:
+    """The name of the published recipe for a hub id or folder that bears a model's name, whoever owns it; or None.
 
     Args:
-        name: of the model.
-        shape: of the model; called only if the name is known.
+        model: its name.
+        shape: of the model, which must have the recipe's sizes; called only if the name is known.
 
     Raises:
         PolicyError: if there are two, which the length of the context decides between; the message names both.
     """
-    named = [one for one in PUBLISHED.values() if one.stands_for(name)]
-    fitting = [one for one in named if one.recipe.belongs_to(shape())]
+    named = {name: one for name, one in PUBLISHED.items() if _bare(model) in map(_bare, one.found["models"])}
+    fitting = [name for name, one in named.items() if same_model(one.model, shape())]
     if len(fitting) > 1:
-        choices = " or ".join(f"{PREFIX}{one.name} ({one.source})" for one in fitting)
-        raise PolicyError(f"policy 'auto': two published recipes fit model {name!r}; choose {choices}")
+        choices = " or ".join(f"{PREFIX}{name} ({named[name].found['by']})" for name in fitting)
+        raise PolicyError(f"policy 'auto': two published recipes fit model {model!r}; choose {choices}")
     return fitting[0] if fitting else None
 
 

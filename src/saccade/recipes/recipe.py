@@ -8,19 +8,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from ..errors import PolicyError
-from ..files import Reader, replace_text, short
+from ..files import Record, Version, parse, read_text, replace_text, short
 from ..machine import versions
 from ..methods.policy import Policy
-from ..plans.identity import read_model, refuse_other, same_model, to_dict
+from ..plans.identity import ModelRecord, to_dict
 from ..types import ModelShape
-
-VERSION = 1
 
 NAME = "saccade.json"
 """What a recipe is called beside its model's configuration."""
 
-_KEYS = ("version", "model", "policy", "reselect", "roles", "found", "scores", "versions")
+
+class _Record(Record):
+    version: Version
+    model: ModelRecord
+    policy: str = Field(description="a spec")
+    reselect: tuple[int, ...] | None = Field(description="a list of layers, or null")
+    roles: str | None = Field(description="heads:L+L.H, layers:N+N or null")
+    found: dict[str, Any] = Field(description="an object that says how the recipe was found")
+    scores: dict[str, Any] = Field(description="an object that says what was measured")
+    versions: dict[str, str] = Field(description="an object that says which software found it, versions as text")
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Recipe:
             PolicyError: a file that is absent or not exactly what `write` writes; the message starts with its name.
         """
         where = f"recipe {path}"
-        return cls.from_json(Reader(where).text(path), where)
+        return cls.from_json(read_text(path, where), where)
 
     @classmethod
     def from_json(cls, text: str, where: str = "recipe") -> Recipe:
@@ -75,22 +84,17 @@ class Recipe:
         Raises:
             PolicyError: unknown, missing or repeated keys, NaN, another version, or values that do not fit the model.
         """
-        reader = Reader(where)
-        data = reader.keys(reader.parse(text), "", _KEYS)
-        reader.version(data["version"], VERSION)
-        model = read_model(reader, data["model"])
-        for name, kind, valid in (("policy", str, "a spec"), ("roles", str | None, "heads:L+L.H, layers:N+N or null")):
-            if not isinstance(data[name], kind):
-                reader.refuse(f"{name}={short(data[name])} is not valid: {valid}")
-        named = reader.mapping(data["versions"], "versions", "which software found it")
-        for package, number in named.items():
-            if not isinstance(number, str):
-                reader.refuse(f"versions.{package}={short(number)} is not valid: a version as text")
-        found = reader.mapping(data["found"], "found", "how the recipe was found")
-        scores = reader.mapping(data["scores"], "scores", "what was measured")
-        reselect = _read_layers(reader, data["reselect"])
+        record = parse(_Record, text, where)
         try:
-            return cls(model, Policy.from_spec(data["policy"]), reselect, data["roles"], found, scores, named)
+            return cls(
+                record.model.shape(),
+                Policy.from_spec(record.policy),
+                record.reselect,
+                record.roles,
+                record.found,
+                record.scores,
+                record.versions,
+            )
         except PolicyError as error:
             raise PolicyError(f"{where}: {error}") from None
 
@@ -102,7 +106,7 @@ class Recipe:
                 unknown.
         """
         data = {
-            "version": VERSION,
+            "version": 1,
             "model": to_dict(self.model, "recipe"),
             "policy": self.policy.to_spec(),
             "reselect": None if self.reselect is None else list(self.reselect),
@@ -124,23 +128,3 @@ class Recipe:
             OutputError: the file cannot be written.
         """
         replace_text(path, self.to_json(), "recipe")
-
-    def belongs_to(self, shape: ModelShape) -> bool:
-        """Whether it was found on this model: its sizes, and what both sides know of its identity."""
-        return same_model(self.model, shape)
-
-    def refuse_other(self, where: str, shape: ModelShape) -> None:
-        """Raise for another model; `where` names the recipe.
-
-        Raises:
-            PolicyError: with both fingerprints.
-        """
-        refuse_other(where, self.model, shape)
-
-
-def _read_layers(reader: Reader, data: Any) -> tuple[int, ...] | None:
-    if data is None:
-        return None
-    if not isinstance(data, list) or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in data):
-        reader.refuse(f"reselect={short(data)} is not valid: a list of layers, or null")
-    return tuple(data)

@@ -11,8 +11,9 @@ from ..checkpoints.hub import find
 from ..errors import PolicyError
 from ..methods.policy import Policy
 from ..methods.registry import policies
+from ..plans.identity import refuse_other
 from ..types import ModelShape
-from .published import PREFIX, Published, for_model, published
+from .published import PREFIX, for_model, note, published
 from .recipe import NAME, Recipe
 
 AUTO = "auto"
@@ -35,52 +36,23 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A recipe, not held against a model yet; `where` starts what is said about it."""
-
-    recipe: Recipe
-    where: str
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def file(cls, path: str | Path) -> Found:
-        return cls(Recipe.read(path), f"recipe {path}")
-
-    @classmethod
-    def of_paper(cls, one: Published) -> Found:
-        return cls(one.recipe, f"{PREFIX}{one.name}", (one.note,))
-
-    def checked(self, shape: ModelShape) -> Recipe:
-        """The recipe.
-
-        Raises:
-            PolicyError: if it is another model's, with both fingerprints.
-        """
-        self.recipe.refuse_other(self.where, shape)
-        return self.recipe
-
-
-def read(written: object) -> Policy | Found | None:
-    """What was asked for, as far as it can be told without the model; None: whatever `auto` finds.
+def read(written: object) -> Policy | Recipe:
+    """What was asked for, all but `auto`, which needs the model.
 
     Raises:
-        PolicyError: what is none of the five, or cannot be read.
+        PolicyError: what is none of the others, or cannot be read.
     """
     if isinstance(written, Policy):
         return written
-    if isinstance(written, os.PathLike):
-        return Found.file(Path(written).expanduser())
-    if not isinstance(written, str):
+    if isinstance(written, str):
+        if written.startswith(PREFIX):
+            return published(written.removeprefix(PREFIX))
+        name, colon, _ = written.partition(":")
+        if not written.endswith(".json") or (colon and name in policies()):  # a spec may end with a role file
+            return Policy.from_spec(written)
+    elif not isinstance(written, os.PathLike):
         raise PolicyError(f"policy={written!r} is neither a Policy, a spec string nor the path of a recipe")
-    if written == AUTO:
-        return None
-    if written.startswith(PREFIX):
-        return Found.of_paper(published(written.removeprefix(PREFIX)))
-    name, colon, _ = written.partition(":")
-    if written.endswith(".json") and not (colon and name in policies()):  # a spec may end with a role file
-        return Found.file(Path(written).expanduser())
-    return Policy.from_spec(written)
+    return Recipe.read(Path(written).expanduser())
 
 
 def resolve(written: object, model: str, shape: Shape) -> Chosen:
@@ -95,12 +67,16 @@ def resolve(written: object, model: str, shape: Shape) -> Chosen:
         PolicyError: nothing that could be a policy; a recipe of another model, with both fingerprints; or `auto` where
             there is no recipe, or more than one.
     """
+    if written == AUTO:
+        written = _found_for(model, shape)
     given = read(written)
     if isinstance(given, Policy):
         return Chosen(given)
-    if given is None:
-        given = _beside(model) or _of_paper(model, shape) or _refuse(model)
-    return Chosen(given.checked(shape()).policy, given.notes)
+    if isinstance(written, str) and written.startswith(PREFIX):
+        refuse_other(written, given.model, shape())
+        return Chosen(given.policy, (note(written.removeprefix(PREFIX)),))
+    refuse_other(f"recipe {Path(str(written)).expanduser()}", given.model, shape())
+    return Chosen(given.policy)
 
 
 def resolve_all(written: Iterable[object], model: str, shape: Shape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
@@ -125,25 +101,25 @@ def beside(model: str, shape: Shape) -> Recipe | None:
     Raises:
         PolicyError: it cannot be read or is another model's.
     """
-    found = _beside(model)
-    return None if found is None else found.checked(shape())
-
-
-def _beside(model: str) -> Found | None:
     path = find(model, NAME, download=True)
-    return None if path is None else Found.file(path)
+    if path is None:
+        return None
+    recipe = Recipe.read(path)
+    refuse_other(f"recipe {path}", recipe.model, shape())
+    return recipe
 
 
-def _of_paper(model: str, shape: Shape) -> Found | None:
-    one = for_model(model, shape) if model else None
-    return None if one is None else Found.of_paper(one)
-
-
-def _refuse(model: str) -> Found:
-    name = repr(model) if model else "without a name"
-    example = model or "DIR_OR_HUB_ID"
+def _found_for(model: str, shape: Shape) -> Path | str:
+    """What `auto` stands for: the recipe beside the model, or the one that was published for it."""
+    path = find(model, NAME, download=True)
+    if path is not None:
+        return path
+    name = for_model(model, shape) if model else None
+    if name is not None:
+        return PREFIX + name
+    called, example = (repr(model), model) if model else ("without a name", "DIR_OR_HUB_ID")
     raise PolicyError(
-        f"policy 'auto': no recipe for model {name}: no {NAME} beside it, and none published for its name and sizes "
+        f"policy 'auto': no recipe for model {called}: no {NAME} beside it, and none published for its name and sizes "
         f"(saccade policies --recipes); make one with `saccade calibrate layers --model {example}` or "
         f"`saccade tune --model {example}`, or name a policy"
     )

@@ -67,7 +67,8 @@ class TokenHistory:
     def continued(self, levels: Sequence[int] | None) -> TokenHistory:
         """The same feed for another run on the same cache, which may know other levels."""
         other = TokenHistory(levels)
-        other._length, other._fed = self._length, None if self._fed is None else self._fed.clone()
+        other.clean, other._length = self.clean, self._length
+        other._fed = None if self._fed is None else self._fed.clone()
         return other
 
     def permute(self, rows: Tensor) -> None:

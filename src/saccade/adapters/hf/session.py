@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ...decode.state import DecodeState
 from ...errors import UnsupportedModelError
+from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
+from .call import Call
 
 
 @contextmanager
@@ -20,19 +22,6 @@ def lasting() -> Iterator[None]:
     """Tensors made inside may be written in any later call: they belong to no graph and are no inference tensors."""
     with torch.inference_mode(False), torch.no_grad():
         yield
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One forward call: `prompt` of its `queries` positions are dense, the others decode; `past` slots are filled.
-
-    `again`: it is a dense pass over decoded tokens, few queries on a long cache.
-    """
-
-    past: int
-    queries: int
-    prompt: int
-    again: bool = False
 
 
 @dataclass(slots=True)
@@ -66,8 +55,11 @@ class Drafts:
 class Session:
     """What lives beside one cache: the decode state, the metadata of the step at hand, and drafted tokens.
 
+    Args:
+        state: of its sequences.
+        rectified: whether sparse steps are made good, so that until then they count as unclean.
+
     Attributes:
-        clean: slots below it hold keys and values that no unrectified sparse step wrote.
         pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
             interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
@@ -75,40 +67,31 @@ class Session:
         slot: where the token of a call goes whose length only the device knows; None in every other call.
     """
 
-    def __init__(self, state: DecodeState) -> None:
+    def __init__(self, state: DecodeState, *, rectified: bool) -> None:
         self.state = state
         self.call = Call(0, 0, 0)
-        self.clean: int | None = None
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slot: Tensor | None = None
-        self._steps: list[Rows] = []
         self.calls = 0
+        self._rectified = rectified
+        self._steps: list[Rows] = []
 
-    def dirty(self, past: int) -> int:
+    def unclean(self, past: int) -> int:
         """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
-        self.clean = past if self.clean is None else min(self.clean, past)
-        return past - self.clean
+        history = self.state.history
+        history.clean = min(history.clean, past)
+        return past - history.clean
 
-    def begin(self, call: Call, *, rectified: bool) -> None:
-        """Start a forward call; rows are prepared when its first layer asks.
-
-        Args:
-            call: the positions that come.
-            rectified: whether sparse steps will be made good, so that until then they count as unclean.
-        """
-        self.call = call
-        self.calls += 1
+    def begin(self, call: Call) -> None:
+        """Start a forward call; rows are prepared when its first layer asks."""
+        self._start(call)
         self.slot = None
         self._steps = []
-        self.state.begin(call.past)
-        if not rectified:
-            self.clean = None
-        else:
-            if self.dirty(call.past) == 0:
-                self.clean = call.past + call.prompt
-            assert self.clean is not None
-            self.state.history.clean = self.clean
+        if not self._rectified:
+            self.state.history.clean = ALL_CLEAN
+        elif self.unclean(call.past) == 0:
+            self.state.history.clean = call.past + call.prompt
 
     def begin_fixed(self, slot: Tensor, rows: Rows) -> None:
         """Start a call of one decoded token per row whose lengths only the device knows.
@@ -119,12 +102,10 @@ class Session:
             slot: int64 `[1]`, where every layer of a static cache puts the token.
             rows: as they are behind the call; `bounds` None.
         """
+        self._start(Call(rows.max_len - 1, 1, 0))
         self.slot = slot
-        self.call = Call(rows.max_len - 1, 1, 0)
-        self.calls += 1
         self._steps = [rows]
-        self.state.begin(rows.max_len - 1)
-        self.clean = None
+        self.state.history.clean = ALL_CLEAN
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
@@ -136,7 +117,7 @@ class Session:
     def reset(self) -> None:
         """Forget everything about the sequences; the cache was emptied."""
         self.state = self.state.fresh()
-        self.clean = self.pending = self.drafts = None
+        self.pending = self.drafts = None
 
     def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
         """The cache as each decoding position of this call sees it.
@@ -149,6 +130,11 @@ class Session:
             self._steps = self._prepare(keys, mask)
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
         return [KVView(k, v, rows) for rows in self._steps]
+
+    def _start(self, call: Call) -> None:
+        self.call = call
+        self.calls += 1
+        self.state.begin(call.past)
 
     def _prepare(self, keys: Tensor, mask: Tensor | None) -> list[Rows]:
         call, batch = self.call, keys.shape[0]

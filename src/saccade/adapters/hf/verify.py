@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ...decode.stats import Rectifications
 from ...errors import UnsupportedModelError
 from . import cache
-from .inputs import placed, refuse_unmovable, same_view
-from .ledger import Ledger
+from .hook import ForwardHook
+from .rectify import placed, refuse_unmovable
 from .session import Drafts, Session
 
 _DRAFTERS = ("assistant_model", "prompt_lookup_num_tokens")
@@ -31,21 +32,15 @@ class Verifier:
     Args:
         model: the attached model.
         every: tokens drafted at a time.
-        ledger: where drafts are counted.
-        session_of: the session of a cache from which a one-token call decodes; None if the call is prompt.
-
-    Attributes:
-        drafting: the call under way drafts.
-        dense: the call under way is dense, whatever it feeds.
-        checking: it is the pass over drafts.
+        done: where drafts are counted.
+        hook: of the model; it is told what each call is for.
     """
 
-    def __init__(self, model: Any, every: int, ledger: Ledger, session_of: Callable[[Any], Session | None]) -> None:
-        self.drafting = self.dense = self.checking = False
+    def __init__(self, model: Any, every: int, done: Rectifications, hook: ForwardHook) -> None:
         self._model = model
         self._every = every
-        self._ledger = ledger
-        self._session_of = session_of
+        self._done = done
+        self._hook = hook
         self._ends: Tensor | None = None
         self._ended: Tensor | None = None
         self._last: int | None = None
@@ -63,12 +58,21 @@ class Verifier:
 
         return forward
 
-    def prepare(self, prompt: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at a call of `generate` before any work: what ends a row, and how many tokens it can come to.
+    def generate(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """`generate` that looks at the call before any work: what ends a row, and how many tokens it can come to."""
 
-        Raises:
-            UnsupportedModelError: for what drafts cannot follow.
-        """
+        @functools.wraps(stock)
+        def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            try:
+                self._prepare(args, kwargs)
+                return stock(inputs, *args, **kwargs)
+            finally:
+                self._ends = self._ended = self._last = None
+
+        return wrapper
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise for what drafts cannot follow."""
         given = kwargs.get("generation_config") or (args[0] if args else None)
 
         def setting(name: str) -> Any:
@@ -92,17 +96,15 @@ class Verifier:
         self._ended = None
         new, longest = setting("max_new_tokens"), setting("max_length")
         # The last token of a text is never fed.
+        prompt = self._hook.caller.prompt
+        assert prompt is not None, "inside of `generate` its length is known"
         self._last = prompt + new - 1 if new is not None else longest - 1 if longest is not None else None
-
-    def finish(self) -> None:
-        """The call of `generate` is over: what ends a row or the text is no longer known."""
-        self._ends = self._ended = self._last = None
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         # `forward` takes few things by position; the rest of this class wants names.
         inputs = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
         held, ids = inputs.get("past_key_values"), inputs.get("input_ids")
-        session = self._session_of(held)
+        session = self._hook.decoding_from(held)
         if held is None or session is None or ids is None or ids.shape[1] > 1 or self._wants_more_than_logits(inputs):
             if session is not None:
                 session.drafts = None
@@ -123,11 +125,8 @@ class Verifier:
 
     def _densely(self, inputs: dict[str, Any]) -> Any:
         """Prompt, several given tokens at once, or more than logits: there is nothing to draft."""
-        self.dense = True
-        try:
+        with self._hook.caller.knowing(purpose="dense"):
             return self._stock(**inputs)
-        finally:
-            self.dense = False
 
     def _see_ends(self, ids: Tensor) -> None:
         """Rows that were fed an end are the caller's padding from now on: their drafts need not stand."""
@@ -142,7 +141,7 @@ class Verifier:
         drafts, ids = session.drafts, inputs["input_ids"]
         if drafts is None or not len(drafts) or drafts.slot != past or drafts.tokens.shape[0] != ids.shape[0]:
             return False
-        if not same_view(inputs.get("attention_mask"), drafts.inputs.get("attention_mask"), drafts.start + 1):
+        if not _same_view(inputs.get("attention_mask"), drafts.inputs.get("attention_mask"), drafts.start + 1):
             return False
         at, first = inputs.get("position_ids"), drafts.inputs.get("position_ids")
         if at is None or first is None:
@@ -159,8 +158,8 @@ class Verifier:
         """The token was run densely already: show it in the cache again and hand out its logits."""
         assert session.drafts is not None
         cache.end_at(held, past + 1)
-        session.clean = past + 1
-        self._ledger.accepted()
+        session.state.history.clean = past + 1
+        self._done.accepted += 1
         return self._output(session.drafts.take(), held)
 
     def _cycle(self, session: Session, past: int, inputs: dict[str, Any], held: Any) -> Any:
@@ -169,37 +168,36 @@ class Verifier:
         if not session.state.needs_selection(past + 1 + max(count, 0)):
             return self._densely(inputs)
         if count < 1:
-            self._ledger.rectified(0)
+            self._done.passes += 1
             return self._densely(inputs)
         tokens = self._draft(past, count, inputs, held)
         run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
         if "logits_to_keep" in self._signature.parameters:
             run["logits_to_keep"] = 0
-        self.dense = self.checking = True
         end = past
         try:
-            logits = self._stock(**run).logits
+            with self._hook.caller.knowing(purpose="check"):
+                logits = self._stock(**run).logits
             end = past + 1
         finally:
-            self.dense = self.checking = False
             cache.end_at(held, end)
-            session.clean = end
+            session.state.history.clean = end
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
-        self._ledger.rectified(count)
-        self._ledger.drafted(count)
+        self._done.passes += 1
+        self._done.rewritten += count
+        self._done.drafted += count
         return self._output(logits[:, :1], held)
 
     def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
         """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
         tokens = [inputs["input_ids"]]
-        self.drafting = True
         try:
-            for number in range(count):
-                at = self._positions(inputs, number, 1)
-                step = placed(inputs, past, past + number, tokens[-1], at)
-                tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(tokens[0].dtype))
+            with self._hook.caller.knowing(purpose="draft"):
+                for number in range(count):
+                    at = self._positions(inputs, number, 1)
+                    step = placed(inputs, past, past + number, tokens[-1], at)
+                    tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(tokens[0].dtype))
         finally:
-            self.drafting = False
             cache.end_at(held, past)
         return torch.cat(tokens, dim=1)
 
@@ -226,3 +224,19 @@ class Verifier:
 
     def _output(self, logits: Tensor, held: Any) -> Any:
         return CausalLMOutputWithPast(logits=logits, past_key_values=held)  # type: ignore[arg-type]  # any float tensor
+
+
+def _same_view(mask: Any, earlier: Any, slots: int) -> bool:
+    """Whether two calls' masks hide the same of the first `slots` slots."""
+    if mask is None or earlier is None:
+        return mask is earlier
+    if isinstance(mask, dict) or isinstance(earlier, dict):
+        return (
+            isinstance(mask, dict)
+            and isinstance(earlier, dict)
+            and all(_same_view(part, earlier.get(kind), slots) for kind, part in mask.items())
+        )
+    if mask.dim() != earlier.dim():
+        return False
+    seen, before = (part[..., :slots] if part.dim() == 2 else part[:, :, -1, :slots] for part in (mask, earlier))
+    return seen.shape == before.shape and torch.equal(seen, before)

@@ -144,7 +144,7 @@ def _early(model: str | None, policy: str | None) -> Iterator[str]:
     if find_spec("vllm") is None:
         yield INSTALL
     try:
-        if policy is not None:
+        if policy not in (None, recipes.AUTO):
             recipes.read(policy)
     except SaccadeError as error:
         yield str(error)

@@ -1,0 +1,147 @@
+"""What every forward call of an attached model goes through before its first layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ...decode.counters import Counters
+from ...decode.state import DecodeState, Observer
+from ...errors import UnsupportedModelError
+from ...plans.plan import Plan
+from ...selection.history import TokenHistory
+from . import cache
+from .call import Call, Caller
+from .rectify import Rectifier, make_up_for
+from .session import Session, lasting
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by position, and by name."""
+
+
+class ForwardHook:
+    """Finds or installs the session of a call's cache, and tells it which positions of the call are prompt.
+
+    Args:
+        plan: what runs.
+        counters: what all sessions count into; by it a run knows its own sessions.
+        observers: called for every attention of a decoded token.
+        levels: delimiter level of every vocabulary id, for plans that read text.
+        rectifier: who makes sparse steps good; None if nobody does.
+
+    Attributes:
+        caller: what is known of whoever calls the model.
+        slot: a list that holds the session of the call at hand, once there was one; the attention modules hold it too.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        counters: Counters,
+        observers: Sequence[Observer],
+        levels: Sequence[int] | None,
+        rectifier: Rectifier | None,
+    ) -> None:
+        self.caller = Caller()
+        self.slot: list[Session] = []
+        self._plan = plan
+        self._counters = counters
+        self._observers = observers
+        self._levels = levels
+        self._rectifier = rectifier
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """Prepare a call of the decoder; the inputs that it is to run on."""
+        _refuse_call(module, kwargs)
+        tokens = args[0] if args else kwargs.get("input_ids")
+        batch, queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[:2]
+        held = kwargs.get("past_key_values")
+        if self.caller.starts is not None:
+            self._begin_fixed(held, self.caller.starts, batch, queries)
+            return args, kwargs
+        if held is None:
+            if not self._uses_cache(module, kwargs):
+                self._enter(self._new_session()).begin(Call(0, queries, queries))
+                return args, kwargs
+            held = kwargs["past_key_values"] = DynamicCache()
+        session = self._session_in(held)
+        make_up_for(session, held)
+        past = int(held.get_seq_length())
+        self._enter(session)
+        if self._rectifier is not None or self._levels is not None:
+            with lasting():
+                at = kwargs.get("position_ids")
+                if at is None:
+                    # What a model counts for itself when nobody tells it.
+                    at = torch.arange(past, past + queries, device=module.device)[None]
+                session.state.history.record(past, queries, batch, tokens, at)
+        call = self.caller.call(past, queries)
+        if self._rectifier is None or self.caller.purpose == "draft":
+            session.begin(call)
+            return args, kwargs
+        return self._rectifier.begin(session, call, tokens, args, kwargs)
+
+    def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
+        """What the caller gets of a call's output."""
+        session = self.slot[0]
+        return output if self._rectifier is None else self._rectifier.end(session, output)
+
+    def decoding_from(self, held: Any) -> Session | None:
+        """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""
+        session = None if held is None else cache.session_of(held)
+        if session is None or not self._owns(session):
+            return None
+        return session if self.caller.call(int(held.get_seq_length()), 1).prompt == 0 else None
+
+    def _enter(self, session: Session) -> Session:
+        self.slot[:] = [session]
+        return session
+
+    def _begin_fixed(self, held: Any, starts: Tensor, batch: int, queries: int) -> None:
+        """Prepare a call whose lengths are on the device, without a look at it."""
+        if queries != 1 or batch != starts.shape[0]:
+            raise UnsupportedModelError(
+                f"this call has {batch} x {queries} tokens; one for each of {starts.shape[0]} rows was promised"
+            )
+        cache.refuse_moving(held)
+        self._enter(self._session_in(held)).begin_fixed(*cache.advance(held, starts))
+
+    def _session_in(self, held: Any) -> Session:
+        """This run's session in a cache; installed there if another run's or none is."""
+        session = cache.session_of(held)
+        if session is None or not self._owns(session):
+            session = self._new_session(session)
+            cache.install(held, session, len(self._plan.roles.layers))
+        return session
+
+    def _owns(self, session: Session) -> bool:
+        return session.state.counters is self._counters
+
+    def _new_session(self, earlier: Session | None = None) -> Session:
+        """A session of this run; of what an earlier one knew of the cache, the feed and what is not clean go on."""
+        with lasting():
+            feed = earlier.state.history.continued(self._levels) if earlier is not None else TokenHistory(self._levels)
+        state = DecodeState(self._plan, self._counters, self._observers, history=feed)
+        session = Session(state, rectified=self._rectifier is not None)
+        if earlier is not None:
+            session.pending = earlier.pending
+        return session
+
+    def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
+        given = kwargs.get("use_cache")
+        uses = bool(module.config.use_cache if given is None else given)
+        if not uses and self.caller.decodes:
+            raise UnsupportedModelError("use_cache=False leaves nothing to select from; saccade needs the KV cache")
+        return uses
+
+
+def _refuse_call(module: Any, kwargs: dict[str, Any]) -> None:
+    if module.training:
+        raise UnsupportedModelError("the model is in training mode; call model.eval()")
+    asked = kwargs.get("output_attentions")
+    if asked or (asked is None and getattr(module.config, "output_attentions", False)):
+        raise UnsupportedModelError("output_attentions=True: sparse decoding has no attention matrix to return")

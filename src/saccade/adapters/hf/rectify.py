@@ -1,0 +1,140 @@
+"""Overwriting: when it is their turn, unclean tokens are run again, densely, in front of the call at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...decode.stats import Rectifications
+from ...errors import UnsupportedModelError
+from ...plans.rectify import Phase
+from . import cache
+from .call import Call
+from .session import Session
+
+
+class Rectifier:
+    """Decides whose turn it is, puts earlier tokens in front of a call and takes their hidden states off again.
+
+    Args:
+        phase: when sparse steps are made good.
+        done: where passes are counted.
+    """
+
+    def __init__(self, phase: Phase, done: Rectifications) -> None:
+        self._phase = phase
+        self._done = done
+
+    def begin(
+        self, session: Session, call: Call, ids: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Start a call that comes with `ids` `[B, queries]`; the inputs that it is to run on.
+
+        Raises:
+            UnsupportedModelError: for a decoding call whose inputs cannot be computed for other slots.
+        """
+        if call.prompt < call.queries:
+            refuse_unmovable(kwargs, ids)
+        unclean, past, stop = session.unclean(call.past), call.past, call.past + call.queries
+        # A prompt is dense anyway, so it takes along what is unclean.
+        takes_along = unclean > 0 and call.prompt > 0
+        if not takes_along and not self._phase.due(unclean, call.queries - call.prompt):
+            session.begin(call)
+            return args, kwargs
+        if unclean == 0 or not session.state.needs_selection(past):
+            # Nothing to run again: a call of many tokens, or tokens that were dense because the budget covers them.
+            session.state.history.clean = past
+            session.begin(Call(past, call.queries, call.queries))
+            return args, kwargs
+        refuse_unmovable(kwargs, ids)
+        start, history = past - unclean, session.state.history
+        again, positions = history.ids(start, stop), history.positions(start, stop)
+        assert again is not None, "every decoded token's id was recorded"
+        kwargs = placed(kwargs, past, start, again, positions)
+        session.pending = past, start
+        cache.end_at(kwargs["past_key_values"], start)
+        history.clean = start
+        session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0))
+        return (), kwargs
+
+    def end(self, session: Session, output: Any) -> Any:
+        """Take off what was run again: the caller gets hidden states for its own tokens only."""
+        if session.pending is None:
+            return output
+        surplus = session.pending[0] - session.pending[1]
+        session.pending = None
+        self._done.passes += 1
+        self._done.rewritten += surplus
+        if isinstance(output, tuple):
+            return (output[0][:, surplus:], *output[1:])
+        output.last_hidden_state = output.last_hidden_state[:, surplus:]
+        if getattr(output, "hidden_states", None) is not None:
+            output.hidden_states = tuple(states[:, surplus:] for states in output.hidden_states)
+        return output
+
+
+def make_up_for(session: Session, held: Any) -> None:
+    """After a dense pass that was interrupted: the cache shows its tokens again, as unclean as they were."""
+    if session.pending is not None:
+        slots, session.state.history.clean = session.pending
+        cache.end_at(held, slots)
+        session.pending = None
+
+
+def refuse_unmovable(kwargs: dict[str, Any], ids: Tensor | None) -> None:
+    """Raise unless a decoding call is made of token ids and of inputs that can be computed for other slots.
+
+    Raises:
+        UnsupportedModelError: for embeddings and per-token inputs, of which only the caller knows the others.
+    """
+    if ids is None:
+        raise UnsupportedModelError("rectification runs decoded tokens again, so it needs input_ids, not inputs_embeds")
+    if kwargs.get("token_type_ids") is not None:
+        raise UnsupportedModelError("rectification cannot run decoded tokens again: token_type_ids are the caller's")
+
+
+def placed(kwargs: dict[str, Any], past: int, start: int, ids: Tensor, positions: Tensor | None) -> dict[str, Any]:
+    """The inputs of a decoding call at `past` filled slots, changed to feed `ids` `[B, n]` from slot `start` on.
+
+    Args:
+        kwargs: of the call as it came.
+        past: slots that were filled when it came.
+        start: slot of the first fed token.
+        ids: token ids int64 `[B, n]`.
+        positions: their position ids `[B, n]`; None where the model counts for itself.
+    """
+    stop = start + ids.shape[1]
+    moved = {**kwargs, "input_ids": ids, "inputs_embeds": None, "attention_mask": None}
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, dict):
+        moved["attention_mask"] = {kind: _mask(part, past, start, stop) for kind, part in mask.items()}
+    else:
+        moved["attention_mask"] = _mask(mask, past, start, stop)
+    if kwargs.get("position_ids") is not None:
+        if positions is None:
+            raise UnsupportedModelError("position_ids came with this call but not with those that it runs again")
+        moved["position_ids"] = positions
+    if kwargs.get("cache_position") is not None:
+        moved["cache_position"] = torch.arange(start, stop, device=ids.device)
+    return moved
+
+
+def _mask(mask: Tensor | None, past: int, start: int, stop: int) -> Tensor | None:
+    """A causal mask for the queries at slots `start..stop`, from that of a call at `past` filled slots."""
+    if mask is None:
+        return None
+    if mask.dim() == 2:
+        missing = stop - mask.shape[1]
+        return torch.nn.functional.pad(mask, (0, missing), value=1) if missing > 0 else mask[:, :stop]
+    hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else False
+    shown = 0.0 if mask.is_floating_point() else True
+    first = mask[:, :, :1]
+    if stop > mask.shape[-1]:
+        first = torch.nn.functional.pad(first, (0, stop - mask.shape[-1]), value=shown)
+    slots = torch.arange(first.shape[-1], device=mask.device)
+    own = torch.arange(start, stop, device=mask.device)[:, None]
+    # Only padding is hidden besides what lies ahead, and padding lies to the left of every query.
+    behind = torch.where(slots > past, torch.full_like(first, shown), first)
+    return torch.where(slots <= own, behind, torch.full_like(first, hidden))

@@ -1,0 +1,47 @@
+"""What a forward call is, from what its caller has said: prompt, decoding, both, or a dense pass over drafts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from saccade.adapters.hf.call import Call, Caller
+
+
+@pytest.mark.parametrize(
+    ("known", "past", "queries", "prompt"),
+    [
+        ({}, 0, 7, 7),
+        ({}, 0, 1, 1),
+        ({}, 7, 1, 0),
+        ({}, 7, 3, 3),
+        ({"decoding": True}, 0, 7, 0),
+        ({"decoding": True}, 7, 3, 0),
+        ({"prompt": 7}, 0, 4, 4),
+        ({"prompt": 7}, 4, 3, 3),
+        ({"prompt": 7}, 6, 1, 1),
+        ({"prompt": 7}, 4, 5, 3),
+        ({"prompt": 7}, 7, 3, 0),
+        ({"prompt": 7, "decoding": True}, 0, 7, 7),
+        ({"prompt": 7, "purpose": "draft"}, 7, 1, 0),
+        ({"prompt": 7, "purpose": "dense"}, 7, 1, 1),
+    ],
+)
+def test_positions_are_prompt_or_decode(known: dict[str, Any], past: int, queries: int, prompt: int) -> None:
+    assert Caller(**known).call(past, queries) == Call(past, queries, prompt)
+
+
+def test_a_pass_over_drafts_is_dense_again() -> None:
+    assert Caller(prompt=7, purpose="check").call(7, 5) == Call(7, 5, 5, again=True)
+
+
+def test_what_was_known_before_holds_again() -> None:
+    caller = Caller(prompt=7)
+    with suppress(KeyboardInterrupt), caller.knowing(prompt=9, decoding=True):
+        assert (caller.prompt, caller.decoding) == (9, True)
+        raise KeyboardInterrupt
+    assert caller == Caller(prompt=7)
+    with pytest.raises(AttributeError), caller.knowing(prompts=9):
+        pass

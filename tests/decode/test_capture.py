@@ -1,0 +1,31 @@
+"""What keeps a decoding step out of a CUDA graph: every reason, for every policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from saccade.decode.capture import reasons_against_capture
+from saccade.methods.policy import Policy
+from saccade.types import ModelShape
+
+SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("dense", []),
+        ("quest", []),
+        ("resa:rectify=none", []),
+        ("resa:rectify=8", ["rectify=8"]),
+        ("lychee_cluster", ["cuts new tokens into chunks"]),
+        ("lychee_cluster:rectify=16:verify", ["rectify=16:verify", "cuts new tokens into chunks"]),
+    ],
+)
+@pytest.mark.parametrize("watched", [False, True])
+def test_every_reason_is_named(spec: str, words: list[str], watched: bool) -> None:
+    policy = Policy.from_spec(spec)
+    reasons = reasons_against_capture(policy.plan(SHAPE), policy.rectify, [object()] * watched)
+    expected = [*words, *["observers"] * watched]
+    assert len(reasons) == len(expected)
+    assert all(word in reason for word, reason in zip(expected, reasons, strict=True))
