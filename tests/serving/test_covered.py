@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engines import Answer, Engines, answers, greedy, prompts
+from engines import Answer, Engines, answers, force_own_path, greedy, prompts
 
 POLICIES = (
     "streaming:budget=4096",
@@ -33,11 +33,15 @@ def expected() -> list[Answer]:
     return found
 
 
-@pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "own path"])
+@pytest.mark.parametrize("own_path", [False, True], ids=["vLLM's path", "own path"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_answers_are_those_of_stock(policy: str, shortcut: bool, expected: list[Answer], engines: Engines) -> None:
+def test_answers_are_those_of_stock(
+    policy: str, own_path: bool, expected: list[Answer], engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Continuous batches of 4 of 8 prompts, prefilled in chunks; float32, log-probabilities within 1e-4."""
-    engine = engines.sparse(policy, shortcut=shortcut, **CHUNKED)
+    if own_path:
+        force_own_path(monkeypatch)
+    engine = engines.sparse(policy, **CHUNKED)
     found = answers(engine, prompts(*LENGTHS), greedy(STEPS))
     assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
     for ours, theirs in zip(found, expected, strict=True):

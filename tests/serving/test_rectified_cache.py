@@ -89,7 +89,7 @@ def test_page_bounds_are_those_of_the_keys(page: int, block: int, engines: Engin
     for _ in range(45):
         inner.step()
     attention = next(iter(runner(engine).compilation_config.static_forward_context.values())).impl
-    bounds = attention._serving.indexes.layers
+    bounds = attention.serving.indexes.layers
     assert sorted(bounds) == list(range(2, 12)), "dense layers keep no bounds"
     for number in range(2 * len(LENGTHS)):
         request = running(engine, str(number))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines import Engines, answers, core, greedy, prompts, runner
+from engines import Engines, answers, core, force_own_path, greedy, prompts, runner
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
@@ -46,10 +46,11 @@ def full(engine: LLM, asked: list[list[int]], params: SamplingParams) -> list[An
     ]
 
 
-def test_every_way_of_sampling_gives_what_stock_gives(engines: Engines) -> None:
+def test_every_way_of_sampling_gives_what_stock_gives(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a budget that covers the context, through our own path."""
     asked = prompts(90, 33, 150)
-    stock, ours = engines.stock(), engines.sparse(COVERED, shortcut=False)
+    force_own_path(monkeypatch)
+    stock, ours = engines.stock(), engines.sparse(COVERED)
     for name, settings in WAYS.items():
         params = SamplingParams(**settings)
         assert full(ours, asked, params) == full(stock, asked, params), name

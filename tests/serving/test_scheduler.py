@@ -28,7 +28,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from saccade import ServingError, sparsify
 from saccade.adapters.vllm import clean
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec, register_cache_spec
-from saccade.adapters.vllm.scheduler.rectifying.rectifying import NAME, RectifyingScheduler, reasons_against_rectifying
+from saccade.adapters.vllm.checks import SCHEDULER, reasons_against_rectifying
+from saccade.adapters.vllm.scheduler import RectifyingScheduler
 from saccade.checkpoints.bundled import model_path
 from saccade.plans.rectify import Rectify
 
@@ -51,7 +52,7 @@ def config(policy: str, **settings: Any) -> Any:
         "block_size": BLOCK,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
-        "scheduler_cls": NAME,
+        "scheduler_cls": SCHEDULER,
         "async_scheduling": False,
         "additional_config": {"saccade": {"policy": policy}},
     }
@@ -594,7 +595,7 @@ def test_what_hand_made_settings_lack_is_named() -> None:
     stock = config("quest:budget=16,rectify=4", scheduler_cls=None)
     stock.scheduler_config.async_scheduling = True  # as on CUDA; the CPU platform switches it off
     first, second = reasons_against_rectifying(stock, Rectify(4))
-    assert f"--scheduler-cls {NAME}" in first
+    assert f"--scheduler-cls {SCHEDULER}" in first
     assert "--no-async-scheduling" in second
 
 

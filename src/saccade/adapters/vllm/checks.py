@@ -10,6 +10,7 @@ from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
+from ...selection.selector import Selector
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -114,8 +115,7 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
         )
     if selector.reads_text and vllm_config.scheduler_config.async_scheduling:
         reasons.append("chunks of text need the token before its step has begun: pass --no-async-scheduling")
-    own_index = selector.indexed and page is None
-    if own_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
+    if owns_index(selector) and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
@@ -132,12 +132,13 @@ def refuse_detached(vllm_config: Any) -> None:
     check_interfaces("every process")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    if AttentionBackendEnum.CUSTOM.get_path(include_classname=True) != BACKEND:
+    custom = AttentionBackendEnum.CUSTOM
+    if not custom.is_overridden() or custom.get_path() != BACKEND:
         raise ServingError("vLLM did not load the plugin saccade: VLLM_PLUGINS names others only; add saccade to it")
     attention = vllm_config.attention_config
     chosen = [attention.backend, *(attention.backend_per_kind or {}).values()]
     for backend in chosen:
-        if backend is not AttentionBackendEnum.CUSTOM:
+        if backend is not custom:
             given = "" if backend is None else f", not {backend.name}"
             raise ServingError(f"saccade's options need --attention-backend CUSTOM{given}: no other decodes sparsely")
 
@@ -166,6 +167,11 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     if 0 < threshold < chunk:
         reasons.append(f"--long-prefill-token-threshold {threshold} would cut a dense pass of {chunk} tokens in two")
     return reasons
+
+
+def owns_index(selector: Selector) -> bool:
+    """Whether each request has an index of its own, beside the block tables."""
+    return selector.indexed and selector.bounds_page is None
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
