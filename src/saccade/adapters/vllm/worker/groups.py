@@ -33,6 +33,12 @@ class Batch:
     prefilling: list[bool]
     slots: list[int]
 
+    def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, on_host: bool) -> Rows:
+        """Some rows, whose blocks and lengths are given; `on_host`: with bounds for code that runs there."""
+        known = [self.lengths[row] for row in chosen]
+        bounds = tuple((0, length) for length in known) if on_host else None
+        return Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds)
+
 
 class Groups:
     """Groups the rows of one step after the other.
@@ -90,8 +96,7 @@ class Groups:
                 return []
             self._state.observers = observers
             self._state.begin(0)
-            rows = _rows(batch, sparse, table, lengths, on_host=table.is_cpu)
-            return [Group(self._state, rows, tokens)]
+            return [Group(self._state, batch.rows(sparse, table, lengths, on_host=table.is_cpu), tokens)]
         self._follow(batch)
         groups = []
         for place, (row, request) in enumerate(zip(sparse, self.requests(batch, sparse), strict=True)):
@@ -101,7 +106,7 @@ class Groups:
             own = slice(place, place + 1)
             position = torch.arange(place, place + 1, device=table.device) if tokens is None else tokens[own]
             # An index of text is cut by code on the host, which would else ask the device how long the row is.
-            rows = _rows(batch, [row], table[own], lengths[own], on_host=True)
+            rows = batch.rows([row], table[own], lengths[own], on_host=True)
             groups.append(Group(memory.state, rows, position))
         return groups
 
@@ -153,9 +158,3 @@ class Groups:
             return False
         self._measured -= 1
         return True
-
-
-def _rows(batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, *, on_host: bool) -> Rows:
-    known = [batch.lengths[row] for row in sparse]
-    bounds = tuple((0, length) for length in known) if on_host else None
-    return Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds)

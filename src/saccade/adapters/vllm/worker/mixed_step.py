@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from ....types import Rows
 from .groups import Batch, Groups
 from .metadata import StepMetadata, Written
 
@@ -69,9 +68,7 @@ def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Writt
     else:
         chosen = async_tensor_h2d(rows, table.device, torch.int64)
         table, lengths, queries = (tensor.index_select(0, chosen) for tensor in (table, lengths, queries))
-    known = [batch.lengths[row] for row in rows]
-    bounds = tuple((0, length) for length in known) if table.is_cpu else None
-    return Written(Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds), lengths - queries, count)
+    return Written(batch.rows(rows, table, lengths, on_host=table.is_cpu), lengths - queries, count)
 
 
 def _rest(batch: Batch, sparse: list[int]) -> list[int]:
