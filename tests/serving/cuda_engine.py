@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, compute
 
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
-from saccade.adapters.vllm.worker.start import serving_of
+from saccade.adapters.vllm.worker.worker import serving_of
 from saccade.checkpoints.bundled import model_path
 from saccade.plans.role_file import RoleFile
 from saccade.plans.roles import RoleMap
@@ -130,7 +130,6 @@ class CudaEngine:
         device: "cpu", or "meta" where only shapes and the order of calls matter.
         requests: how many there may be.
         settings: further ones of vLLM.
-        options: further ones of `additional_config`.
     """
 
     def __init__(
@@ -143,7 +142,6 @@ class CudaEngine:
         device: str = "cpu",
         requests: int = 4,
         settings: dict[str, Any] | None = None,
-        **options: Any,
     ) -> None:
         patch.setattr(flash_attn, "flash_attn_varlen_func", varlen, raising=False)
         patch.setattr(flash_attn, "reshape_and_cache_flash", reshape_and_cache, raising=False)
@@ -157,7 +155,7 @@ class CudaEngine:
             block_size=block,
             enforce_eager=True,
             attention_backend="CUSTOM",
-            additional_config={"saccade": {"policy": policy, **options}},
+            additional_config={"saccade": {"policy": policy}},
             **(settings or {}),
         ).create_engine_config()
         self.names = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from saccade.adapters.vllm.checks import SCHEDULER
+from saccade.adapters.vllm.worker.groups import Groups
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.document import language_reference
 from saccade.methods.policy import Policy
@@ -37,12 +40,12 @@ class Engines:
         """vLLM as it comes."""
         return self._make(settings)
 
-    def sparse(self, policy: str, *, shortcut: bool = True, recall: float = 0.0, **settings: Any) -> LLM:
+    def sparse(self, policy: str, *, recall: float = 0.0, **settings: Any) -> LLM:
         """vLLM decoding under a policy; a rectified one gets the scheduler that it needs."""
-        options = {"policy": policy, "shortcut": shortcut, "recall": recall}
+        options = {"policy": policy, "recall": recall}
         if Policy.from_spec(policy).rectify is not None:
             settings = {
-                "scheduler_cls": "saccade.adapters.vllm.scheduler.rectifying.RectifyingScheduler",
+                "scheduler_cls": SCHEDULER,
                 "async_scheduling": False,
                 **settings,
             }
@@ -58,6 +61,11 @@ class Engines:
         engine = LLM(**{"model": str(model_path()), **DEFAULTS, **settings})
         self._made.append(engine)
         return engine
+
+
+def force_own_path(patch: pytest.MonkeyPatch) -> None:
+    """Let rows that the budget covers, which vLLM's own kernel would serve, go through our operations too."""
+    patch.setattr(Groups, "covers", lambda groups, length: False)
 
 
 def core(engine: LLM) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from engines import force_own_path
+
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.serving import ServingJob
 from saccade.bench.synthetic import SyntheticEngine
@@ -34,10 +37,11 @@ def test_rows_of_a_small_run(tmp_path: Path) -> None:
     assert quest["bytes"] < results["rows"][-3]["bytes"]
 
 
-def test_every_engine_stands_on_the_same_cache() -> None:
+def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that attends to everything decodes what stock decodes from the same random keys."""
     sizes = {"tokens": 512, "rows": 2, "block": 32, "dtype": "float32", "bytes_per_token": 2 * 12 * 4 * 32 * 4}
-    kinds = (None, ServeOptions(Policy.from_spec("quest:budget=512"), shortcut=False))
+    kinds = (None, ServeOptions(Policy.from_spec("quest:budget=512")))
+    force_own_path(monkeypatch)
     told = []
     for options in kinds:
         engine = SyntheticEngine(str(model_path()), options, **sizes)  # type: ignore[arg-type]

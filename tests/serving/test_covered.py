@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import Answer, Engines, answers, greedy, prompts
+from engines import Answer, Engines, answers, force_own_path, greedy, prompts
+from vllm import LLM
 
 POLICIES = (
     "streaming:budget=4096",
@@ -33,11 +35,20 @@ def expected() -> list[Answer]:
     return found
 
 
-@pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "own path"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_answers_are_those_of_stock(policy: str, shortcut: bool, expected: list[Answer], engines: Engines) -> None:
+@pytest.fixture(scope="module", params=POLICIES)
+def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    engines = Engines()
+    yield engines.sparse(request.param, **CHUNKED)
+    engines.close()
+
+
+@pytest.mark.parametrize("own_path", [False, True], ids=["vLLM's path", "own path"])
+def test_answers_are_those_of_stock(
+    engine: LLM, own_path: bool, expected: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Continuous batches of 4 of 8 prompts, prefilled in chunks; float32, log-probabilities within 1e-4."""
-    engine = engines.sparse(policy, shortcut=shortcut, **CHUNKED)
+    if own_path:
+        force_own_path(monkeypatch)
     found = answers(engine, prompts(*LENGTHS), greedy(STEPS))
     assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
     for ours, theirs in zip(found, expected, strict=True):

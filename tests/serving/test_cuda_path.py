@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, SHAPE, CudaEngine, Row, mixed_roles
+from engines import force_own_path
 from torch import Tensor
 from vllm import envs
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, set_current_vllm_config
@@ -128,7 +129,8 @@ def test_every_row_gets_what_the_policy_says(
 ) -> None:
     """Prompts in chunks beside decoding rows, one of which opted out; then decoding alone, in another order, padded."""
     policy = policy.format(roles=mixed_roles(tmp_path))
-    engine = CudaEngine(monkeypatch, policy, block=block, layout=layout, shortcut=False)
+    force_own_path(monkeypatch)
+    engine = CudaEngine(monkeypatch, policy, block=block, layout=layout)
     engine.requests.rows[3] = RequestRow(sparse=False)
     requests = Requests(engine)
     requests.run([Row(0, 150, 150, True), Row(3, 100, 100, True)])
@@ -182,7 +184,7 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     engine = CudaEngine(monkeypatch, PAGES)
     common = engine.metadata([Row(0, 152, 152, True), Row(3, 1, 1, True)])
     seen = []
-    step = prepare(engine.serving, common, lambda given: seen.append(given) or "parent")  # type: ignore[func-returns-value]
+    step = prepare(engine.builder.groups, common, lambda given: seen.append(given) or "parent")  # type: ignore[func-returns-value]
     assert seen == [common]
     assert (step.parent, step.parent_tokens, step.groups) == ("parent", None, [])
 
@@ -285,9 +287,7 @@ def test_the_layers_decide_how_flash_attention_is_called(monkeypatch: pytest.Mon
     Requests(engine).run([Row(0, 150, 150, True)])
     for layer in engine.layers:
         layer.impl.vllm_flash_attn_version, layer.impl.batch_invariant_enabled = 3, True
-    engine.serving.attention = choose(
-        engine.serving.plan, 16, FlashOperations.of([layer.impl for layer in engine.layers])
-    )
+    engine.builder = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
     calls.clear()
     engine.step([Row(0, 151)], engine.random_qkv(1))
     assert {(given["fa_version"], given["num_splits"], given["max_seqlen_q"]) for given in calls} == {(3, 1, 1)}

@@ -163,8 +163,9 @@ def test_options_without_the_backend_are_refused(settings: dict[str, Any], words
         RequestRows(config(**settings))
 
 
-def test_options_without_the_plugin_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_registered", False)
+@pytest.mark.parametrize("others", [{}, {AttentionBackendEnum.CUSTOM: "somebody.elses.Backend"}])
+def test_options_without_the_plugin_are_refused(others: dict[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.v1.attention.backends.registry._ATTN_OVERRIDES", others)
     with pytest.raises(ServingError, match="VLLM_PLUGINS"):
         RequestRows(config())
 

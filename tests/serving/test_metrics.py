@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engines, answers, greedy, prompts
+from engines import Engines, answers, force_own_path, greedy, prompts
 from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
@@ -59,7 +59,7 @@ def steps(lengths: Sequence[int], tokens: Sequence[int]) -> list[int]:
     return [length + step for length, count in zip(lengths, tokens, strict=True) for step in range(1, count)]
 
 
-@pytest.mark.parametrize("shortcut", [True, False])
+@pytest.mark.parametrize("own_path", [False, True])
 @pytest.mark.parametrize(
     "policy",
     [
@@ -70,9 +70,13 @@ def steps(lengths: Sequence[int], tokens: Sequence[int]) -> list[int]:
         "resa:min_pages=2,rectify=4",
     ],
 )
-def test_every_decoded_token_is_counted(policy: str, shortcut: bool, engines: Engines, read: Read) -> None:
+def test_every_decoded_token_is_counted(
+    policy: str, own_path: bool, engines: Engines, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a mixed batch whose prompts come in chunks; whoever opts out is counted as a request alone."""
-    engine = engines.sparse(policy, shortcut=shortcut, recall=1.0, max_num_batched_tokens=128)
+    if own_path:
+        force_own_path(monkeypatch)
+    engine = engines.sparse(policy, recall=1.0, max_num_batched_tokens=128)
     params = [*(greedy(count) for count in ANSWERS), greedy(9, extra_args={"saccade": "off"})]
     before = read("requests", policy), read("requests", "off")
     answers(engine, prompts(*LENGTHS, 70), params)

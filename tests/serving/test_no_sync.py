@@ -18,6 +18,7 @@ from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, SHAPE, C
 from torch import Tensor
 
 from host_reads import HostReadError, watching
+from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
@@ -102,7 +103,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     settings = {}
     if "resa" in policy:
         settings = {
-            "scheduler_cls": "saccade.adapters.vllm.scheduler.rectifying.RectifyingScheduler",
+            "scheduler_cls": SCHEDULER,
             "async_scheduling": False,
         }
     made = CudaEngine(monkeypatch, policy, device="meta", settings=settings)

@@ -146,7 +146,7 @@ def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pyte
     )
     assert args.kv_cache_memory_bytes == 100_000_000
     assert args.additional_config["other"] == 1
-    assert args.additional_config["saccade"] == {"policy": "quest:budget=64", "recall": 0.5, "shortcut": True}
+    assert args.additional_config["saccade"] == {"policy": "quest:budget=64", "recall": 0.5}
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert made(recall=0.25).args.kv_cache_memory_bytes is None
     assert made(recall=0.25).options.recall == 0.25
@@ -212,12 +212,17 @@ def test_weights_are_held_against_a_recipe(reasons: Reasons, tmp_path: Path) -> 
     assert own in reason and "0" * 16 in reason
 
 
+def test_a_policy_may_come_as_data() -> None:
+    policy = Policy.from_spec("tidal:budget=512,reselect=3")
+    assert ServeOptions.read({"policy": policy.to_dict()}, "", ModelSource.locate(None).decoder).policy == policy
+
+
 def test_a_published_recipe_is_marked() -> None:
     shape = ModelShape(36, 32, 8, 128, "qwen3")
     options = ServeOptions.read({"policy": "auto"}, "Qwen/Qwen3-8B", lambda: shape)
     assert str(options.policy) == "less_is_more:reselect=12"
     assert options.notes[0].endswith("from the paper, not re-measured here")
-    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0, "shortcut": True}
+    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0}
     with pytest.raises(PolicyError, match="recipe:qwen3-14b belongs to another model"):
         ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
 
@@ -258,6 +263,13 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("--max-model-len", "99000"), ("99000", "32768")),
     ({}, ("--additional-config", "{"), ("--additional-config",)),
     ({}, ("--additional-config", '{"saccade": {"polcy": "quest"}}'), ("'polcy'", "policy")),
+    (
+        {},
+        ("--additional-config", '{"saccade": {"policy": "quest", "shortcut": false}}'),
+        ("'shortcut'", "policy, recall"),
+    ),
+    ({}, ("--additional-config", '{"saccade": {"policy": "{}"}}'), ("'{}'", "quest")),
+    ({}, ("--additional-config", '{"saccade": {"policy": 7}}'), ("policy=7", "spec")),
     ({}, ("--additional-config", '{"saccade": "quest"}'), ("'quest'", '"policy"')),
     ({"policy": "quest"}, ("--additional-config", '{"saccade": {"policy": "resa"}}'), ("twice", "quest", "resa")),
     ({"recall": 2.0}, (), ("recall=2.0",)),
@@ -317,7 +329,7 @@ def test_a_model_that_is_not_there(reasons: Reasons, tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_vllm_did_not_load(reasons: Reasons, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.adapters.vllm.plugin._registered", False)
+    monkeypatch.setattr("vllm.v1.attention.backends.registry._ATTN_OVERRIDES", {})
     (reason,) = reasons()
     assert "VLLM_PLUGINS" in reason
 

@@ -152,8 +152,8 @@ def test_vllms_own_paged_kernel_agrees_with_our_operation(padded: bool, block: i
     unit, kv_heads, head_dim = multiple * block, 2, 64
     lengths = [6 * unit + 3, 2 * unit, 9]
     kv_cache = empty_cache("HND padded" if padded else "HND", 32, kv_heads, block, head_dim)
-    k, v = SaccadeCPUAttention.keys_and_values(None, kv_cache)
-    kv = KVView(k, v, rows_of(block_table(lengths, block, 32, seed=5), lengths))
+    rows = rows_of(block_table(lengths, block, 32, seed=5), lengths)
+    kv = SaccadeCPUAttention.view(None, None, kv_cache, rows)  # type: ignore[arg-type]
     sets = random_sets(lengths, unit, groups, 2 * kv_heads, seed=groups)
     # This kernel weighs what lies behind a row's tokens in their block with zero, so that it must be numbers.
     whole = [

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..adapters.vllm.options import KEY, ServeOptions
-from ..adapters.vllm.worker.page_bounds import BlockBounds
-from ..types import KVView, Rows
+from ..types import Rows
 
 _SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -74,7 +73,7 @@ class SyntheticEngine:
             **ours,
         )
         self._runner = self._engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        self._fill()
+        self._fill(blocks, block)
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
@@ -109,23 +108,21 @@ class SyntheticEngine:
     def close(self) -> None:
         self._engine.llm_engine.engine_core.shutdown()
 
-    def _fill(self) -> None:
+    def _fill(self, blocks: int, block: int) -> None:
         """Random keys and values, the same for every engine of the same sizes, and the bounds of them where needed."""
+        from ..adapters.vllm.worker.backend import SparseAttention
+        from ..adapters.vllm.worker.metadata import Written
+
+        rows = Rows.on_host(torch.arange(blocks, dtype=torch.int32)[None], [0], [blocks * block])
+        everything = Written(rows, torch.zeros(1, dtype=torch.int32), rows.max_len)
         generator = torch.Generator().manual_seed(0)
         layers = self._runner.compilation_config.static_forward_context
-        for number, layer in enumerate(layers.values()):
+        for layer in layers.values():
             cache = layer.kv_cache
             for held in cache:
                 held.normal_(generator=generator)
-            serving = getattr(layer.impl, "_serving", None)
-            if serving is None or serving.page is None or number not in serving.plan.refreshing:
-                continue
-            k, v = layer.impl.keys_and_values(cache)
-            bounds = BlockBounds.behind(cache, k.shape[1], k.shape[3], serving.page)
-            table = torch.arange(k.shape[0], dtype=torch.int32)[None]
-            everything = Rows.on_host(table, [0], [k.shape[0] * k.shape[1]])
-            bounds.update(KVView(k, v, everything), torch.zeros(1, dtype=torch.int32), everything.max_len)
-            serving.indexes.layers[number] = bounds
+            if isinstance(layer.impl, SparseAttention):
+                layer.impl.refresh(layer, cache, everything)
 
     def _no_forward(self, input_ids: Tensor | None = None, **rest: Any) -> Tensor:
         """Hidden states of a prefill that is not run."""

@@ -131,12 +131,13 @@ def refuse_detached(vllm_config: Any) -> None:
     check_interfaces("every process")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    if AttentionBackendEnum.CUSTOM.get_path(include_classname=True) != BACKEND:
+    custom = AttentionBackendEnum.CUSTOM
+    if not custom.is_overridden() or custom.get_path() != BACKEND:
         raise ServingError("vLLM did not load the plugin saccade: VLLM_PLUGINS names others only; add saccade to it")
     attention = vllm_config.attention_config
     chosen = [attention.backend, *(attention.backend_per_kind or {}).values()]
     for backend in chosen:
-        if backend is not AttentionBackendEnum.CUSTOM:
+        if backend is not custom:
             given = "" if backend is None else f", not {backend.name}"
             raise ServingError(f"saccade's options need --attention-backend CUSTOM{given}: no other decodes sparsely")
 

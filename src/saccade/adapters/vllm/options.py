@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoints.weights import stored_hash
-from ...errors import PolicyError, ServingError
+from ...errors import ServingError
 from ...methods.policy import Policy
-from ...recipes.resolve import Chosen, Shape, resolve
+from ...recipes.resolve import Shape, resolve
 from ...types import ModelShape
 
 KEY = "saccade"
@@ -26,13 +26,11 @@ class ServeOptions:
     Attributes:
         policy: what every request decodes with unless it opts out.
         recall: share 0..1 of decoding steps in which attention recall is measured; costs a pass over the keys.
-        shortcut: rows that the budget covers go to vLLM's own kernel; off in tests, so that ours is what they test.
         notes: what the user should know of where the policy comes from; said once, not passed on.
     """
 
     policy: Policy
     recall: float = 0.0
-    shortcut: bool = True
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -50,7 +48,7 @@ class ServeOptions:
 
     @classmethod
     def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:
-        """Inverse of `to_dict`; the policy may also be policy JSON, `auto`, or a recipe.
+        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes, or what `Policy.to_dict` makes.
 
         Args:
             given: what stands in `additional_config`.
@@ -61,7 +59,7 @@ class ServeOptions:
             ServingError: an unknown key or a value out of range.
             PolicyError: an unknown policy or option, or no recipe for this model.
         """
-        names = ("policy", "recall", "shortcut")
+        names = ("policy", "recall")
         if not isinstance(given, Mapping) or "policy" not in given:
             raise ServingError(
                 f'additional_config["{KEY}"]={given!r} needs a policy: {{"policy": "quest:budget=2048"}}'
@@ -71,17 +69,17 @@ class ServeOptions:
             raise ServingError(
                 f'additional_config["{KEY}"] has no option {unknown[0]!r}; its options: {", ".join(names)}'
             )
-        recall, shortcut = given.get("recall", 0.0), given.get("shortcut", True)
+        policy, recall = given["policy"], given.get("recall", 0.0)
         if isinstance(recall, bool) or not isinstance(recall, (int, float)) or not 0 <= recall <= 1:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")
-        if not isinstance(shortcut, bool):
-            raise ServingError(f"shortcut={shortcut!r} is not valid: true or false")
-        chosen = _policy(given["policy"], model, shape)
-        return cls(chosen.policy, float(recall), shortcut, chosen.notes)
+        if isinstance(policy, Mapping):
+            policy = Policy.from_dict(dict(policy))
+        chosen = resolve(policy, model, shape)
+        return cls(chosen.policy, float(recall), chosen.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"policy": self.policy.to_spec(), "recall": self.recall, "shortcut": self.shortcut}
+        return {"policy": self.policy.to_spec(), "recall": self.recall}
 
 
 def given_to(vllm_config: Any) -> bool:
@@ -107,14 +105,3 @@ def shape_of(vllm_config: Any) -> ModelShape:
         architecture=text.model_type,
         weights=stored_hash(str(config.model)),
     )
-
-
-def _policy(given: Any, model: str, shape: Shape) -> Chosen:
-    """A policy from its JSON as text or data, or from whatever else stands for one."""
-    if isinstance(given, Policy) or (isinstance(given, str) and not given.lstrip().startswith("{")):
-        return resolve(given, model, shape)
-    if isinstance(given, str):
-        return Chosen(Policy.from_json(given))
-    if isinstance(given, Mapping):
-        return Chosen(Policy.from_dict(dict(given)))
-    raise PolicyError(f"policy={given!r} is neither a spec string nor policy JSON")

@@ -59,7 +59,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "every process": (
         Part("vllm.platforms", "current_platform", has="is_cpu get_attn_backend_cls"),
         Part("vllm.platforms", "current_platform.get_attn_backend_cls", "selected_backend attn_selector_config"),
-        Part("vllm.v1.attention.backends.registry", "AttentionBackendEnum", has="CUSTOM"),
+        Part("vllm.v1.attention.backends.registry", "AttentionBackendEnum", has="CUSTOM get_path is_overridden"),
         Part("vllm.v1.attention.backends.registry", "register_backend", "backend class_path"),
         Part("vllm.v1.attention.selector", "AttentionSelectorConfig", has="use_mla"),
         Part("vllm.v1.kv_cache_spec_registry", "KVCacheSpecRegistry", has="check_kv_cache_spec_registry"),

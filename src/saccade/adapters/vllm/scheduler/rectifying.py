@@ -45,7 +45,7 @@ class RectifyingScheduler(Scheduler):
         reasons = reasons_against_rectifying(vllm_config, rectify) if rectify is not None else []
         if reasons:
             raise ServingError(f"policy {options.policy} cannot be served: {'; '.join(reasons)}")
-        self._every = rectify.every if rectify is not None else None
+        self._phase = options.policy.phase
         self._covered = _covered_by(kv_cache_config) if rectify is not None else 0
         self._held: dict[str, int] = {}
         self._rewound: dict[str, int] = {}
@@ -63,9 +63,9 @@ class RectifyingScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """One step of vLLM's scheduler, in which those whose turn it is run their unclean tokens again."""
-        if self._every is None:
+        if self._phase.every is None:
             return super().schedule(*args, **kwargs)
-        passes = self._start_passes(self._every)
+        passes = self._start_passes()
         # Passes first, so that no prompt's chunk in front of them takes the tokens they were promised.
         rank = {request.request_id: index for index, request in enumerate(self.running)}
         self.running.sort(key=lambda request: request.request_id not in passes)
@@ -74,7 +74,7 @@ class RectifyingScheduler(Scheduler):
         self._finish_passes(passes, output)
         return output
 
-    def _start_passes(self, every: int) -> set[str]:
+    def _start_passes(self) -> set[str]:
         """Set back those that run their unclean tokens in this step; ids of those whose turn in the phase it is.
 
         A pass is never cut in two: who does not fit into this step's tokens waits, and comes first in the next. One
@@ -86,7 +86,7 @@ class RectifyingScheduler(Scheduler):
         for request in self.running:
             unclean = self._unclean(request)
             new = request.num_tokens - request.num_computed_tokens
-            if new == 1 and unclean >= every and request.num_computed_tokens >= self._covered:
+            if new == 1 and self._phase.due(unclean) and request.num_computed_tokens >= self._covered:
                 due.append(request)
             elif new == 1:
                 decoding += 1
@@ -99,9 +99,9 @@ class RectifyingScheduler(Scheduler):
         room = min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens)
         passes, self._held = set(), {}
         for request in due:
-            steps, cost = waited.get(request.request_id, 0), self._unclean(request) + 1
-            if cost > room - (decoding if steps < every else 0):
-                self._held[request.request_id] = steps + 1
+            steps, cost = waited.get(request.request_id, 0) + 1, self._unclean(request) + 1
+            if cost > room - (decoding if steps < self._phase.period else 0):
+                self._held[request.request_id] = steps
                 request.next_decode_eligible_step = self.current_step + 2
             else:
                 room -= cost
@@ -122,13 +122,13 @@ class RectifyingScheduler(Scheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Note what this step leaves clean; `num_computed_tokens` is still what it starts from."""
-        if self._every is not None:
-            self._follow(self._every, scheduler_output)
+        if self._phase.every is not None:
+            self._follow(scheduler_output)
             if self.use_v2_model_runner:
                 self._resend(scheduler_output)
         super()._update_after_schedule(scheduler_output)
 
-    def _follow(self, every: int, output: SchedulerOutput) -> None:
+    def _follow(self, output: SchedulerOutput) -> None:
         arrived = {new.req_id for new in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         for request_id, count in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
@@ -141,7 +141,7 @@ class RectifyingScheduler(Scheduler):
                 known = clean.settle(request, start)
             dense = count > 1 or opted_out(request.sampling_params)
             # Its turn, and it was not set back: so far the sets were all tokens, and this step's is too.
-            exact = start - known >= every
+            exact = self._phase.due(start - known)
             end = start + count
             if exact or (dense and start <= known < end):
                 clean.settle(request, end)
@@ -177,7 +177,7 @@ class RectifyingScheduler(Scheduler):
         """The next input of a streaming session; it is dense and takes the last answer's unclean tokens with it."""
         known = clean.known_boundary(session)
         super()._update_request_as_session(session, update)
-        if self._every is None or known is None:
+        if self._phase.every is None or known is None:
             return
         if session.num_computed_tokens > max(known, self._covered):
             session.num_computed_tokens = known

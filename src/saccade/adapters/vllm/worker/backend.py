@@ -16,20 +16,21 @@ from vllm.model_executor.models.utils import extract_layer_index
 from ....checkpoints.unsupported import ALIBI, SHARED_CACHE, SINKS, SOFT_CAP
 from ....decode.attend import attend
 from ....errors import ServingError
-from ....types import KVView
+from ....types import KVView, Rows
 from ..cache_spec import SaccadeAttentionSpec
-from .mixed_step import StepMetadata, prepare
+from .groups import Groups
+from .metadata import StepMetadata, Written
+from .mixed_step import prepare
 from .page_bounds import BlockBounds, bounds_bytes
-from .start import serving_of
-from .worker import Serving
+from .worker import Serving, serving_of
 
 
 class SparseBackend:
     """Mixed into a backend class: names, and the room for bounds in the cache."""
 
     _serving: Callable[[], Serving | None] = lambda: None
-    """Of the engine that is being built, while it lives: vLLM asks the class for the cache's layout without saying for
-    which engine, and engines of one process are built one after the other."""
+    """Of the engine that is being built, while it lives: vLLM asks the class for the cache's layout, outside of any
+    configuration's context, and engines of one process are built one after the other."""
 
     @staticmethod
     def get_name() -> str:
@@ -51,31 +52,27 @@ class SparseBuilder:
     """Mixed into a metadata builder: the parent's metadata for the rows it serves, ours around it."""
 
     vllm_config: Any
+    groups: Groups
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
         parent = super().build  # type: ignore[misc]
-        return prepare(
-            serving_of(self.vllm_config),
-            common_attn_metadata,
-            lambda common: parent(common_prefix_len, common, fast_build),
-        )
+        return prepare(self.groups, common_attn_metadata, lambda common: parent(common_prefix_len, common, fast_build))
 
 
 class SparseAttention:
     """Mixed into an attention implementation; a subclass says how its cache lies in memory."""
 
     scale: float
-    head_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._check()
-        self._serving = serving_of(get_current_vllm_config())
-        SparseBackend._serving = ref(self._serving)
+        self.serving = serving_of(get_current_vllm_config())
+        SparseBackend._serving = ref(self.serving)
 
     @abstractmethod
-    def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """The cache's keys and values `[blocks, block, Hkv, d]` by strides."""
+    def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
+        """The one place that knows how a cache is laid out and, of `layer`, the scales of a quantised one."""
 
     def forward(
         self,
@@ -112,10 +109,17 @@ class SparseAttention:
                 **kwargs,
             )
             output.index_copy_(0, tokens, part)
-        if step.groups:
-            self._decode(extract_layer_index(layer.layer_name), query, kv_cache, step, output)
-        if step.serving.metrics is not None:
-            step.serving.metrics.layer_done(extract_layer_index(layer.layer_name))
+        number = extract_layer_index(layer.layer_name)
+        for group in step.groups:
+            own = group.tokens
+            q = query[: step.num_actual_tokens] if own is None else query.index_select(0, own)
+            answered = attend(group.state, number, q, self.view(layer, kv_cache, group.rows), scale=self.scale)
+            if own is None:
+                output[: step.num_actual_tokens] = answered
+            else:
+                output.index_copy_(0, own, answered)
+        if self.serving.metrics is not None:
+            self.serving.metrics.layer_done(number)
         return output
 
     def do_kv_cache_update(
@@ -124,29 +128,20 @@ class SparseAttention:
         """Write new keys and values, then recompute the bounds of the pages they fall into."""
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)  # type: ignore[misc]
         step = _step_of(layer.layer_name)
-        if step is None or self._serving.page is None:
-            return
-        number = extract_layer_index(layer.layer_name)
-        if number not in self._serving.plan.refreshing:
-            return
-        bounds = self._serving.indexes.layers.get(number)
-        k, v = self.keys_and_values(kv_cache)
-        if bounds is None or not bounds.lies_in(kv_cache):
-            bounds = BlockBounds.behind(kv_cache, k.shape[1], self.head_size, self._serving.page)
-            self._serving.indexes.layers[number] = bounds
-        for written in step.written:
-            bounds.update(KVView(k, v, written.rows), written.start, written.count)
+        for written in () if step is None else step.written:
+            self.refresh(layer, kv_cache, written)
 
-    def _decode(self, number: int, query: Tensor, kv_cache: Tensor, step: StepMetadata, output: Tensor) -> None:
-        k, v = self.keys_and_values(kv_cache)
-        for group in step.groups:
-            tokens = group.tokens
-            q = query[: step.num_actual_tokens] if tokens is None else query.index_select(0, tokens)
-            result = attend(group.state, number, q, KVView(k, v, group.rows), scale=self.scale)
-            if tokens is None:
-                output[: step.num_actual_tokens] = result
-            else:
-                output.index_copy_(0, tokens, result)
+    def refresh(self, layer: Any, kv_cache: Tensor, written: Written) -> None:
+        """Recompute the bounds of the pages that new tokens have fallen into, where the policy bounds this layer's."""
+        page, number = self.serving.page, extract_layer_index(layer.layer_name)
+        if page is None or number not in self.serving.plan.refreshing:
+            return
+        kv = self.view(layer, kv_cache, written.rows)
+        bounds = self.serving.indexes.layers.get(number)
+        if bounds is None or not bounds.lies_in(kv_cache):
+            bounds = BlockBounds.behind(kv_cache, kv.page, kv.head_dim, page)
+            self.serving.indexes.layers[number] = bounds
+        bounds.update(kv, written.start, written.count)
 
     def _check(self) -> None:
         """Refuse what a layer says about itself.

@@ -12,8 +12,11 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from ....decode.state import AttentionOperations
 from ....errors import ServingError
+from ....types import KVView, Rows
 from .backend import SparseAttention, SparseBackend, SparseBuilder
+from .groups import Groups
 
 
 class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):
@@ -40,6 +43,7 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.groups = Groups(self.vllm_config, AttentionOperations())
         if self.isa == "amx":
             # AMX packs keys in a way that strides cannot express.
             self.isa = "vec"
@@ -51,11 +55,11 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
 class SaccadeCPUAttention(SparseAttention, CPUAttentionBackendImpl):
     """One layer."""
 
-    def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
         """Of `[blocks, Hkv, block, 2 · d]`: a head's keys `[d, block]`, then its values."""
         blocks, heads, block, width = kv_cache.shape
         d = width // 2
         halves = kv_cache.view(blocks, heads, 2, block * d)
         k = halves[:, :, 0].view(blocks, heads, d, block).permute(0, 3, 1, 2)
         v = halves[:, :, 1].view(blocks, heads, block, d).permute(0, 2, 1, 3)
-        return k, v
+        return KVView(k, v, rows)

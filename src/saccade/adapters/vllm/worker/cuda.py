@@ -28,7 +28,8 @@ from ....selection.selector import ScoredSelector, Selector
 from ....types import KVView, Pooling, Rows, Selection
 from .backend import SparseAttention, SparseBackend, SparseBuilder
 from .block_tables import Layout, StepTables, Tables, one_token_each, refusal
-from .start import serving_of
+from .groups import Groups
+from .worker import serving_of
 
 logger = logging.getLogger("saccade")
 
@@ -60,18 +61,19 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: {reason}")
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         flash = FlashOperations.of([layer.impl for layer in layers.values()])
-        serving.attention = choose(serving.plan, kv_cache_spec.block_size, flash)
+        operations = choose(serving.plan, kv_cache_spec.block_size, flash)
+        self.groups = Groups(vllm_config, operations)
         if vllm_config.parallel_config.rank == 0:
-            logger.info("saccade: decoding attends with %s", serving.attention.name)
+            logger.info("saccade: decoding attends with %s", operations.name)
 
 
 class SaccadeFlashAttention(SparseAttention, FlashAttentionImpl):
     """One layer."""
 
-    def keys_and_values(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return k, v
+        return KVView(k, v, rows)
 
 
 class FlashOperations:

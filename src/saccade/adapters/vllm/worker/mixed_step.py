@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,73 +10,36 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from ....types import Rows
-from .worker import Batch, Group, Serving
+from .groups import Batch, Groups
+from .metadata import StepMetadata, Written
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Written:
-    """What a step writes into the cache.
-
-    Attributes:
-        rows: all rows of the batch.
-        start: int32 `[B]`, first new position of each row.
-        count: host bound on the new tokens of a row.
-    """
-
-    rows: Rows
-    start: Tensor
-    count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepMetadata:
-    """vLLM's attention metadata of a step, all layers of an attention group share it.
-
-    Attributes:
-        serving: what outlives the step.
-        parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
-        parent_tokens: int64, their positions in the flat batch; None: all.
-        groups: rows that decode under the policy.
-        written: the step's new tokens; rows with one apart from rows with many, so that none is padded to the others.
-        num_actual_tokens: positions of the flat batch that are not padding.
-    """
-
-    serving: Serving
-    parent: Any | None
-    parent_tokens: Tensor | None
-    groups: list[Group]
-    written: tuple[Written, ...]
-    num_actual_tokens: int
-
-
-def prepare(serving: Serving, common: Any, build_parent: Callable[[Any], Any]) -> StepMetadata:
+def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> StepMetadata:
     """Split a step's rows.
 
     Args:
-        serving: of the worker.
+        groups: of the worker.
         common: vLLM's `CommonAttentionMetadata`.
         build_parent: makes the metadata of vLLM's own kernel from it.
     """
     batch = _batch(common)
-    sparse = serving.sparse_rows(batch)
+    sparse = groups.sparse_rows(batch)
     table, lengths = common.block_table_tensor, common.seq_lens
     written = _written(common, batch)
     total = common.num_actual_tokens
     if not sparse:
-        groups = serving.groups(batch, [], table, lengths, None)
-        return StepMetadata(serving, build_parent(common), None, groups, written, total)
+        return StepMetadata(build_parent(common), None, groups.of(batch, [], table, lengths, None), written, total)
     if len(sparse) == common.num_reqs:
-        groups = serving.groups(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
-        return StepMetadata(serving, None, None, groups, written, total)
+        found = groups.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
+        return StepMetadata(None, None, found, written, total)
     chosen = async_tensor_h2d(sparse, table.device, torch.int64)
     tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
-    groups = serving.groups(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
+    found = groups.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
     rest = _rest(batch, sparse)
     if not rest:
-        return StepMetadata(serving, None, None, groups, written, total)
+        return StepMetadata(None, None, found, written, total)
     others, rest_tokens = _only(common, batch, rest)
-    return StepMetadata(serving, build_parent(others), rest_tokens, groups, written, total)
+    return StepMetadata(build_parent(others), rest_tokens, found, written, total)
 
 
 def _batch(common: Any) -> Batch:
@@ -106,9 +68,7 @@ def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Writt
     else:
         chosen = async_tensor_h2d(rows, table.device, torch.int64)
         table, lengths, queries = (tensor.index_select(0, chosen) for tensor in (table, lengths, queries))
-    known = [batch.lengths[row] for row in rows]
-    bounds = tuple((0, length) for length in known) if table.is_cpu else None
-    return Written(Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds), lengths - queries, count)
+    return Written(batch.rows(rows, table, lengths, on_host=table.is_cpu), lengths - queries, count)
 
 
 def _rest(batch: Batch, sparse: list[int]) -> list[int]:

@@ -7,43 +7,53 @@ from dataclasses import dataclass
 
 import torch
 
-from ....decode.state import DecodeState
-from ....selection.history import ALL_CLEAN
+from ....decode.state import AttentionOperations, DecodeState
+from ....plans.rectify import Phase
+from ....selection.history import TokenHistory
 from .requests import RequestRow
+from .worker import Serving
 
 
 @dataclass(slots=True, eq=False)
 class SequenceMemory:
-    """One request's state: its index, its text, and how far its cache is clean.
+    """One request's state: its index, its text, and, in `state.history`, how far its cache is clean.
 
     Attributes:
         state: of a batch of this request alone.
-        every: sparse steps between dense passes; None: sparse steps are never made good.
-        clean: slots below it hold keys and values that dense steps wrote.
+        phase: when a step is dense.
         rewritten: first slot written since the index was last brought up to date.
     """
 
     state: DecodeState
-    every: int | None
-    clean: int = 0
+    phase: Phase
     rewritten: int = 0
     _text: int = 0
+
+    @classmethod
+    def of(cls, serving: Serving, attention: AttentionOperations) -> SequenceMemory:
+        """That of a new request."""
+        history, phase = TokenHistory(serving.levels), serving.options.policy.phase
+        if phase.every is not None:
+            history.clean = 0
+        state = DecodeState(
+            serving.plan, serving.counters, exhaustive_is_dense=False, history=history, attention=attention
+        )
+        return cls(state, phase)
 
     def written(self, start: int, stop: int, *, dense: bool) -> None:
         """Note a step that writes slots `start..stop`."""
         self.rewritten = min(self.rewritten, start)
+        history = self.state.history
         # The phase counts from the prompt whether or not a budget covers the row, as in the transformers adapter.
-        due = self.every is not None and stop - 1 - self.clean >= self.every
-        if dense or due:
-            self.clean = stop
+        if self.phase.every is not None and (dense or self.phase.due(start - history.clean, stop - start)):
+            history.clean = stop
 
     def begin(self, request: RequestRow, length: int) -> None:
         """Prepare a sparse step of a row of `length` tokens."""
-        history = self.state.history
-        history.clean = ALL_CLEAN if self.every is None else self.clean
-        if self.state.plan.selector is not None and self.state.plan.selector.reads_text and self._text < length:
+        selector = self.state.plan.selector
+        if selector is not None and selector.reads_text and self._text < length:
             ids = torch.tensor([_tokens(request, self._text, length)], dtype=torch.int64)
-            history.record(self._text, ids.shape[1], 1, ids, None)
+            self.state.history.record(self._text, ids.shape[1], 1, ids, None)
             self._text = length
         self.state.begin(min(self.rewritten, length - 1))
         self.rewritten = length

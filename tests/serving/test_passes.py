@@ -1,0 +1,172 @@
+"""When dense passes come: after every phase, never cut, by turns, and as transformers does it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scheduled import OFF, Engine, decoding, phase, prompt
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from saccade import sparsify
+
+
+@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 5, 32])
+@pytest.mark.parametrize("length", [1, 7, 8, 130])
+def test_phase(length: int, every: int, v2: bool) -> None:
+    engine = Engine(f"quest:budget=16,rectify={every}", v2=v2)
+    request = engine.add("a", prompt(length), 80)
+    while len(request.output_token_ids) < 79:
+        engine.step()
+        assert not request.is_prefill_chunk or request.num_computed_tokens < length, "what structured output asks for"
+    expected = phase(length, 80, every)
+    assert decoding(engine, "a", length) == expected[:78]
+    passes = sum(count > 1 for _, count in expected[:78])
+    assert engine.scheduler.rectifications == passes
+    assert engine.scheduler.rectified_tokens == passes * every
+    engine.finish()
+    assert decoding(engine, "a", length) == expected
+
+
+def test_every_pass_leaves_the_cache_clean() -> None:
+    engine = Engine("quest:budget=16,rectify=5")
+    request = engine.add("a", prompt(9), 40)
+    passes = 0
+    while len(request.output_token_ids) < 39:
+        output = engine.step()
+        clean = engine.worker.clean("a")
+        if output.num_scheduled_tokens["a"] == 6:
+            passes += 1
+            assert all(clean)
+        elif len(request.output_token_ids) > 1:
+            assert not clean[-1], "the test's worker must tell sparse steps from dense ones"
+    assert passes == 6
+
+
+def lengths_in_transformers(policy: str, length: int, tokens: int) -> list[int]:
+    """Positions in each call of the decoder, in the transformers adapter."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "vocab_size": 32, "eos_token_id": None, "pad_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes)).eval()
+    seen: list[int] = []
+    with sparsify(model, policy):
+        model.get_decoder().layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+        ids = torch.randint(1, 32, (1, length))
+        settings = GenerationConfig(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
+        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    return seen[1:]
+
+
+@pytest.mark.parametrize(("budget", "covered"), [(16, 0), (30, 30), (4096, 512)])
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_phase_is_that_of_transformers(every: int, budget: int, covered: int) -> None:
+    policy = f"streaming:budget={budget},rectify={every}"
+    theirs = lengths_in_transformers(policy, 18, 50)
+    engine = Engine(policy, covered=covered)
+    engine.add("a", prompt(18), 50)
+    engine.finish()
+    assert [count for _, count in decoding(engine, "a", 18)] == theirs
+    assert (max(theirs) > 1) == (budget < 68)
+
+
+@pytest.mark.parametrize("covered", [19, 20, 24, 25, 26, 31])
+def test_covered_rows_are_not_run_again_and_the_phase_goes_on(covered: int) -> None:
+    engine = Engine("quest:budget=16,rectify=4", covered=covered)
+    engine.add("a", prompt(14), 60)
+    engine.finish()
+    steps = decoding(engine, "a", 14)
+    assert steps == phase(14, 60, 4, covered)
+    assert min(start + count for start, count in steps if count > 1) > covered
+    assert {(start + count - 14) % 5 for start, count in steps if count > 1} == {0}
+
+
+@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("budget", [5, 6, 8, 11, 16, 40])
+def test_passes_wait_for_room_and_are_never_cut(budget: int, v2: bool) -> None:
+    """The smallest budgets hold one pass of 5; six requests are due at once again and again."""
+    seqs = min(budget, 6)
+    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=budget, max_num_seqs=seqs, v2=v2)
+    for index in range(6):
+        engine.add(str(index), prompt(7 + index, 50 * index), 30)
+    engine.finish()
+    for index in range(6):
+        assert decoding(engine, str(index), 7 + index) == phase(7 + index, 30, 4)
+    assert all(sum(output.num_scheduled_tokens.values()) <= budget for output in engine.outputs)
+    waits = sum(len(output.num_scheduled_tokens) < len(engine.worker.steps) for output in engine.outputs)
+    assert waits if budget < 30 else True
+
+
+def test_nobody_starves() -> None:
+    """Half as many tokens in a step as all would need: the last to come makes progress like the others."""
+    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=8)
+    requests = [engine.add(str(index), prompt(5, 50 * index), 60) for index in range(8)]
+    while all(len(request.output_token_ids) < 60 for request in requests):
+        engine.step()
+    assert min(len(request.output_token_ids) for request in requests) >= 60 // 3
+    engine.finish()
+
+
+def test_dense_neighbours_do_not_keep_a_pass_waiting_for_ever() -> None:
+    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=8)
+    for index in range(6):
+        engine.add(str(index), prompt(5, 50 * index), 400, params={"extra_args": OFF})
+    request = engine.add("sparse", prompt(5, 900), 50)
+    for _ in range(150):
+        engine.step()
+    assert len(request.output_token_ids) == 50
+    assert decoding(engine, "sparse", 5) == phase(5, 50, 4)
+
+
+def test_a_long_prompt_in_front_does_not_take_a_pass_its_tokens() -> None:
+    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=32, long_prefill_token_threshold=24)
+    engine.add("long", prompt(300), 2)
+    engine.add("a", prompt(6, 900), 30)
+    engine.finish()
+    assert decoding(engine, "a", 6) == phase(6, 30, 4)
+    passing = [output.num_scheduled_tokens for output in engine.outputs if output.num_scheduled_tokens.get("a") == 5]
+    assert any("long" in scheduled for scheduled in passing)
+    assert [request.request_id for request in engine.scheduler.running] == []
+
+
+def test_the_order_of_running_requests_is_kept() -> None:
+    """vLLM preempts the last one: whose turn it is must not decide about that."""
+    engine = Engine("quest:budget=16,rectify=4")
+    for index in range(4):
+        engine.add(str(index), prompt(5 + index, 50 * index), 60)
+        engine.step()
+    for _ in range(30):
+        engine.step()
+        assert [request.request_id for request in engine.scheduler.running] == ["0", "1", "2", "3"]
+
+
+def test_opting_out_is_dense_and_never_run_again() -> None:
+    engine = Engine("quest:budget=16,rectify=3")
+    request = engine.add("a", prompt(9), 40, params={"extra_args": OFF})
+    engine.add("b", prompt(9, 500), 40)
+    while not request.is_finished():
+        engine.step()
+        assert "a" not in engine.worker.known or all(engine.worker.clean("a"))
+    engine.finish()
+    assert decoding(engine, "a", 9) == [(9 + index, 1) for index in range(39)]
+    assert decoding(engine, "b", 9) == phase(9, 40, 3)
+
+
+def test_siblings_of_one_prompt() -> None:
+    """What `n=3` makes of a request."""
+    engine = Engine("quest:budget=16,rectify=4")
+    for index in range(3):
+        engine.add(str(index), prompt(21), 30 + index)
+    engine.finish()
+    for index in range(3):
+        assert decoding(engine, str(index), 21) == phase(21, 30 + index, 4)
+    assert engine.worker.found["1"] == 20
+
+
+@pytest.mark.parametrize("length", range(20, 26))
+def test_up_to_the_longest_row(length: int) -> None:
+    engine = Engine("quest:budget=16,rectify=4", max_model_len=40)
+    request = engine.add("a", prompt(length), 100)
+    engine.finish()
+    assert request.num_tokens == 40
+    assert decoding(engine, "a", length) == phase(length, 40 - length, 4)
