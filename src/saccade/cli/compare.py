@@ -79,7 +79,8 @@ def compare(
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
     from ..eval.folder import ResultsFolder
-    from ..eval.job import Job, Settings
+    from ..eval.job import ComparisonSettings, Job
+    from ..eval.output import check_folder
     from ..report.page import comparison_page
     from ..report.table import comparison_table
     from .terminal import output, progress, quiet_libraries
@@ -87,7 +88,7 @@ def compare(
     quiet_libraries()
     folder_path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     job = Job.check(
-        Settings(
+        ComparisonSettings(
             model=model,
             document=document,
             policies=tuple(policy or ()),
@@ -101,8 +102,8 @@ def compare(
             threads=threads,
         )
     )
-    ResultsFolder.check(folder_path)
-    loaded = job.load_model()
+    check_folder(folder_path)
+    loaded = job.subject.load()
     with ResultsFolder(folder_path) as folder:
         environment = job.environment(loaded)
         folder.write_configuration({**job.configuration(), "environment": environment})

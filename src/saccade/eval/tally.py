@@ -1,4 +1,4 @@
-"""What is added up for one entry of a comparison, and the row it becomes."""
+"""What is added up for one policy of a comparison, and the row it becomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from ..decode.recall import RecallRecords
 from ..decode.stats import RunStats
-from .entry import Entry
+from ..methods.policy import Policy
+from .entry import label
 from .interval import wilson
 
 LayerRecalls = tuple[list[float], list[float]]
@@ -22,15 +23,15 @@ def recalls_of(records: RecallRecords) -> list[LayerRecalls]:
 
 
 class Tally:
-    """Sums over all questions of one entry.
+    """Sums over all questions of one policy.
 
     Attributes:
         seconds: steps of the timing pass.
         pass_seconds: those of its steps that rectified the ones before them.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.seconds: list[float] = []
         self.pass_seconds: list[float] = []
         self._correct = 0
@@ -69,13 +70,13 @@ class Tally:
         Args:
             baseline_seconds: median of the dense baseline's steps.
         """
-        attention, token = _per_layer([pair[0] for pair in self._recalls]), _per_layer([p[1] for p in self._recalls])
+        attention, token = (_per_layer([recalls[kind] for recalls in self._recalls]) for kind in (0, 1))
         seconds = self.seconds_per_token
         return {
-            "policy": self.entry.policy.name,
-            "budget": self.entry.policy.budget,
-            "label": self.entry.label,
-            "spec": self.entry.spec,
+            "policy": self.policy.name,
+            "budget": self.policy.budget,
+            "label": label(self.policy),
+            "spec": str(self.policy),
             "share_attended": self._share / self._steps if self._steps else None,
             "recall": fmean(attention) if attention else None,
             "recall_per_layer": attention,
@@ -96,14 +97,12 @@ class Tally:
     @property
     def seconds_per_token(self) -> float | None:
         """Median of the timed steps; with dense passes among them, the mean over one round of both kinds' medians."""
-        rectify = self.entry.policy.rectify
-        if not self.seconds:
+        sparse = self.policy.phase.period - 1
+        if not self.seconds or (sparse and not self.pass_seconds):
             return None
-        if rectify is None:
+        if not sparse:
             return median(self.seconds)
-        if not self.pass_seconds:
-            return None
-        return (rectify.every * median(self.seconds) + median(self.pass_seconds)) / (rectify.every + 1)
+        return (sparse * median(self.seconds) + median(self.pass_seconds)) / (sparse + 1)
 
 
 def _per_layer(tokens: list[list[float]]) -> list[float]:
