@@ -10,7 +10,7 @@ from typing import Any
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.conditions import conditions
 from saccade.eval.entry import policies_for
-from saccade.eval.output import shares, whole_numbers
+from saccade.eval.output import whole_numbers
 from saccade.eval.subject import Subject
 
 from .accumulation import TARGETS, Accumulation, Case, cases_of
@@ -127,3 +127,21 @@ def _check_lengths(lengths: Sequence[int], suffix: int) -> None:
             f"--lengths {lengths[0]} is not valid: a passage must be longer than its last {suffix} tokens, "
             "which are decoded behind the others"
         )
+
+
+def shares(option: str, text: str) -> tuple[float, ...]:
+    """Read `0.2,0.1`; each share once, in the order given.
+
+    Raises:
+        SaccadeError: for anything that is not a list of numbers above 0 and at most 1.
+    """
+    values = []
+    for part in (piece.strip() for piece in text.split(",")):
+        try:
+            value = float(part)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= 1:
+            raise SaccadeError(f"{option} {part!r} is not valid: shares above 0 and at most 1, joined by commas")
+        values.append(value)
+    return tuple(dict.fromkeys(values))

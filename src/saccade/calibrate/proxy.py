@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from ..decode.recall import mass, membership
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..plans.plan import Plan
 from .asking import AnswerObserver, AnswerStep, Sheet
+
+Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
 
 class ProxyObserver(AnswerObserver):
@@ -59,17 +63,18 @@ class ProxyObserver(AnswerObserver):
         below.append(own)
         self.weights[step.layer] += weights.shape[0] * weights.shape[1]
 
-    def predicted(self, values: Tensor, first: int, reselect: Sequence[int]) -> list[float]:
-        """Mean over layers of `mass` or `overlap`, budget by budget, if layers `first` and `reselect` choose.
 
-        Layers up to `first` and those that choose attend to everything, which counts as 1.
-        """
-        choosing, source, totals = {first, *reselect}, first, torch.zeros(len(values), dtype=torch.float64)
-        layers = len(self.weights)
-        for layer in range(layers):
-            if layer <= first or layer in choosing:
-                source = max(layer, first)
-                totals += 1
-            else:
-                totals += values[:, source, layer] / self.weights[layer]
-        return (totals / layers).tolist()
+def predicted(values: Array, weights: Array, first: int, reselect: Sequence[int]) -> list[float]:
+    """Mean over layers of `mass` or `overlap` by `weights`, budget by budget, if layers `first` and `reselect` choose.
+
+    Layers up to `first` and those that choose attend to everything, which counts as 1.
+    """
+    choosing, source, totals = {first, *reselect}, first, numpy.zeros(len(values))
+    for layer in range(len(weights)):
+        if layer <= first or layer in choosing:
+            source = max(layer, first)
+            totals += 1
+        else:
+            totals += values[:, source, layer] / weights[layer]
+    means: list[float] = (totals / len(weights)).tolist()
+    return means

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import median
@@ -16,7 +16,7 @@ from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .context import Context, Question
 from .facts import is_right
-from .folder import ResultsFolder
+from .folder import GAZE, RECALL, SAMPLES, ResultsFolder
 from .gaze import Focus, GazeObserver
 from .reader import NEVER, Reader
 from .tally import LayerRecalls, Tally, recalls_of
@@ -112,9 +112,7 @@ class Comparison:
         )
         if workers == 1:
             for tally in self.tallies:
-                for answer in self._ask(reader, context, tally.policy, tally.add_run):
-                    self._record(number, answer, tally)
-                    advance(str(tally.policy))
+                self._take(number, tally, self._ask(reader, context, tally.policy, tally.add_run), advance)
             return
 
         def ask_all(place: int) -> tuple[list[Answer], list[RunStats]]:
@@ -124,9 +122,12 @@ class Comparison:
         for tally, (answers, runs) in zip(self.tallies, shared_out(ask_all, len(self.tallies), workers), strict=True):
             for run in runs:
                 tally.add_run(run)
-            for answer in answers:
-                self._record(number, answer, tally)
-                advance(str(tally.policy))
+            self._take(number, tally, answers, advance)
+
+    def _take(self, number: int, tally: Tally, answers: Iterable[Answer], advance: Callable[[str], None]) -> None:
+        for answer in answers:
+            self._record(number, answer, tally)
+            advance(str(tally.policy))
 
     def _ask(
         self, reader: Reader, context: Context, policy: Policy, add_run: Callable[[RunStats], None]
@@ -158,36 +159,19 @@ class Comparison:
                 add_run(run.stats())
 
     def _record(self, number: int, answer: Answer, tally: Tally) -> None:
-        correct = is_right(answer.said, answer.question.fact)
+        fact, depth = answer.question.fact, answer.question.depth
+        correct = is_right(answer.said, fact)
         tally.add_answer(correct, answer.fact_held, answer.recalls)
-        policy = tally.policy
-        key = {"policy": policy.name, "budget": policy.budget, "spec": str(policy)}
-        place = {"context": number, "question": f"What is the code of the {answer.question.fact.key}?"}
-        self.folder.add_sample(
-            {
-                **key,
-                **place,
-                "expected": answer.question.fact.value,
-                "answer": answer.said,
-                "correct": correct,
-                "depth": round(answer.question.depth, 4),
-                "fact_held": answer.fact_held,
-            }
-        )
-        for step, (attention, token) in enumerate(answer.recalls):
-            recalls = {"attention_recall": _rounded(attention), "token_recall": _rounded(token)}
-            self.folder.add_recall({**key, **place, "step": step, **recalls})
+        policy = {"policy": tally.policy.name, "budget": tally.policy.budget, "spec": str(tally.policy)}
+        place = {**policy, "context": number, "question": f"What is the code of the {fact.key}?"}
+        said = {"expected": fact.value, "answer": answer.said, "correct": correct, "depth": round(depth, 4)}
+        self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
+        for step, recalls in enumerate(answer.recalls):
+            attention, token = ([round(recall, 4) for recall in layers] for layers in recalls)
+            self.folder.add(RECALL, {**place, "step": step, "attention_recall": attention, "token_recall": token})
         if answer.bins is not None:
-            self.folder.add_gaze(
-                {
-                    **key,
-                    "context": number,
-                    "depth": answer.question.depth,
-                    "correct": correct,
-                    "fact_held": answer.fact_held,
-                    "bins": answer.bins,
-                }
-            )
+            seen = {"depth": depth, "correct": correct, "fact_held": answer.fact_held, "bins": answer.bins}
+            self.folder.add(GAZE, {**policy, "context": number, **seen})
 
     def _time(self, reader: Reader, context: Context, advance: Callable[[str], None]) -> None:
         """The timing pass: no observers, the same tokens for all, policies taking turns."""
@@ -222,10 +206,6 @@ class Comparison:
                     if missing:
                         reader.feed((list(tokens) * missing)[:missing], phase)
                     tally.pass_seconds += reader.timed(tokens[:1])
-
-
-def _rounded(recalls: Sequence[float]) -> list[float]:
-    return [round(recall, 4) for recall in recalls]
 
 
 def _shared_beginning(questions: Sequence[Question]) -> int:

@@ -18,16 +18,7 @@ from .subject import Subject
 def conditions(
     model: Any, subject: Subject, *, document: str, contexts: Sequence[Context], threads: int, seed: int
 ) -> dict[str, Any]:
-    """Versions, machine, model and texts of a comparison.
-
-    Args:
-        model: the loaded model.
-        subject: what it was loaded from.
-        document: what was read.
-        contexts: the texts with their facts.
-        threads: CPU threads of decoding.
-        seed: where facts and their places come from.
-    """
+    """Versions, machine, the loaded model and the texts of a comparison; `threads` are those of decoding."""
     shape = subject.shape
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),

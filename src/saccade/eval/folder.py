@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError
-from ..files import replace_text
-from .output import JsonLines, check_folder, read_lines, write_json
+from .output import JsonLines, check_folder, read_lines, write_json, write_text
 
 SAMPLES, GAZE, RECALL = "samples.jsonl", "gaze.jsonl", "recall.jsonl"
 RESULTS, CONFIGURATION, REPORT = "results.json", "config.json", "report.html"
@@ -31,34 +30,20 @@ class ResultsFolder:
             raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
         self._lines = {name: JsonLines(path / name, "w") for name in (SAMPLES, GAZE, RECALL)}
 
-    def add_sample(self, sample: dict[str, Any]) -> None:
-        """Append one answered question."""
-        self._lines[SAMPLES].add(sample)
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        """Append to `SAMPLES` (answered questions), `GAZE` (where policies looked) or `RECALL` (of answer tokens)."""
+        self._lines[name].add(record)
 
-    def add_gaze(self, gaze: dict[str, Any]) -> None:
-        """Append where the policy looked for one question."""
-        self._lines[GAZE].add(gaze)
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What was appended so far."""
+        return read_lines(self.path / name)
 
-    def add_recall(self, recall: dict[str, Any]) -> None:
-        """Append both recalls of one answer token, layer by layer."""
-        self._lines[RECALL].add(recall)
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        write_json(self.path / RESULTS, results, indent=2)
-
-    def write_configuration(self, configuration: dict[str, Any]) -> None:
-        write_json(self.path / CONFIGURATION, configuration, indent=2)
+    def write(self, name: str, data: dict[str, Any]) -> None:
+        """Write `RESULTS` or `CONFIGURATION`, whole or not at all."""
+        write_json(self.path / name, data, indent=2)
 
     def write_report(self, page: str) -> None:
-        replace_text(self.path / REPORT, page)
-
-    def samples(self) -> list[dict[str, Any]]:
-        """The answered questions so far."""
-        return read_lines(self.path / SAMPLES)
-
-    def gazes(self) -> list[dict[str, Any]]:
-        """Where policies looked so far."""
-        return read_lines(self.path / GAZE)
+        write_text(self.path / REPORT, page)
 
     def __enter__(self) -> ResultsFolder:
         return self

@@ -49,11 +49,7 @@ class Job:
 
     @classmethod
     def check(cls, settings: ComparisonSettings) -> Job:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first thing that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         subject = Subject.check(settings.model, settings.device, settings.dtype)
         named, said = policies_for(settings.policies, subject.source)
         policies, notes = at_budgets(named, parse_budgets(settings.budget))

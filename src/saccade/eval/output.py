@@ -102,21 +102,3 @@ def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
                 f"{option} {part!r} is not valid: whole numbers of at least {at_least}, joined by commas"
             )
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def shares(option: str, text: str) -> tuple[float, ...]:
-    """Read `0.2,0.1`; each share once, in the order given.
-
-    Raises:
-        SaccadeError: for anything that is not a list of numbers above 0 and at most 1.
-    """
-    values = []
-    for part in (piece.strip() for piece in text.split(",")):
-        try:
-            value = float(part)
-        except ValueError:
-            value = 0.0
-        if not 0 < value <= 1:
-            raise SaccadeError(f"{option} {part!r} is not valid: shares above 0 and at most 1, joined by commas")
-        values.append(value)
-    return tuple(dict.fromkeys(values))
