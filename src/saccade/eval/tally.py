@@ -38,11 +38,7 @@ class Tally:
         self._count = 0
         self._facts_held: list[float] = []
         self._recalls: list[LayerRecalls] = []
-        self._steps = self._sparse_steps = 0
-        self._share = 0.0
-        self._overflow = 0.0
-        self._index_bytes: list[int] = []
-        self._build_seconds: list[float] = []
+        self._runs: list[RunStats] = []
 
     def add_answer(self, correct: bool, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
         """Count one question."""
@@ -54,15 +50,8 @@ class Tally:
 
     def add_run(self, stats: RunStats) -> None:
         """Count what a run over one context attended to, and what it kept beside the cache."""
-        if stats.share_attended is None or stats.overflow is None:
-            return
-        # A dense pass decodes a token too, and that one attends to everything.
-        self._steps += stats.steps
-        self._share += stats.share_attended * stats.steps
-        self._sparse_steps += stats.sparse_steps
-        self._overflow += stats.overflow * stats.sparse_steps
-        self._index_bytes.append(stats.index_bytes)
-        self._build_seconds.append(stats.build_seconds)
+        if stats.steps:
+            self._runs.append(stats)
 
     def row(self, baseline_seconds: float | None) -> dict[str, Any]:
         """The row of `results.json`; what was not measured yet is null.
@@ -77,14 +66,15 @@ class Tally:
             "budget": self.policy.budget,
             "label": label(self.policy),
             "spec": str(self.policy),
-            "share_attended": self._share / self._steps if self._steps else None,
+            # A dense pass decodes a token too, and that one attends to everything.
+            "share_attended": _mean([(run.share_attended, run.steps) for run in self._runs]),
             "recall": fmean(attention) if attention else None,
             "recall_per_layer": attention,
             "token_recall": fmean(token) if token else None,
             "token_recall_per_layer": token,
-            "overflow": self._overflow / self._sparse_steps if self._sparse_steps else None,
-            "index_bytes": max(self._index_bytes, default=None),
-            "build_seconds": fmean(self._build_seconds) if self._build_seconds else None,
+            "overflow": _mean([(run.overflow, run.sparse_steps) for run in self._runs]),
+            "index_bytes": max((run.index_bytes for run in self._runs), default=None),
+            "build_seconds": fmean(run.build_seconds for run in self._runs) if self._runs else None,
             "fact_held": fmean(self._facts_held) if self._facts_held else None,
             "correct": self._correct,
             "n": self._count,
@@ -108,3 +98,9 @@ class Tally:
 def _per_layer(tokens: list[list[float]]) -> list[float]:
     """Means over tokens; empty if there are none."""
     return [fmean(layer) for layer in zip(*tokens, strict=True)]
+
+
+def _mean(weighted: list[tuple[float | None, int]]) -> float | None:
+    """Mean of values by their weights; None if there is no weight."""
+    weight = sum(count for _, count in weighted)
+    return sum(value * count for value, count in weighted if value is not None) / weight if weight else None
