@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.eval import comparison, context, reader
-from saccade.eval.job import ComparisonSettings, Job
+from saccade.eval.job import ComparisonJob, ComparisonSettings
 from saccade.eval.reader import Reader
 
 ROW_NAMES = {
@@ -173,7 +173,7 @@ def test_a_rectified_policy_answers_as_in_generation(
     assert row["budget"] is None
     assert row["ms_per_token"] > 0
     monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
-    job = Job.check(settings_of(model_folder, folder))
+    job = ComparisonJob.check(settings_of(model_folder, folder))
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
     for number, asked in enumerate(job.contexts):
         for question in asked.questions:

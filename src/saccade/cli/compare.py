@@ -79,7 +79,7 @@ def compare(
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
     from ..eval.folder import CONFIGURATION, GAZE, RESULTS, SAMPLES, ResultsFolder
-    from ..eval.job import ComparisonSettings, Job
+    from ..eval.job import ComparisonJob, ComparisonSettings
     from ..eval.output import check_folder
     from ..report.page import comparison_page
     from ..report.table import comparison_table
@@ -87,7 +87,7 @@ def compare(
 
     quiet_libraries()
     folder_path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    job = Job.check(
+    job = ComparisonJob.check(
         ComparisonSettings(
             model=model,
             document=document,

@@ -33,7 +33,7 @@ class ComparisonSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ComparisonJob:
     """Settings that passed every check: from here on only the machine can fail.
 
     Attributes:
@@ -48,7 +48,7 @@ class Job:
     notes: tuple[str, ...]
 
     @classmethod
-    def check(cls, settings: ComparisonSettings) -> Job:
+    def check(cls, settings: ComparisonSettings) -> ComparisonJob:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         subject = Subject.check(settings.model, settings.device, settings.dtype)
         named, said = policies_for(settings.policies, subject.source)

@@ -61,7 +61,7 @@ class Reader:
             logits = self._model(piece, past_key_values=self._cache, use_cache=True, logits_to_keep=keep).logits
             if done > first:
                 parts.append(logits)
-        return torch.cat(parts, dim=1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def answer(self, logits: Tensor, tokenizer: Any) -> str:
         """Continue greedily from logits `[V]` to the end of the answer: full stop, new line, end of sequence."""

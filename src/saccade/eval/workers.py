@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import Any, TypeVar
 
 from ..errors import SaccadeError
@@ -64,8 +66,16 @@ _work: Callable[[int], Any]
 def _begin(work: Callable[[int], Any]) -> None:
     global _work
     _work = work
-    # An interruption reaches all processes of a terminal; the first one ends the others.
+    # An interruption reaches all processes of a terminal; the first one ends the others, if only by its own end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "a worker has been forked"
+    parent.join()
+    os._exit(1)
 
 
 def _do(number: int) -> Any:
