@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
@@ -19,6 +19,7 @@ from saccade.adapters.hf.run import Run, sparsify
 from saccade.errors import PolicyError
 from saccade.eval.interval import wilson
 from saccade.methods.policy import Policy
+from saccade.plans.rectify import Phase
 
 from .passages import Passage
 
@@ -57,14 +58,14 @@ class Case:
     policy: Policy | None
 
     @property
-    def every(self) -> int | None:
-        """Sparse steps between dense passes, None without such passes."""
-        return None if self.policy is None or self.policy.rectify is None else self.policy.rectify.every
+    def phase(self) -> Phase:
+        """When dense passes come."""
+        return Phase(None) if self.policy is None else self.policy.phase
 
     @property
     def suffix(self) -> int:
         """Tokens behind the dense prompt: so many that the targets are the last ones before a dense pass is due."""
-        return max(self.every or 0, TARGETS)
+        return max(self.phase.period - 1, TARGETS)
 
 
 def cases_of(
@@ -200,9 +201,7 @@ class Accumulation:
     def _suffix(self, case: Case, tokens: Tensor, cache: DynamicCache) -> Tensor:
         """Take back the suffix and decode it as `rectify` does: `every` sparse steps, a dense pass, and so on."""
         _crop(cache, case.suffix)
-        every = case.every or case.suffix
-        pieces = [every, 1] * (case.suffix // (every + 1) + 1)
-        return self._feed(case, tokens[:, -case.suffix - 1 : -1], cache, pieces)
+        return self._feed(case, tokens[:, -case.suffix - 1 : -1], cache, case.phase.pieces(0, case.suffix))
 
     @torch.no_grad()
     def _from_the_start(self, case: Case, tokens: Tensor) -> Tensor:
@@ -210,7 +209,7 @@ class Accumulation:
         count = tokens.shape[1] - 1
         return self._feed(case, tokens[:, :-1], DynamicCache(), [_CHUNK] * ceil(count / _CHUNK))
 
-    def _feed(self, case: Case, tokens: Tensor, cache: DynamicCache, pieces: Sequence[int]) -> Tensor:
+    def _feed(self, case: Case, tokens: Tensor, cache: DynamicCache, pieces: Iterable[int]) -> Tensor:
         """Decode tokens `[B, n]` piece by piece; logits `[B, TARGETS, V]` behind the last ones.
 
         Every token of a piece chooses its own set as if it came alone. A dense pass takes place at the beginning of a

@@ -77,13 +77,13 @@ def accumulation(
     from saccade.cli.terminal import output, progress, quiet_libraries
     from saccade.eval.output import check_folder, write_json, write_text
 
-    from .job import AccumulationJob, Settings
+    from .job import AccumulationJob, AccumulationSettings
     from .report import accumulation_picture, accumulation_table
 
     quiet_libraries()
     folder = output_dir or Path("results") / f"accumulation-{datetime.now():%Y-%m-%d-%H%M%S}"
     job = AccumulationJob.check(
-        Settings(
+        AccumulationSettings(
             model=model,
             policies=tuple(policy or ()),
             kept=kept,
@@ -102,7 +102,7 @@ def accumulation(
     )
     check_folder(folder)
     torch.set_num_threads(threads)
-    experiment = job.accumulation(job.load_model())
+    experiment = job.accumulation(job.subject.load())
     complete = False
     try:
         with progress(experiment.units) as advance:

@@ -7,14 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from saccade.adapters.hf.support import refuse_unsupported
-from saccade.checkpoints.load import ModelSource, pick_device, pick_dtype
 from saccade.errors import DocumentError, SaccadeError
+from saccade.eval.conditions import conditions
 from saccade.eval.entry import policies_for
-from saccade.eval.environment import environment
-from saccade.eval.output import shares, whole_numbers
+from saccade.eval.output import whole_numbers
+from saccade.eval.subject import Subject
 
 from .accumulation import TARGETS, Accumulation, Case, cases_of
 from .passages import Passage, held_out_passages
@@ -24,7 +21,7 @@ _METHODS = ("resa", "tidal", "less_is_more")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AccumulationSettings:
     """What the user can choose; see `saccade accumulate --help`. No `policies` means the default ones."""
 
     model: str | None
@@ -51,26 +48,23 @@ class AccumulationJob:
         notes: what the user should know about the plans, each once.
     """
 
-    settings: Settings
-    source: ModelSource
-    device: torch.device
-    dtype: torch.dtype
-    tokenizer: Any
+    settings: AccumulationSettings
+    subject: Subject
     passages: tuple[Passage, ...]
     cases: tuple[Case, ...]
     notes: tuple[str, ...]
 
     @classmethod
-    def check(cls, settings: Settings) -> AccumulationJob:
+    def check(cls, settings: AccumulationSettings) -> AccumulationJob:
         """Resolve settings.
 
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        source = ModelSource.locate(settings.model)
+        subject = Subject.check(settings.model, settings.device, settings.dtype)
         every = whole_numbers("--every", settings.every, at_least=1)
         lengths = tuple(sorted(whole_numbers("--lengths", settings.lengths, at_least=1)))
-        templates, said = policies_for(settings.policies, source, _METHODS)
+        templates, said = policies_for(settings.policies, subject.source, _METHODS)
         kept = shares("--kept", settings.kept)
         _check_lengths(lengths, max(*every, TARGETS))
         cases = tuple(
@@ -79,36 +73,27 @@ class AccumulationJob:
             for template in dict.fromkeys(templates)
             for case in cases_of(template, kept, every, length, sparse_only=settings.sparse_only > 0)
         )
-        device = pick_device(settings.device)
-        dtype = pick_dtype(settings.dtype, source, device)
-        shape, positions = source.shape()
-        if lengths[-1] > positions:
-            raise DocumentError(f"--lengths {lengths[-1]}: the model has {positions} positions")
-        plans = [case.policy.plan(shape) for case in cases if case.policy is not None]
+        if lengths[-1] > subject.positions:
+            raise DocumentError(f"--lengths {lengths[-1]}: the model has {subject.positions} positions")
+        plans = [case.policy.plan(subject.shape) for case in cases if case.policy is not None]
         notes = tuple(dict.fromkeys((*said, *(note for plan in plans for note in plan.notes))))
-        tokenizer = source.tokenizer()
         names = tuple(dict.fromkeys(name.strip() for name in settings.sources.split(",")))
         passages = held_out_passages(
-            tokenizer, names, count=settings.passages, shortest=lengths[0], longest=lengths[-1], seed=settings.seed
+            subject.tokenizer,
+            names,
+            count=settings.passages,
+            shortest=lengths[0],
+            longest=lengths[-1],
+            seed=settings.seed,
         )
-        return cls(settings, source, device, dtype, tokenizer, tuple(passages), cases, notes)
-
-    def load_model(self) -> Any:
-        """The model, on its device.
-
-        Raises:
-            SaccadeError: weights that cannot be read, or a model that cannot decode sparsely.
-        """
-        model = self.source.weights(self.device, self.dtype)
-        refuse_unsupported(model)
-        return model
+        return cls(settings, subject, tuple(passages), cases, notes)
 
     def accumulation(self, model: Any) -> Accumulation:
         """The experiment, ready to run."""
         settings = self.settings
         return Accumulation(
             model=model,
-            tokenizer=self.tokenizer,
+            tokenizer=self.subject.tokenizer,
             passages=self.passages,
             cases=self.cases,
             sparse_only=settings.sparse_only,
@@ -125,9 +110,9 @@ class AccumulationJob:
             "settings": settings,
             "rows": experiment.rows(),
             "notes": list(self.notes),
-            "environment": environment(
+            "environment": conditions(
                 experiment.model,
-                name=self.source.name,
+                self.subject,
                 document=texts,
                 contexts=(),
                 threads=self.settings.threads,
@@ -142,3 +127,21 @@ def _check_lengths(lengths: Sequence[int], suffix: int) -> None:
             f"--lengths {lengths[0]} is not valid: a passage must be longer than its last {suffix} tokens, "
             "which are decoded behind the others"
         )
+
+
+def shares(option: str, text: str) -> tuple[float, ...]:
+    """Read `0.2,0.1`; each share once, in the order given.
+
+    Raises:
+        SaccadeError: for anything that is not a list of numbers above 0 and at most 1.
+    """
+    values = []
+    for part in (piece.strip() for piece in text.split(",")):
+        try:
+            value = float(part)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= 1:
+            raise SaccadeError(f"{option} {part!r} is not valid: shares above 0 and at most 1, joined by commas")
+        values.append(value)
+    return tuple(dict.fromkeys(values))

@@ -11,6 +11,7 @@ import numpy
 from saccade.errors import DocumentError
 from saccade.eval.document import language_reference, library_sources
 from saccade.eval.facts import hide, make_facts, question, sentence
+from saccade.eval.tokens import TokenizedText, encode
 
 REFERENCE, LIBRARY, FACTS = "reference", "library", "facts"
 SOURCES = (REFERENCE, LIBRARY, FACTS)
@@ -54,8 +55,8 @@ def held_out_passages(
         text = (
             library_sources(held_out=True, characters=10**9) if source == LIBRARY else language_reference().evaluation
         )
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+        encoded = TokenizedText.of(tokenizer, text)
+        ids, offsets = encoded.tokens[encoded.start :], encoded.offsets
         room = len(ids) - longest - 1
         if room < count:
             raise DocumentError(f"{count} passages of {longest} tokens: the {source} has only {len(ids)} tokens")
@@ -72,7 +73,7 @@ def held_out_passages(
                     break
             else:
                 raise DocumentError(f"passages of {shortest} tokens: no place where a sentence ends to hide facts at")
-            passages.append(Passage(source, number, tuple(tokens)))
+            passages.append(Passage(source, number, tokens))
     return passages
 
 
@@ -83,15 +84,15 @@ def _with_facts(
     shortest: int,
     longest: int,
     rng: numpy.random.Generator,
-) -> list[int] | None:
+) -> tuple[int, ...] | None:
     """Text up to the last of `offsets`, facts hidden in what the shortest passage holds of it, question and answer.
 
     None if no sentence ends there, as in tables.
     """
     facts = make_facts(max(1, min(MOST_FACTS, shortest // _TOKENS_PER_FACT)), rng, "eval")
     asked = facts[int(rng.integers(len(facts)))]
-    ending = [*_ids(tokenizer, question(asked)), *_ids(tokenizer, f" {asked.value}.")]
-    added = len(ending) + sum(len(_ids(tokenizer, f" {sentence(fact)}")) for fact in facts) + _SLACK
+    ending = [*encode(tokenizer, question(asked)), *encode(tokenizer, f" {asked.value}.")]
+    added = len(ending) + sum(len(encode(tokenizer, f" {sentence(fact)}")) for fact in facts) + _SLACK
     near, far = shortest - added, longest + 1
     if near < _TOKENS_PER_FACT:
         raise DocumentError(f"passages of {shortest} tokens have no room for facts; the shortest has {added + 128}")
@@ -101,9 +102,4 @@ def _with_facts(
     except ValueError:
         return None
     before = text[offsets[-far][0] : begin]
-    return [*_ids(tokenizer, before + hidden), *ending][-far:]
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+    return (*encode(tokenizer, before + hidden), *ending)[-far:]

@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from saccade.calibrate import heads, layers, tune
-from saccade.calibrate.target import Common
+from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
 
 POSITIONS = 700
@@ -63,7 +63,7 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
     return path
 
 
-def common(folder: Path | None, output: Path, **changes: Any) -> Common:
+def common(folder: Path | None, output: Path, **changes: Any) -> TargetSettings:
     options: dict[str, Any] = {
         "model": None if folder is None else str(folder),
         "task": "kv",
@@ -76,11 +76,11 @@ def common(folder: Path | None, output: Path, **changes: Any) -> Common:
         "seed": 0,
         "threads": 1,
     }
-    return Common(**{**options, **changes})
+    return TargetSettings(**{**options, **changes})
 
 
-def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.Settings:
-    names = Common.__dataclass_fields__
+def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.HeadSettings:
+    names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
     options: dict[str, Any] = {
         "methods": "hardkuma",
@@ -95,17 +95,17 @@ def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.Se
         "every": 1,
         "budgets": "16,32",
     }
-    return heads.Settings(shared, **{**options, **changes})
+    return heads.HeadSettings(shared, **{**options, **changes})
 
 
-def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.Settings:
-    names = Common.__dataclass_fields__
+def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
+    names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
-    return layers.Settings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, **changes})
+    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, **changes})
 
 
-def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.Settings:
-    names = Common.__dataclass_fields__
+def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:
+    names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
     options: dict[str, Any] = {
         "quality": 0.5,
@@ -115,4 +115,4 @@ def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.Set
         "measure": False,
         "full": False,
     }
-    return tune.Settings(shared, **{**options, **changes})
+    return tune.TuneSettings(shared, **{**options, **changes})

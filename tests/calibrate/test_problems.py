@@ -178,7 +178,7 @@ def test_what_is_accepted_fits_whichever_problem_it_is(tokenizer: Any, task: str
     """One position less than the longest of all problems takes is refused, also if that one is not among the first."""
     length = long_enough(tokenizer, task)
     source = needles(tokenizer, task, length, count=40)
-    longest = max(source[number].longest for number in range(40))
+    longest = max(source[number].positions(together=False) for number in range(40))
     with pytest.raises(DocumentError):
         needles(tokenizer, task, length, count=40, positions=longest - 1)
 
@@ -194,7 +194,7 @@ def test_numbers_outside_are_index_errors(plain: Any) -> None:
 def test_the_longest_counts_text_question_and_answer(plain: Any) -> None:
     problem = needles(plain, "passkey")[0]
     rows = [(*problem.tokens, *ask.prompt, *ask.answer) for ask in problem.asks]
-    assert problem.longest == max(map(len, rows))
+    assert problem.positions(together=False) == max(map(len, rows))
 
 
 # --- tasks of the user's own --------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_a_folder_is_no_task_file(plain: Any, tmp_path: Path) -> None:
 
 def test_a_text_longer_than_the_model_is_refused(plain: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [GOOD[3], {**GOOD[0], "context": "word " * 50 + "4711"}])
-    longest = max(problem.longest for problem in read(plain, path))
+    longest = max(problem.positions(together=False) for problem in read(plain, path))
     assert len(read(plain, path, longest)) == 2
     with pytest.raises(DocumentError, match=f"text 2.*{longest}.*{longest - 1}") as refused:
         read(plain, path, longest - 1)

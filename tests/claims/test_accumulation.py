@@ -19,10 +19,11 @@ from claims.accumulation.accumulation import (
     cases_of,
     resampled_mean,
 )
+from claims.accumulation.job import shares
 from claims.accumulation.passages import FACTS, LIBRARY, REFERENCE, Passage, held_out_passages
 from saccade.adapters.hf.run import sparsify
 from saccade.errors import DocumentError, PolicyError, SaccadeError
-from saccade.eval.output import shares, whole_numbers
+from saccade.eval.output import whole_numbers
 from saccade.methods.policy import Policy
 
 LENGTH = 96

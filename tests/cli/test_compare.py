@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.eval import comparison, context, reader
-from saccade.eval.job import Job, Settings
+from saccade.eval.job import ComparisonJob, ComparisonSettings
 from saccade.eval.reader import Reader
 
 ROW_NAMES = {
@@ -63,12 +63,12 @@ def answers_of(folder: Path) -> dict[tuple[str, int, str], str]:
     return {(sample["spec"], sample["context"], sample["question"]): sample["answer"] for sample in samples_of(folder)}
 
 
-def settings_of(model_folder: Path, folder: Path) -> Settings:
+def settings_of(model_folder: Path, folder: Path) -> ComparisonSettings:
     """What `compare` runs with."""
     configuration = json.loads((folder / "config.json").read_text())
     names = ("budget", "context", "limit", "device", "dtype", "seed", "threads")
     given = {name: configuration[name] for name in names}
-    return Settings(
+    return ComparisonSettings(
         model=str(model_folder), document=None, policies=tuple(configuration["specs"]), output_dir=folder, **given
     )
 
@@ -173,7 +173,7 @@ def test_a_rectified_policy_answers_as_in_generation(
     assert row["budget"] is None
     assert row["ms_per_token"] > 0
     monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
-    job = Job.check(settings_of(model_folder, folder))
+    job = ComparisonJob.check(settings_of(model_folder, folder))
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
     for number, asked in enumerate(job.contexts):
         for question in asked.questions:
@@ -189,7 +189,7 @@ def test_a_rectified_policy_answers_as_in_generation(
                         logits = model(torch.tensor([said[-1:]]), past_key_values=cache).logits
                     assert run.stats().dense_passes == 1
             key = (row["spec"], number, f"What is the code of the {question.fact.key}?")
-            assert job.tokenizer.decode(said).strip().startswith(answers_of(folder)[key])
+            assert job.subject.tokenizer.decode(said).strip().startswith(answers_of(folder)[key])
 
 
 def test_answers_differ_between_policies(finished: tuple[Any, Path]) -> None:
@@ -243,12 +243,12 @@ def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.Mo
     answer = Reader.answer
     asked = 0
 
-    def impatient(self: Reader, logits: Any) -> str:
+    def impatient(self: Reader, *given: Any) -> str:
         nonlocal asked
         asked += 1
         if asked == 5:
             raise KeyboardInterrupt
-        return answer(self, logits)
+        return answer(self, *given)
 
     monkeypatch.setattr(Reader, "answer", impatient)
     result, folder = compare(policies=("tidal", "streaming"))

@@ -11,8 +11,8 @@ import pytest
 
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
-from saccade.errors import PolicyError
-from saccade.eval.entry import make_entries, parse_budgets, policies_for, usual_policies
+from saccade.errors import PolicyError, SaccadeError
+from saccade.eval.entry import at_budgets, label, parse_budgets, policies_for, usual_policies
 from saccade.methods.policy import Policy
 from saccade.methods.registry import policies as known
 from saccade.recipes.recipe import Recipe
@@ -22,7 +22,7 @@ STAND_IN = "lychee_decode: whole layers stand in for its retrieval heads, which 
 
 
 def specs(*given: str, budgets: tuple[int, ...] = (64, 256)) -> list[str]:
-    return [entry.spec for entry in make_entries(given, budgets)[0]]
+    return [str(one) for one in at_budgets(given, budgets)[0]]
 
 
 def test_budgets_fill_in_what_was_not_given() -> None:
@@ -38,7 +38,7 @@ def test_the_same_policy_twice_is_one_row() -> None:
 
 
 def test_what_a_budget_does_not_reach_is_said_once() -> None:
-    _, notes = make_entries(["dense", "dense", "tidal:budget=9", "quest"], (64,))
+    _, notes = at_budgets(["dense", "dense", "tidal:budget=9", "quest"], (64,))
     assert notes == (
         "dense: --budget is ignored, this policy has none",
         "tidal:budget=9: --budget is ignored, this policy has its own",
@@ -46,8 +46,8 @@ def test_what_a_budget_does_not_reach_is_said_once() -> None:
 
 
 def test_a_budget_that_is_too_small_leaves_its_entry_out() -> None:
-    entries, notes = make_entries(["quest", "tidal"], (8, 64))
-    assert [entry.spec for entry in entries] == ["dense", "quest:budget=64", "tidal:budget=8", "tidal:budget=64"]
+    compared, notes = at_budgets(["quest", "tidal"], (8, 64))
+    assert [str(one) for one in compared] == ["dense", "quest:budget=64", "tidal:budget=8", "tidal:budget=64"]
     (note,) = notes
     assert note.startswith("left out: policy quest: budget=8 ")
     assert note.endswith("the smallest is 16")
@@ -55,12 +55,12 @@ def test_a_budget_that_is_too_small_leaves_its_entry_out() -> None:
 
 def test_an_explicit_budget_that_is_too_small_is_an_error() -> None:
     with pytest.raises(PolicyError, match="the smallest is 16"):
-        make_entries(["quest:budget=8", "tidal"], (64,))
+        at_budgets(["quest:budget=8", "tidal"], (64,))
 
 
 def test_budgets_that_leave_nothing_to_compare_are_an_error() -> None:
     with pytest.raises(PolicyError, match=r"budget=2 .* the smallest is 5"):
-        make_entries(["streaming", "quest"], (2, 3))
+        at_budgets(["streaming", "quest"], (2, 3))
 
 
 SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3")
@@ -72,9 +72,9 @@ def recipe(reselect: tuple[int, ...] | None, roles: str | None) -> Recipe:
 
 @pytest.mark.parametrize("found", [None, recipe((5,), None), recipe(None, "heads:0+3.1"), recipe((5,), "heads:0+3.1")])
 def test_the_default_is_every_method(found: Recipe | None) -> None:
-    entries, notes = make_entries(usual_policies(found)[0], (16, 256))
-    assert {entry.policy.name for entry in entries} == set(known()) - {"composed"}
-    assert [entry.policy.name for entry in entries if entry.policy.budget is None] == ["dense", "resa"]
+    compared, notes = at_budgets(usual_policies(found)[0], (16, 256))
+    assert {one.name for one in compared} == set(known()) - {"composed"}
+    assert [one.name for one in compared if one.budget is None] == ["dense", "resa"]
     assert [note.partition(":")[0] for note in notes] == ["dense", "left out", "resa"]
     assert "lychee_cluster" in notes[1]
     assert "the smallest is 33" in notes[1]
@@ -123,8 +123,8 @@ def test_what_is_compared_follows_the_recipe_beside_the_model(tmp_path: Path) ->
 
 
 def test_labels_leave_the_budget_out() -> None:
-    entries, _ = make_entries(["tidal:heads=query,reselect=3+4", "tidal"], (64,))
-    assert [entry.label for entry in entries] == ["dense", "tidal reselect=3+4 heads=query", "tidal"]
+    compared, _ = at_budgets(["tidal:heads=query,reselect=3+4", "tidal"], (64,))
+    assert [label(one) for one in compared] == ["dense", "tidal reselect=3+4 heads=query", "tidal"]
 
 
 def test_budgets_are_read_once_each() -> None:
@@ -133,5 +133,5 @@ def test_budgets_are_read_once_each() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "nan", "inf", "64,,256", "64 256", "²", "1e3"])
 def test_what_is_no_budget(text: str) -> None:
-    with pytest.raises(PolicyError, match="whole numbers"):
+    with pytest.raises(SaccadeError, match="whole numbers"):
         parse_budgets(text)

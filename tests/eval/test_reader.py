@@ -10,6 +10,7 @@ import torch
 import saccade
 from saccade.eval.context import Context, built_in_contexts
 from saccade.eval.reader import Reader
+from saccade.plans.rectify import Phase
 
 POLICIES = ["dense", "streaming:budget=32", "quest:budget=32", "tidal:budget=32,reselect=3", "less_is_more:budget=32"]
 
@@ -20,8 +21,8 @@ def context(tokenizer: Any) -> Context:
 
 
 @pytest.fixture
-def reader(model: Any, tokenizer: Any, context: Context) -> Reader:
-    return Reader(model, tokenizer, context)
+def reader(model: Any, context: Context) -> Reader:
+    return Reader(model, context.tokens)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -83,7 +84,7 @@ def test_tokens_of_a_rectified_policy_go_together_as_far_as_generation_would_let
         reader.crop()
         first = 0
         for part in parts:
-            logits = reader.feed(tokens[first : first + part], every=4)
+            logits = reader.feed(tokens[first : first + part], Phase(4))
             first += part
         assert passes == run.stats().dense_passes - passes == 4
         reader.crop()
@@ -100,15 +101,15 @@ def test_timing_takes_one_step_per_token(model: Any, context: Context, reader: R
     assert reader.decoded == len(seconds)
 
 
-def scripted(model: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, said: list[int]) -> str:
+def scripted(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, said: list[int]) -> str:
     """The answer when the model says `said`."""
     rest = iter(said)
 
     def speak(*arguments: object, **options: object) -> torch.Tensor:
         return torch.nn.functional.one_hot(torch.tensor(next(rest)), 2048).float()
 
-    monkeypatch.setattr(reader, "_step", speak)
-    return reader.answer(speak())
+    monkeypatch.setattr(reader, "feed", speak)
+    return reader.answer(speak(), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,9 @@ def scripted(model: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, said: 
     ],
 )
 def test_answers_end_where_they_should(
-    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, text: str, answer: str
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, text: str, answer: str
 ) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    said = scripted(model, monkeypatch, reader, ids)
+    said = scripted(tokenizer, monkeypatch, reader, ids)
     assert said.startswith(answer)
     assert len(said) < len(text.strip()) - 3

@@ -1,4 +1,4 @@
-"""What an entry's row adds up to: times with dense passes among them, shares, recalls."""
+"""What a policy's row adds up to: times with dense passes among them, shares, recalls."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from saccade.decode.counters import Counters
 from saccade.decode.recall import RecallRecords
 from saccade.decode.stats import Rectifications, RunStats
-from saccade.eval.entry import Entry
 from saccade.eval.tally import Tally, recalls_of
 from saccade.methods.policy import Policy
 
 
 def tally(spec: str) -> Tally:
-    return Tally(Entry(Policy.from_spec(spec)))
+    return Tally(Policy.from_spec(spec))
 
 
 def test_a_rectified_token_costs_its_share_of_the_dense_pass() -> None:

@@ -53,6 +53,25 @@ def test_a_killed_process_is_an_error() -> None:
         list(shared_out(work, 3, 2))
 
 
+def test_processes_end_with_the_one_that_waits_for_them() -> None:
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work(number: int) -> None:
+        sender.send(number)
+        time.sleep(120)
+
+    waiting = context.Process(target=lambda: list(shared_out(work, 2, 2)))
+    waiting.start()
+    sender.close()  # from here on only they can write
+    assert {receiver.recv(), receiver.recv()} == {0, 1}
+    waiting.kill()
+    waiting.join()
+    assert receiver.poll(60)
+    with pytest.raises(EOFError):
+        receiver.recv()
+
+
 @pytest.mark.parametrize(
     ("change", "workers"),
     [

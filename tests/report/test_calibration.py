@@ -211,7 +211,7 @@ def train(folder: Path, results: Mapping[str, Any]) -> None:
         if one["grey"] is None:
             continue
         gates: Gates = KINDS[one["method"]](shape)
-        lines: list[dict[str, Any]] = [{"settings": {"target": 1, "kind": one["method"]}}]
+        lines: list[dict[str, Any]] = [{"settings": {"training.target": 1, "training.kind": one["method"]}}]
         for step in (0, 10, 20, 30, 40, 45):
             for sign, parameter in zip((1, -1), gates.parameters.values(), strict=False):
                 parameter.data[0, 0] += sign * step / 20

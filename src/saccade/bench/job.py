@@ -14,7 +14,7 @@ from ..checkpoints.load import DTYPES, pick_device
 from ..checkpoints.presets import random_model, read_config
 from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
-from ..eval.entry import make_entries, parse_budgets
+from ..eval.entry import at_budgets, parse_budgets
 from ..eval.output import check_file, whole_numbers, write_json
 from ..machine import environment
 from ..methods.policy import Policy
@@ -66,7 +66,7 @@ class BenchJob:
         config = read_config(shape)
         # The weights are random ones: a recipe is held against the sizes.
         chosen, said = resolve_all(policies, shape, lambda: shape_of(config))
-        entries, notes = make_entries(chosen, parse_budgets(",".join(budgets)))
+        compared, notes = at_budgets(chosen, parse_budgets(",".join(budgets)))
         if dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
         picked = pick_device(device)
@@ -76,7 +76,7 @@ class BenchJob:
             contexts=whole_numbers("context", ",".join(contexts), at_least=0),
             batches=whole_numbers("batch", ",".join(batches), at_least=1),
             threads=whole_numbers("threads", ",".join(threads), at_least=1),
-            policies=tuple(entry.policy for entry in entries),
+            policies=compared,
             steps=steps,
             baselines=names,
             dtype=DTYPES[dtype],

@@ -18,7 +18,7 @@ from ..checkpoints.load import DTYPES
 from ..checkpoints.presets import read_config
 from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
-from ..eval.entry import make_entries, parse_budgets
+from ..eval.entry import at_budgets, parse_budgets
 from ..eval.output import check_file, whole_numbers, write_json
 from ..machine import environment
 from ..methods.policy import Policy
@@ -101,7 +101,7 @@ class ServingJob:
         """
         config = read_config(shape)
         chosen, said = resolve_all(policies, shape, lambda: shape_of(config))
-        entries, notes = make_entries(chosen, parse_budgets(budgets))
+        compared, notes = at_budgets(chosen, parse_budgets(budgets))
         if dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
         if block % 16:
@@ -112,7 +112,7 @@ class ServingJob:
             batches=whole_numbers("batch", batches, at_least=1),
             threads=threads,
             # Stock is the dense baseline here; ours is measured if it was asked for.
-            policies=tuple(entry.policy for entry in entries if str(entry.policy) != "dense" or "dense" in policies),
+            policies=tuple(one for one in compared if str(one) != "dense" or "dense" in policies),
             steps=steps,
             block=block,
             dtype=DTYPES[dtype],

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ..adapters.hf.run import sparsify
-from ..decode.recall import recall_of
+from ..decode.recall import RecallObserver
+from ..eval.reader import Reader
 from ..methods.policy import Policy
 from ..plans.roles import HeadSpan
 from ..types import KVView, Selection
@@ -49,24 +48,23 @@ class Sheet:
 
     Attributes:
         asks: the questions.
-        tokens: int64 `[R, n]`, each question with its answer but for the last token.
+        tokens: `[R][n]`, each question with its answer but for the last token.
         past: tokens of the text before them.
         real: how many of the rows are questions of their own; those behind repeat the last one.
     """
 
     asks: tuple[Ask, ...]
-    tokens: Tensor
+    tokens: list[list[int]]
     past: int
     real: int
 
     @classmethod
-    def of(cls, asks: Sequence[Ask], rows_wanted: int, past: int, device: torch.device) -> Sheet:
+    def of(cls, asks: Sequence[Ask], rows_wanted: int, past: int) -> Sheet:
         """A batch of so many rows: a smaller last one is filled up, because the cache has that many."""
-        filled_up = [*asks, *[asks[-1]] * (rows_wanted - len(asks))]
+        filled_up = (*asks, *[asks[-1]] * (rows_wanted - len(asks)))
         rows = [[*ask.prompt, *ask.answer[:-1]] for ask in filled_up]
         width = max(map(len, rows))
-        filled = [row + row[-1:] * (width - len(row)) for row in rows]
-        return cls(tuple(filled_up), torch.tensor(filled, device=device), past, len(asks))
+        return cls(filled_up, [row + row[-1:] * (width - len(row)) for row in rows], past, len(asks))
 
     @property
     def first(self) -> int:
@@ -98,6 +96,7 @@ class AnswerStep:
     """
 
     layer: int
+    span: HeadSpan
     q: Tensor
     kv: KVView
     selection: Selection | None
@@ -107,13 +106,11 @@ class AnswerStep:
 
 
 class AnswerObserver(ABC):
-    """Base of observers that look at answers only: `see` gets the queries whose next token is one of the answer.
+    """Base of observers that look at answers only: `see` gets the queries whose next token is one of the answer."""
 
-    Attributes:
-        sheet: the questions being decoded; set before every batch.
-    """
-
-    sheet: Sheet
+    def turn_to(self, sheet: Sheet) -> None:
+        """Called before every batch with the questions that will be decoded."""
+        self.sheet = sheet
 
     def observe(
         self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
@@ -121,7 +118,7 @@ class AnswerObserver(ABC):
         position = kv.rows.max_len - 1 - self.sheet.past
         rows = self.sheet.answering(position)
         if any(rows):
-            self.see(AnswerStep(layer, q, kv, selection, scale, position, rows))
+            self.see(AnswerStep(layer, span, q, kv, selection, scale, position, rows))
 
     @abstractmethod
     def see(self, step: AnswerStep) -> None:
@@ -132,23 +129,10 @@ class AnswerRecall(AnswerObserver):
     """Both recalls of each layer, over the answers' tokens."""
 
     def __init__(self, layers: int) -> None:
-        self._sums = torch.zeros(layers, 2, dtype=torch.float64)
-        self._weights = [0] * layers
+        self.recall = RecallObserver(layers)
 
     def see(self, step: AnswerStep) -> None:
-        heads, count = step.q.shape[1], sum(step.rows)
-        self._weights[step.layer] += count * heads
-        if step.selection is None:
-            self._sums[step.layer] += count * heads
-            return
-        chosen = torch.tensor(step.rows)
-        both = torch.stack(recall_of(step.q, step.kv, step.selection, scale=step.scale)).cpu()[:, chosen]
-        self._sums[step.layer] += both.double().sum((1, 2))
-
-    @property
-    def means(self) -> list[list[float]]:
-        """`[L, 2]`: attention and token recall."""
-        return (self._sums / torch.tensor(self._weights, dtype=torch.float64)[:, None]).tolist()
+        self.recall.observe(step.layer, step.span, step.q, step.kv, step.selection, step.scale, rows=step.rows)
 
 
 class Reading:
@@ -162,15 +146,9 @@ class Reading:
 
     def __init__(self, model: Any, problem: Problem, rows: int | None = None) -> None:
         self._model, self._problem = model, problem
-        self._device = next(model.parameters()).device
-        self._cache = DynamicCache()
-        with torch.inference_mode():
-            tokens = torch.tensor([problem.tokens], device=self._device)
-            model(tokens, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-            layers: list[Any] = list(self._cache.layers)
-            size = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
-            self._rows = min(len(problem.asks), rows or max(ROWS_BYTES // size, 1))
-            self._cache.batch_repeat_interleave(self._rows)
+        self._reader = Reader(model, problem.tokens)
+        self._rows = min(len(problem.asks), rows or max(ROWS_BYTES // self._reader.nbytes, 1))
+        self._reader.repeat(self._rows)
 
     def ask(self, policy: Policy, tokenizer: Any = None, *, recall: bool = True) -> Answers:
         """Decode every question under a policy.
@@ -182,47 +160,27 @@ class Reading:
         """
         measured = AnswerRecall(self._model.config.num_hidden_layers)
         right, share = self._decode(policy, tokenizer, (measured,) if recall else ())
-        means = measured.means if recall else []
-        return Answers(tuple(right), tuple(a for a, _ in means), tuple(t for _, t in means), share)
+        means = [layer for layer in measured.recall.per_layer() if layer is not None]
+        return Answers(right, tuple(mean.attention for mean in means), tuple(mean.token for mean in means), share)
 
     def observe(self, *observers: AnswerObserver) -> Answers:
         """Decode every question densely, once, before observers' eyes."""
         right, share = self._decode(Policy.from_spec("dense"), None, observers)
-        return Answers(tuple(right), (), (), share)
+        return Answers(right, (), (), share)
 
-    def _decode(self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]) -> tuple[list[bool], float]:
+    def _decode(
+        self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]
+    ) -> tuple[tuple[bool, ...], float]:
         asks, right = self._problem.asks, list[bool]()
-        every = None if policy.rectify is None else policy.rectify.every
-        with (
-            torch.inference_mode(),
-            sparsify(self._model, policy, tokenizer=tokenizer, observers=observers) as run,
-            run.decoding(),
-        ):
+        with sparsify(self._model, policy, tokenizer=tokenizer, observers=observers) as run, run.decoding():
             for begin in range(0, len(asks), self._rows):
-                sheet = Sheet.of(asks[begin : begin + self._rows], self._rows, self._past, self._device)
+                sheet = Sheet.of(asks[begin : begin + self._rows], self._rows, len(self._problem.tokens))
                 for observer in observers:
-                    observer.sheet = sheet
+                    observer.turn_to(sheet)
                 try:
-                    right += sheet.right(self._feed(sheet, every))[: sheet.real]
+                    logits = self._reader.feed_rows(sheet.tokens, sheet.first, policy.phase)
+                    right += sheet.right(logits)[: sheet.real]
                 finally:
-                    # To a length: after an error in the middle of a pass not all layers have as many tokens too many.
-                    self._cache.crop(self._past)
+                    self._reader.crop()
             layers = run.stats().layers
-        return right, sum(layer.share for layer in layers) / len(layers)
-
-    @property
-    def _past(self) -> int:
-        return len(self._problem.tokens)
-
-    def _feed(self, sheet: Sheet, every: int | None) -> Tensor:
-        """Logits `[R, n - first, V]` of a sheet; tokens go together as far as no dense pass falls among them."""
-        width, done, parts = sheet.tokens.shape[1], 0, []
-        while done < width:
-            together = width - done if every is None else min(width - done, max(every - done % (every + 1), 1))
-            keep = max(done + together - max(sheet.first, done), 1)
-            ids = sheet.tokens[:, done : done + together]
-            logits = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=keep).logits
-            done += together
-            if done > sheet.first:
-                parts.append(logits)
-        return torch.cat(parts, dim=1)
+        return tuple(right), sum(layer.share for layer in layers) / len(layers)

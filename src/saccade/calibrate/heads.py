@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy
@@ -11,7 +11,6 @@ import numpy
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
-from ..eval.output import write_json
 from ..methods.policy import Policy
 from ..plans.head_list import HeadList
 from ..plans.role_file import RoleFile
@@ -21,30 +20,28 @@ from ..types import ModelShape, Role
 from .asking import Reading
 from .gates import KINDS
 from .gold import GoldObserver
-from .ledger import Ledger
 from .problems import Problems
-from .sweep import KEY, Outcome, Sweep
-from .target import CHOOSING_HEADS, TRAINING, Common, Target
+from .sweep import Outcome
+from .target import CHOOSING_HEADS, TRAINING, Target, TargetSettings
 from .training import HeadTraining, Training
 
 UNTRAINED = ("score", "random")
 METHODS = (*KINDS, *UNTRAINED)
-LEDGER, RESULTS, ROLES = "answers.jsonl", "heads.json", "roles.json"
+RESULTS, ROLES = "heads.json", "roles.json"
 SCORED_TEXTS = 16
 """Texts of the dense pass that the retrieval score is read from."""
 PROBED_TEXTS = 3
 """Texts that dense attention is asked about before anything is trained."""
-DENSE = Policy.from_spec("dense")
 THRESHOLD = 0.5
 GREY = (0.1, 0.9)
 """Between these a gate has not decided."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HeadSettings:
     """What the user can choose; see `saccade calibrate heads --help`."""
 
-    common: Common
+    common: TargetSettings
     methods: str
     target_heads: int | None
     exact: bool
@@ -90,7 +87,7 @@ class HeadSearch:
         problems: what roles are scored on.
     """
 
-    settings: Settings
+    settings: HeadSettings
     target: Target
     methods: tuple[str, ...]
     count: int
@@ -98,12 +95,8 @@ class HeadSearch:
     problems: Problems
 
     @classmethod
-    def check(cls, settings: Settings) -> HeadSearch:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+    def check(cls, settings: HeadSettings) -> HeadSearch:
+        """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         methods = tuple(dict.fromkeys(part.strip() for part in settings.methods.split(",")))
         for method in methods:
             if method not in METHODS:
@@ -115,15 +108,16 @@ class HeadSearch:
         if settings.lengths[0] > settings.lengths[1]:
             raise SaccadeError(f"--lengths {settings.lengths[0]},{settings.lengths[1]}: the shortest comes first")
         target = Target.check(settings.common)
-        shape = target.shape
+        shape = target.subject.shape
         count = settings.target_heads if settings.target_heads is not None else min(4, shape.layers) * shape.kv_heads
         if not shape.kv_heads <= count <= shape.layers * shape.kv_heads:
             raise SaccadeError(
                 f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer 0, which always retrieve) "
                 f"to {shape.layers * shape.kv_heads} ({shape.layers} layers of {shape.kv_heads})"
             )
-        budgets = tuple(sorted(parse_budgets(settings.budgets)))
-        search = cls(settings, target, methods, count, budgets, target.problems())
+        search = cls(
+            settings, target, methods, count, tuple(sorted(parse_budgets(settings.budgets))), target.problems()
+        )
         for method in methods:
             _ = search.texts(method, 0)
         return search
@@ -137,12 +131,6 @@ class HeadSearch:
             asked=settings.asked, seed=TRAINING + seed, lengths=settings.lengths, count=settings.steps
         )
 
-    def training(self, method: str, seed: int) -> Training:
-        shape, settings = self.target.shape, self.settings
-        return Training(
-            method, self.count - shape.kv_heads, settings.steps, settings.rate, settings.kept, seed, settings.every
-        )
-
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, as far as they are known before it."""
@@ -152,75 +140,63 @@ class HeadSearch:
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Find roles by every method and seed, score them, write results, roles and recipe."""
-        model = self.target.load()
-        earlier = self.target.earlier(model)
+        model = self.target.subject.load()
+        shape = shape_of_model(model)
+        earlier = self.target.earlier(shape)
         self._refuse_unanswered(model)
-        found, roles = self.candidates(model, earlier, advance)
-        with Ledger(
-            self.target.settings.output_dir / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY
-        ) as ledger:
-            sweep = Sweep(model, self.target.tokenizer, self.problems, ledger, self.target.settings.threads)
+        found = [
+            self.find(model, method, seed, advance) for method in self.methods for seed in range(self.settings.seeds)
+        ]
+        roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
+        roles |= {("layers", 0, name): text for name, text in self._layers(found, earlier).items()}
+        # What goes into the recipe is the first method's first seed.
+        first = found[0].roles
+        chosen = first["exact" if self.settings.exact or "threshold" not in first else "threshold"]
+        with self.target.sweep(model, self.problems) as sweep:
             specs = {(text, budget): _spec(text, budget) for text in roles.values() for budget in self.budgets}
             sweep.run(["dense", *dict.fromkeys(specs.values())], advance)
             rows = [
-                {"method": method, "seed": seed, "roles": name, "heads": _size(text, self.target.shape), "list": text,
+                {"method": method, "seed": seed, "roles": name, "heads": _size(text, shape), "list": text,
                  "budget": budget, **sweep.outcome(specs[text, budget]).to_dict()}
                 for (method, seed, name), text in roles.items() for budget in self.budgets
             ]  # fmt: skip
-            dense = sweep.outcome("dense")
-            outcomes = [sweep.outcome(specs[self._chosen(found), budget]) for budget in self.budgets]
+            dense, best = sweep.outcome("dense"), sweep.outcome(specs[chosen, self.budgets[-1]])
         results = {
-            **self.target.about(),
             **{name: value for name, value in asdict(self.settings).items() if name != "common"},
             "target_heads": self.count,
             "texts": len(self.problems),
             "dense": dense.to_dict(),
             "found": [{**asdict(one), "grey": one.grey} for one in found],
             "rows": rows,
-            "chosen": self._chosen(found),
-            "environment": self.target.environment(),
+            "chosen": chosen,
         }
-        write_json(self.target.settings.output_dir / RESULTS, results)
-        self._write(results, dense, outcomes, shape_of_model(model), earlier)
-        return results
+        written = self.target.write_results(RESULTS, results)
+        self._write(written, dense, best, earlier)
+        return written
 
     def _refuse_unanswered(self, model: Any) -> None:
         """Raise before any training if dense attention answers nothing of a few texts."""
         probed = [self.problems[number] for number in range(min(len(self.problems), PROBED_TEXTS))]
-        answers = [one for problem in probed for one in Reading(model, problem).ask(DENSE, recall=False).right]
-        if not any(answers):
-            raise SaccadeError(
-                f"dense attention answers none of {len(answers)} questions of task {self.target.settings.task}, so no "
-                "head can be told from another; choose another --task"
-            )
-
-    def candidates(
-        self, model: Any, earlier: Recipe | None, advance: Callable[[str], None]
-    ) -> tuple[list[Found], dict[tuple[str, int, str], str]]:
-        """What every method has found, and roles to score by (method, seed, name)."""
-        found = [
-            self.find(model, method, seed, advance) for method in self.methods for seed in range(self.settings.seeds)
-        ]
-        roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
-        roles |= {("layers", 0, name): text for name, text in self._layers(model, earlier).items()}
-        return found, roles
+        answers = [one for problem in probed for one in Reading(model, problem).observe().right]
+        self.target.refuse_unanswered(sum(answers), len(answers), "no head can be told from another")
 
     def find(self, model: Any, method: str, seed: int, advance: Callable[[str], None]) -> Found:
         """The roles that one method finds from one seed; a finished training is read from the folder."""
-        shape = self.target.shape
+        settings, target = self.settings, self.target
+        shape = target.subject.shape
         wanted = self.count - shape.kv_heads
         if method == "random":
-            rng = numpy.random.default_rng([self.target.settings.seed, seed])
-            values = rng.random((shape.layers - 1, shape.kv_heads))
-            return Found(method, seed, None, {"exact": _roles(_best(values, wanted), shape)})
+            chances = numpy.random.default_rng([target.settings.seed, seed]).random((shape.layers - 1, shape.kv_heads))
+            return Found(method, seed, None, {"exact": _roles(_best(chances, wanted), shape)})
         if method == "score":
             values = self._scores(model, seed)[1:]
             return Found(method, seed, values.tolist(), {"exact": _roles(_best(values, wanted), shape)})
-        folder = self.target.settings.output_dir / "training" / f"{method}-{seed}"
         # Of the common settings only those that training depends on: scoring may change without it.
-        about = {name: self.target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
-        about |= {"lengths": list(self.settings.lengths), "asked": self.settings.asked}
-        training = HeadTraining(model, self.texts(method, seed), self.training(method, seed), folder, about)
+        about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
+        about |= {"lengths": list(settings.lengths), "asked": settings.asked}
+        recipe = Training(method, wanted, settings.steps, settings.rate, settings.kept, seed, settings.every)
+        folder = target.settings.output_dir / "training" / f"{method}-{seed}"
+        training = HeadTraining(model, self.texts(method, seed), recipe, folder, about)
         training.run(advance)
         values = training.gates.mean().cpu().numpy()
         chosen = {"threshold": _roles(values > THRESHOLD, shape), "exact": _roles(_best(values, wanted), shape)}
@@ -228,7 +204,7 @@ class HeadSearch:
 
     def _scores(self, model: Any, seed: int) -> numpy.ndarray[Any, Any]:
         """Retrieval score `[L, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
-        shape, problems = self.target.shape, self.texts("score", seed)
+        shape, problems = self.target.subject.shape, self.texts("score", seed)
         total, steps = numpy.zeros((shape.layers, shape.query_heads)), 0
         for number in range(min(len(problems), SCORED_TEXTS)):
             problem = problems[number]
@@ -242,42 +218,32 @@ class HeadSearch:
         best: numpy.ndarray[Any, Any] = total.reshape(shape.layers, shape.kv_heads, -1).max(-1) / steps
         return best
 
-    def _layers(self, model: Any, earlier: Recipe | None) -> dict[str, str]:
+    def _layers(self, found: Sequence[Found], earlier: Recipe) -> dict[str, str]:
         """Whole layers with as many heads in all: those that hold the best-scored heads, and TidalDecode's plan."""
-        shape = self.target.shape
-        layers = self.count // shape.kv_heads
-        chosen: dict[str, str] = {}
-        if "score" in self.methods and layers > 1:
-            order = numpy.argsort(-self._scores(model, 0)[1:].max(1), kind="stable")[: layers - 1] + 1
-            chosen["scored"] = "heads:" + "+".join(map(str, sorted({0, *order.tolist()})))
-        if earlier is not None and earlier.reselect:
-            plan = sorted({0, 1, 2, *earlier.reselect} if layers > 3 else {0, *earlier.reselect})
+        layers = self.count // self.target.subject.shape.kv_heads
+        chosen: dict[str, set[int]] = {}
+        scored = next((one.values for one in found if one.method == "score"), None)
+        if scored is not None and layers > 1:
+            order = numpy.argsort(-numpy.max(scored, axis=1), kind="stable")[: layers - 1] + 1
+            chosen["scored"] = {0, *order.tolist()}
+        if earlier.reselect:
+            plan = {0, 1, 2, *earlier.reselect} if layers > 3 else {0, *earlier.reselect}
             if len(plan) <= layers:
-                chosen["tidal"] = "heads:" + "+".join(map(str, plan))
-        return chosen
+                chosen["tidal"] = plan
+        return {name: "heads:" + "+".join(map(str, sorted(plan))) for name, plan in chosen.items()}
 
-    def _chosen(self, found: Sequence[Found]) -> str:
-        """What goes into the recipe: the first method's first seed."""
-        roles = found[0].roles
-        return roles["exact" if self.settings.exact or "threshold" not in roles else "threshold"]
-
-    def _write(
-        self,
-        results: dict[str, Any],
-        dense: Outcome,
-        outcomes: Sequence[Outcome],
-        shape: ModelShape,
-        earlier: Recipe | None,
-    ) -> None:
+    def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
         """The role file, and the recipe: its policy is the learnt roles at the largest budget; earlier layers stay."""
-        chosen, best = results["chosen"], outcomes[-1]
+        chosen, shape = results["chosen"], earlier.model
         names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
         found = {"method": self.methods[0], **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
-        scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
         self.target.write_recipe(
-            "calibrate heads", Policy.from_spec(best.spec), shape, earlier, found=found, scores=scores, roles=chosen
+            "calibrate heads",
+            replace(earlier, policy=Policy.from_spec(best.spec), roles=chosen),
+            found=found,
+            scores={one.spec: [one.correct, one.count] for one in (dense, best)},
         )
 
 

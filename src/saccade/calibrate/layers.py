@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import numpy
-import torch
 from scipy.stats import binomtest, spearmanr
 
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
-from ..eval.output import write_json
 from ..methods.policy import Policy
 from ..methods.registry import policies
 from ..recipes.recipe import Recipe
@@ -22,20 +20,20 @@ from .asking import Reading
 from .gold import GoldObserver
 from .ledger import Ledger
 from .problems import Problems
-from .proxy import ProxyObserver
-from .sweep import KEY, Outcome, Sweep
-from .target import Common, Target
+from .proxy import ProxyObserver, predicted
+from .sweep import Outcome, Sweep
+from .target import Target, TargetSettings
 
-LEDGER, PASSES, RESULTS = "answers.jsonl", "dense_passes.jsonl", "layers.json"
+PASSES, RESULTS = "dense_passes.jsonl", "layers.json"
 ENOUGH = 0.99
 """Share of dense attention's right answers that the recipe's budget must reach, if one of those searched does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LayerSettings:
     """What the user can choose; see `saccade calibrate layers --help`."""
 
-    common: Common
+    common: TargetSettings
     policy: str
     budgets: str
     most: int
@@ -60,12 +58,8 @@ class LayerSearch:
     problems: Problems
 
     @classmethod
-    def check(cls, settings: Settings) -> LayerSearch:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+    def check(cls, settings: LayerSettings) -> LayerSearch:
+        """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         policy = Policy.from_spec(settings.policy)
         if "reselect" not in type(policy.options).model_fields:
             valid = (name for name, method in policies().items() if "reselect" in method.defaults)
@@ -77,7 +71,7 @@ class LayerSearch:
         target = Target.check(settings.common)
         search = cls(target, policy, tuple(sorted(parse_budgets(settings.budgets))), settings.most, target.problems())
         for spec in search.specs(search.candidates):
-            Policy.from_spec(spec).plan(target.shape)
+            Policy.from_spec(spec).plan(target.subject.shape)
         return search
 
     @property
@@ -88,7 +82,7 @@ class LayerSearch:
     @property
     def candidates(self) -> tuple[tuple[int, ...], ...]:
         """What is tried first: no further layer, then each one above the first selection layer."""
-        return ((), *((layer,) for layer in range(self.first + 1, self.target.shape.layers)))
+        return ((), *((layer,) for layer in range(self.first + 1, self.target.subject.shape.layers)))
 
     def spec(self, reselect: Sequence[int], budget: int) -> str:
         options = {**self.policy.options.model_dump(exclude_unset=True), "reselect": tuple(reselect), "budget": budget}
@@ -105,15 +99,10 @@ class LayerSearch:
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Search, write the results and the recipe; what the folder already holds is not done again."""
-        folder, about = self.target.settings.output_dir, self.target.about()
-        model = self.target.load()
-        earlier = self.target.earlier(model)
-        about = {**about, "policy": str(self.policy), "texts": len(self.problems)}
-        with Ledger(folder / PASSES, {**about, "budgets": list(self.budgets)}, ("problem",)) as passes:
-            self._dense_passes(model, passes, advance)
-            proxies = self._proxies(passes)
-        with Ledger(folder / LEDGER, about, KEY) as ledger:
-            sweep = Sweep(model, self.target.tokenizer, self.problems, ledger, self.target.settings.threads)
+        model = self.target.subject.load()
+        earlier = self.target.earlier(shape_of_model(model))
+        proxies = self._proxies(self._dense_passes(model, advance))
+        with self.target.sweep(model, self.problems, policy=str(self.policy)) as sweep:
             sweep.run(["dense", *self.specs(self.candidates)], advance)
             dense = sweep.outcome("dense")
             tried = {reselect: self._outcomes(sweep, reselect) for reselect in self.candidates}
@@ -132,78 +121,12 @@ class LayerSearch:
                 if p >= 0.05:
                     break
                 chosen = best
-        results = self._results(dense, tried, chosen, steps, proxies)
-        write_json(folder / RESULTS, results)
-        self._recipe(results, dense, tried[chosen], chosen, shape_of_model(model), earlier)
-        return results
-
-    def _outcomes(self, sweep: Sweep, reselect: Sequence[int]) -> list[Outcome]:
-        return [sweep.outcome(self.spec(reselect, budget)) for budget in self.budgets]
-
-    def _dense_passes(self, model: Any, passes: Ledger, advance: Callable[[str], None]) -> None:
-        """One dense pass over every text's questions: where gold mass lies, and how far sets would carry."""
-        shape = self.target.shape
-        plans = [Policy.from_spec(self.spec((), budget)).plan(shape) for budget in self.budgets]
-        for number in range(len(self.problems)):
-            if passes.has(number):
-                continue
-            problem = self.problems[number]
-            gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
-            proxy = ProxyObserver(plans, shape.layers)
-            Reading(model, problem).observe(gold, proxy)
-            passes.add(
-                {
-                    "problem": number,
-                    "gold_mass": gold.mass.tolist(),
-                    "copies": gold.copies.tolist(),
-                    "gold_steps": gold.steps,
-                    "mass": proxy.mass.tolist(),
-                    "overlap": proxy.overlap.tolist(),
-                    "weights": proxy.weights.tolist(),
-                }
-            )
-            advance("dense pass")
-
-    def _proxies(self, passes: Ledger) -> dict[str, Any]:
-        """The dense passes of all texts as one, and what each candidate would reach by them."""
-        records = [passes.get(number) for number in range(len(self.problems))]
-        total = {
-            name: sum(numpy.array(r[name]) for r in records) for name in ("gold_mass", "copies", "mass", "overlap")
-        }
-        weights, steps = sum(numpy.array(r["weights"]) for r in records), sum(r["gold_steps"] for r in records)
-        shape = self.target.shape
-        proxy = ProxyObserver([Policy.from_spec(self.spec((), b)).plan(shape) for b in self.budgets], shape.layers)
-        proxy.weights = torch.from_numpy(numpy.asarray(weights))
-        predicted = {
-            name: {
-                _name(reselect): proxy.predicted(torch.from_numpy(total[name]), self.first, reselect)
-                for reselect in self.candidates
-            }
-            for name in ("mass", "overlap")
-        }
-        heads = numpy.asarray(total["gold_mass"]) / max(steps, 1)
-        return {
-            "gold_mass_per_head": heads.tolist() if steps else None,
-            "gold_mass": heads.max(1).tolist() if steps else None,
-            "predicted_recall": predicted["mass"],
-            "predicted_overlap": predicted["overlap"],
-        }
-
-    def _results(
-        self,
-        dense: Outcome,
-        tried: dict[tuple[int, ...], list[Outcome]],
-        chosen: tuple[int, ...],
-        steps: list[dict[str, Any]],
-        proxies: dict[str, Any],
-    ) -> dict[str, Any]:
         rows = [
             {"reselect": list(reselect), "budget": budget, **outcome.to_dict()}
             for reselect, outcomes in tried.items()
             for budget, outcome in zip(self.budgets, outcomes, strict=True)
         ]
-        return {
-            **self.target.about(),
+        results = {
             "policy": str(self.policy),
             "budgets": list(self.budgets),
             "texts": len(self.problems),
@@ -213,7 +136,58 @@ class LayerSearch:
             "further_layers": steps,
             **proxies,
             "rank_correlation": self._correlations(tried, proxies),
-            "environment": self.target.environment(),
+        }
+        written = self.target.write_results(RESULTS, results)
+        self._recipe(dense, tried[chosen], replace(earlier, reselect=chosen))
+        return written
+
+    def _outcomes(self, sweep: Sweep, reselect: Sequence[int]) -> list[Outcome]:
+        return [sweep.outcome(self.spec(reselect, budget)) for budget in self.budgets]
+
+    def _dense_passes(self, model: Any, advance: Callable[[str], None]) -> list[dict[str, Any]]:
+        """One dense pass over every text's questions: where gold mass lies, and how far sets would carry."""
+        target, shape = self.target, self.target.subject.shape
+        about = {**target.about(), "policy": str(self.policy), "texts": len(self.problems)}
+        plans = [Policy.from_spec(self.spec((), budget)).plan(shape) for budget in self.budgets]
+        path = target.settings.output_dir / PASSES
+        with Ledger(path, {**about, "budgets": list(self.budgets)}, ("problem",)) as passes:
+            for number in range(len(self.problems)):
+                if passes.has(number):
+                    continue
+                problem = self.problems[number]
+                gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
+                proxy = ProxyObserver(plans, shape.layers)
+                Reading(model, problem).observe(gold, proxy)
+                passes.add(
+                    {
+                        "problem": number,
+                        "gold_mass": gold.mass.tolist(),
+                        "copies": gold.copies.tolist(),
+                        "gold_steps": gold.steps,
+                        "mass": proxy.mass.tolist(),
+                        "overlap": proxy.overlap.tolist(),
+                        "weights": proxy.weights.tolist(),
+                    }
+                )
+                advance("dense pass")
+            return [passes.get(number) for number in range(len(self.problems))]
+
+    def _proxies(self, passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The dense passes of all texts as one, and what each candidate would reach by them."""
+        gold, masses, overlaps, weights = (
+            numpy.sum([one[name] for one in passes], axis=0) for name in ("gold_mass", "mass", "overlap", "weights")
+        )
+        steps = sum(one["gold_steps"] for one in passes)
+        recall, overlap = (
+            {_name(one): predicted(values, weights, self.first, one) for one in self.candidates}
+            for values in (masses, overlaps)
+        )
+        heads = gold / max(steps, 1)
+        return {
+            "gold_mass_per_head": heads.tolist() if steps else None,
+            "gold_mass": heads.max(1).tolist() if steps else None,
+            "predicted_recall": recall,
+            "predicted_overlap": overlap,
         }
 
     def _correlations(self, tried: dict[tuple[int, ...], list[Outcome]], proxies: dict[str, Any]) -> dict[str, Any]:
@@ -238,31 +212,22 @@ class LayerSearch:
             for name, values in guesses.items()
         }
 
-    def _recipe(
-        self,
-        results: dict[str, Any],
-        dense: Outcome,
-        outcomes: list[Outcome],
-        chosen: tuple[int, ...],
-        shape: Any,
-        earlier: Recipe | None,
-    ) -> None:
+    def _recipe(self, dense: Outcome, outcomes: Sequence[Outcome], recipe: Recipe) -> None:
         """Write the layers, and the policy at the smallest budget that kept the answers; earlier roles stay.
 
         Raises:
             SaccadeError: if nothing was answered, so that nothing was found.
         """
-        if not dense.correct:
-            raise SaccadeError(
-                f"no recipe: dense attention answers none of {dense.count} questions of task {results['task']}, "
-                "so no layer can be told from another; choose another --task"
-            )
+        self.target.refuse_unanswered(
+            dense.correct, dense.count, "no layer can be told from another and there is no recipe"
+        )
         enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
         best = enough[0] if enough else max(outcomes, key=lambda outcome: outcome.correct)
-        scores = {"dense": [dense.correct, dense.count], best.spec: [best.correct, best.count]}
-        found = {"policy": str(self.policy), "budgets": list(self.budgets)}
         self.target.write_recipe(
-            "calibrate layers", Policy.from_spec(best.spec), shape, earlier, found=found, scores=scores, reselect=chosen
+            "calibrate layers",
+            replace(recipe, policy=Policy.from_spec(best.spec)),
+            found={"policy": str(self.policy), "budgets": list(self.budgets)},
+            scores={one.spec: [one.correct, one.count] for one in (dense, best)},
         )
 
 

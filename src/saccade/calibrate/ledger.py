@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError
+from ..eval.output import JsonLines
 
 
-class Ledger:
+class Ledger(JsonLines):
     """Records of one job, appended as they come; a line that was cut off by a crash is dropped.
 
     Args:
@@ -24,7 +25,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], key: Iterable[str]) -> None:
-        self._path, self._key = path, tuple(key)
+        self.path, self._key = path, tuple(key)
         self.records: dict[Hashable, dict[str, Any]] = {}
         head = json.dumps({"settings": settings}, sort_keys=True) + "\n"
         try:
@@ -36,9 +37,9 @@ class Ledger:
                 path.write_bytes(head.encode())
             elif kept != old:
                 os.truncate(path, len(kept))
-            self._file = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+            raise self._unwritten(error) from error
+        super().__init__(path, "a")
 
     def _take_up(self, kept: bytes, settings: dict[str, Any]) -> None:
         try:
@@ -47,12 +48,11 @@ class Ledger:
             for record in rest:
                 self.records[self._name(record)] = record
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise OutputError(f"{str(self._path)!r} is not a ledger of this command: {error}") from error
+            raise OutputError(f"{str(self.path)!r} is not a ledger of this command: {error}") from error
         if earlier != settings:
-            differing = [name for name in {*earlier, *settings} if earlier.get(name) != settings.get(name)]
-            name = min(differing)
+            name = min(name for name in {*earlier, *settings} if earlier.get(name) != settings.get(name))
             raise OutputError(
-                f"{str(self._path)!r} holds a run with {name}={earlier.get(name)!r}, this one has "
+                f"{str(self.path)!r} holds a run with {name}={earlier.get(name)!r}, this one has "
                 f"{settings.get(name)!r}; choose another --output-dir"
             )
 
@@ -63,23 +63,8 @@ class Ledger:
         return self.records[key]
 
     def add(self, record: dict[str, Any]) -> None:
-        """Append a record; it is in the file before this returns.
-
-        Raises:
-            OutputError: if it cannot be written; what was written before stays readable.
-        """
-        try:
-            self._file.write(json.dumps(record, allow_nan=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise OutputError(f"{str(self._path)!r} cannot be written: {error.strerror}") from error
+        super().add(record)
         self.records[self._name(record)] = record
-
-    def close(self) -> None:
-        try:
-            self._file.close()
-        except OSError as error:  # what a full disk did not take is still in the buffer
-            raise OutputError(f"{str(self._path)!r} cannot be written: {error.strerror}") from error
 
     def __enter__(self) -> Ledger:
         return self

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from ..adapters.hf.support import attention_modules
+from ..eval.reader import prefilled
 from ..selection.rules import Ratio
 
 NAME = "saccade-mixture"
@@ -64,11 +65,8 @@ class Mixture:
 
     def read(self, tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Prefill a text with stock attention; keys and values `[1, Hkv, T, d]` of each layer."""
-        cache = DynamicCache()
         with torch.no_grad():
-            ids = torch.tensor([tokens], device=self._model.device)
-            self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        layers: list[Any] = list(cache.layers)
+            layers: list[Any] = list(prefilled(self._model, tokens).layers)
         return [(layer.keys, layer.values) for layer in layers]
 
     def logits(
@@ -120,36 +118,18 @@ def _attention(
     """Mixed attention of new tokens: query `[1, Hq, n, d]`, their own keys and values `[1, Hkv, n, d]`."""
     now: _Pass = getattr(module, _SLOT)[0]
     layer = module.layer_idx
-    keys, values = now.context[layer]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if now.gates is None:
-        return _dense(query, keys, values, key, value, scale), None
+    keys, values = (both[0] for both in now.context[layer])
     q = query[0].unflatten(0, (key.shape[1], -1))
-    below, now.below = now.below, (q.detach(), keys[0], key[0].detach())
-    if below is None:  # all heads of the first layer retrieve
-        return _dense(query, keys, values, key, value, scale), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    below = gates = None
+    if now.gates is not None:
+        below, now.below = now.below, (q.detach(), keys, key[0].detach())
+        if below is not None:  # all heads of the first layer retrieve
+            gates = now.gates[layer - 1]
     output: Tensor = checkpoint(
-        _mixed,
-        q,
-        keys[0],
-        values[0],
-        key[0],
-        value[0],
-        below,
-        now.kept,
-        now.gates[layer - 1],
-        scale,
-        use_reentrant=False,
+        _mixed, q, keys, values, key[0], value[0], below, now.kept, gates, scale, use_reentrant=False
     )
     return output.flatten(0, 1).transpose(0, 1)[None], None
-
-
-def _dense(query: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    q = query[0].unflatten(0, (key.shape[1], -1))
-    output: Tensor = checkpoint(
-        _mixed, q, keys[0], values[0], key[0], value[0], None, 1.0, None, scale, use_reentrant=False
-    )
-    return output.flatten(0, 1).transpose(0, 1)[None]
 
 
 def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:

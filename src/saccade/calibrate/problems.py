@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy
 
 from ..errors import DocumentError
-from ..eval.context import beginning, encode, tokens_between
 from ..eval.document import library_sources
-from ..eval.facts import ADJECTIVES, NOUNS, Fact, hide, make_facts, question, sentence
+from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
+from ..eval.tokens import encode, token_ends, with_facts
 
 TASKS = ("kv", "listing", "passkey")
 CHARACTERS = 3_000_000
@@ -53,15 +53,11 @@ class Problem:
     tokens: tuple[int, ...]
     asks: tuple[Ask, ...]
 
-    @property
-    def longest(self) -> int:
-        """Positions that the text with its longest question and answer takes."""
+    def positions(self, *, together: bool) -> int:
+        """What the text takes with its longest question and answer; `together`: with all of them, as in training."""
+        if together:
+            return len(self.tokens) + sum(len(ask.prompt) + len(ask.answer) + len(ask.after) for ask in self.asks)
         return len(self.tokens) + max(len(ask.prompt) + len(ask.answer) for ask in self.asks)
-
-    @property
-    def all_together(self) -> int:
-        """Positions that the text takes with all its questions and answers behind it, as in training."""
-        return len(self.tokens) + sum(len(ask.prompt) + len(ask.answer) + len(ask.after) for ask in self.asks)
 
 
 class Problems(Protocol):
@@ -106,10 +102,11 @@ def needles_in(task: str, length: int) -> int:
     return max(1, min(STYLES[task].most, length // STYLES[task].tokens))
 
 
+@dataclass
 class NeedleProblems:
     """Needles in stretches of the held-out library, each problem made from the seed and its number.
 
-    Args:
+    Attributes:
         tokenizer: a fast one.
         task: one of `TASKS`.
         lengths: shortest and longest text in tokens; a text's length is drawn evenly between them.
@@ -123,91 +120,77 @@ class NeedleProblems:
         DocumentError: a text without room for needles, or longer than the model's positions or the library.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        task: str,
-        *,
-        lengths: tuple[int, int],
-        count: int,
-        asked: int,
-        seed: int,
-        positions: int,
-        together: bool = False,
-    ) -> None:
-        if lengths[0] < SHORTEST:
-            raise DocumentError(f"--context {lengths[0]} is not valid: texts of at least {SHORTEST} tokens")
-        self._tokenizer, self._task, self._lengths = tokenizer, task, lengths
-        self._count, self._asked, self._seed = count, asked, seed
-        self._positions, self._together = positions, together
-        self._style = STYLES[task]
+    tokenizer: Any
+    task: str
+    lengths: tuple[int, int]
+    count: int
+    asked: int
+    seed: int
+    positions: int
+    together: bool = False
+
+    def __post_init__(self) -> None:
+        shortest, longest = self.lengths
+        if shortest < SHORTEST:
+            raise DocumentError(f"--context {shortest} is not valid: texts of at least {SHORTEST} tokens")
         self._text = library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS]
-        self._ends = [end for _, end in encode(tokenizer, self._text)[1]]
-        if lengths[1] >= len(self._ends):
+        self._ends = token_ends(self.tokenizer, self._text)
+        if longest >= len(self._ends):
             raise DocumentError(
-                f"--context {lengths[1]}: the built-in text has only {len(self._ends)} tokens; pass --task FILE.jsonl"
+                f"--context {longest}: the built-in text has only {len(self._ends)} tokens; pass --task FILE.jsonl"
             )
-        behind = self._room() * (min(asked, needles_in(task, lengths[1])) if together else 1)
-        refuse_too_long(lengths[1] + behind, positions, self._name(lengths[1]))
-        for number in range(min(count, 3)):
+        behind = self._room() * (min(self.asked, needles_in(self.task, longest)) if self.together else 1)
+        refuse_too_long(longest + behind, self.positions, self._name(longest))
+        for number in range(min(self.count, 3)):
             _ = self[number]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, number: int) -> Problem:
-        if not 0 <= number < self._count:
+        if not 0 <= number < self.count:
             raise IndexError(number)
-        rng = numpy.random.default_rng([self._seed, TASKS.index(self._task), number])
-        length = int(rng.integers(self._lengths[0], self._lengths[1] + 1))
+        rng = numpy.random.default_rng([self.seed, TASKS.index(self.task), number])
+        length = int(rng.integers(self.lengths[0], self.lengths[1] + 1))
         for _ in range(_TRIES):
             problem = self._try(length, rng)
             if problem is not None:
-                needed = problem.all_together if self._together else problem.longest
-                refuse_too_long(needed, self._positions, self._name(length))
+                refuse_too_long(problem.positions(together=self.together), self.positions, self._name(length))
                 return problem
         raise DocumentError(f"--context {length}: the built-in text has no place to hide needles in")
 
     def _name(self, length: int) -> str:
-        return f"--lengths {length}" if self._together else f"--context {length}"
+        return f"--lengths {length}" if self.together else f"--context {length}"
 
     def _room(self) -> int:
         """Tokens that no question with its answer exceeds, and what joints may add to a text."""
         adjective, noun, word = (max(words, key=self._size) for words in (ADJECTIVES, NOUNS, (*ADJECTIVES, *NOUNS)))
         number = max((4 * str(digit) for digit in range(1, 10)), key=self._size)
-        value = " ".join([word] * PASSKEY_WORDS) if self._task == "passkey" else number
+        value = " ".join([word] * PASSKEY_WORDS) if self.task == "passkey" else number
         sample = Fact(f"{adjective} {noun}", value)
-        return self._size(f"{self._style.ask(sample)} {sample.value}{self._style.end}") + _SLACK
+        return self._size(f"{STYLES[self.task].ask(sample)} {sample.value}{STYLES[self.task].end}") + _SLACK
 
     def _size(self, text: str) -> int:
-        return len(encode(self._tokenizer, f" {text}")[0])
+        return len(encode(self.tokenizer, f" {text}"))
 
     def _try(self, length: int, rng: numpy.random.Generator) -> Problem | None:
-        style = self._style
-        facts = style.values(make_facts(needles_in(self._task, length), rng, "eval"), rng)
-        added = sum(len(encode(self._tokenizer, f" {style.state(fact)}")[0]) for fact in facts)
+        style = STYLES[self.task]
+        facts = style.values(make_facts(needles_in(self.task, length), rng, "eval"), rng)
+        added = sum(self._size(style.state(fact)) for fact in facts)
         begin = int(rng.integers(0, len(self._ends) - length))
         stretch = self._text[self._ends[begin] : self._ends[begin + max(length - added, 1)]]
         try:
-            text, spans = hide(stretch, facts, rng, style.state)
+            text, spans = with_facts(self.tokenizer, stretch, facts, rng, style.state)
         except ValueError:  # code without a sentence
             return None
-        ids, offsets = encode(self._tokenizer, text)
-        start = beginning(self._tokenizer)
         asks = []
-        for index in rng.permutation(len(facts))[: self._asked]:
-            fact, (first, last) = facts[index], spans[index]
-            at = text.index(fact.value, first, last)
-            gold = tokens_between(offsets, at, at + len(fact.value))
-            asks.append(
-                Ask(
-                    tuple(encode(self._tokenizer, style.ask(fact))[0]),
-                    tuple(encode(self._tokenizer, f" {fact.value}")[0]),
-                    (gold[0] + len(start), gold[1] + len(start)),
-                    tuple(encode(self._tokenizer, style.end)[0]),
-                )
+        for index in rng.permutation(len(facts))[: self.asked]:
+            fact = facts[index]
+            prompt, answer, end = (
+                encode(self.tokenizer, said) for said in (style.ask(fact), f" {fact.value}", style.end)
             )
-        return Problem((*start, *ids), tuple(asks))
+            asks.append(Ask(prompt, answer, spans[index], end))
+        return Problem(text.tokens, tuple(asks))
 
 
 def refuse_too_long(needed: int, positions: int, name: str) -> None:

@@ -44,63 +44,28 @@ class Verdict:
     passed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """One-sided bounds that hold together at some confidence; see the module's head.
-
-    Attributes:
-        gained: at least this share of questions is right under the candidate only,
-        lost: at most this one under dense attention only,
-        right: and at least this one under dense attention.
-    """
-
-    gained: float
-    lost: float
-    right: float
-
-    @classmethod
-    def of(cls, candidate: Answers, dense: Answers, alpha: float, effect: float = 1.0) -> Bounds:
-        """Bounds of which any is wrong with a probability of at most alpha.
-
-        Args:
-            candidate, dense: right or not, of the same shape.
-            alpha: above 0 and below 1.
-            effect: design effect, at least 1.
-        """
-        count = dense.size / effect
-        lost, gained, right = ((mask.sum() / effect) for mask in (dense & ~candidate, candidate & ~dense, dense))
-        most_lost = beta.ppf(1 - _SPLIT[0] * alpha, lost + 1, count - lost) if lost < count else 1.0
-        least_gained = beta.ppf(_SPLIT[1] * alpha, gained, count - gained + 1) if gained > 0 else 0.0
-        least_right = beta.ppf(_SPLIT[2] * alpha, right, count - right + 1) if right > 0 else 0.0
-        return cls(float(least_gained), float(most_lost), float(least_right))
-
-    def margin(self, quality: float) -> float:
-        """What must not be negative for a candidate that keeps `quality`."""
-        return self.gained - self.lost + (1 - quality) * self.right
-
-    @property
-    def shown(self) -> float:
-        """The largest share that has no negative margin, 0..1."""
-        if self.right == 0:
-            return 0.0
-        return min(max(1 - (self.lost - self.gained) / self.right, 0.0), 1.0)
-
-
 def judge(candidate: Answers, dense: Answers, quality: float, alpha: float, effect: float = 1.0) -> Verdict:
-    """Whether a candidate keeps the promise, and what it is shown to keep; arguments as in `Bounds.of`."""
-    bounds = Bounds.of(candidate, dense, alpha, effect)
-    share = float(candidate.sum() / max(dense.sum(), 1))
-    return Verdict(share, bounds.shown, bounds.margin(quality) >= 0)
+    """Whether a candidate keeps the promise, and what it is shown to keep.
+
+    Args:
+        candidate, dense: right or not, of the same shape.
+        quality: wanted share of dense attention's accuracy.
+        alpha: probability with which any of the three bounds may be wrong, above 0 and below 1.
+        effect: design effect, at least 1.
+    """
+    count = dense.size / effect
+    lost, gained, right = (mask.sum() / effect for mask in (dense & ~candidate, candidate & ~dense, dense))
+    most_lost = float(beta.ppf(1 - _SPLIT[0] * alpha, lost + 1, count - lost)) if lost < count else 1.0
+    least_gained = float(beta.ppf(_SPLIT[1] * alpha, gained, count - gained + 1)) if gained > 0 else 0.0
+    least_right = float(beta.ppf(_SPLIT[2] * alpha, right, count - right + 1)) if right > 0 else 0.0
+    # The largest share at which the sum of the module's head is not negative.
+    shown = min(max(1 - (most_lost - least_gained) / least_right, 0.0), 1.0) if least_right else 0.0
+    passed = least_gained - most_lost + (1 - quality) * least_right >= 0
+    return Verdict(float(candidate.sum() / max(dense.sum(), 1)), shown, passed)
 
 
 def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> float:
-    """How much less the questions of one text say than as many of different texts, mean over candidates; at least 1.
-
-    Args:
-        tables: of all candidates, `[texts, questions]`.
-        dense: of dense attention.
-        quality: wanted share of dense attention's accuracy.
-    """
+    """How much less the questions of one text say than as many of different texts, mean over candidates; at least 1."""
     texts, asked = dense.shape
     if asked == 1 or texts < 2:
         return 1.0
@@ -116,16 +81,39 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
     return float(1 + (asked - 1) * max(correlation, 0.0))
 
 
-def effect_for(table: Answers, dense: Answers, quality: float, common: float) -> float:
-    """A candidate's design effect: its own, if that is larger than the families' common one."""
-    return max(common, design_effect([table], dense, quality))
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """What all candidates of some families are held to.
 
+    Attributes:
+        dense: answers of dense attention.
+        quality: wanted share of its accuracy.
+        alpha: of one family.
+        effect: design effect by each family's first candidate, which is always asked.
+    """
 
-def family_effect(
-    families: Mapping[str, Sequence[str]], tables: Mapping[str, Answers], dense: Answers, quality: float
-) -> float:
-    """The design effect by each family's first candidate, which is always asked."""
-    return design_effect([tables[members[0]] for members in families.values()], dense, quality)
+    dense: Answers
+    quality: float
+    alpha: float
+    effect: float
+
+    @classmethod
+    def of(
+        cls,
+        families: Mapping[str, Sequence[str]],
+        tables: Mapping[str, Answers],
+        dense: Answers,
+        quality: float,
+        alpha: float = ALPHA,
+    ) -> Standard:
+        """The standard of families (specs, most expensive first) that share alpha, by all answers."""
+        effect = design_effect([tables[members[0]] for members in families.values()], dense, quality)
+        return cls(dense, quality, alpha / len(families), effect)
+
+    def verdict(self, table: Answers) -> Verdict:
+        """Of a candidate's answers, by its own design effect if that is larger than the families'."""
+        effect = max(self.effect, design_effect([table], self.dense, self.quality))
+        return judge(table, self.dense, self.quality, self.alpha, effect)
 
 
 def walk(
@@ -135,24 +123,15 @@ def walk(
     quality: float,
     alpha: float = ALPHA,
 ) -> dict[str, Verdict]:
-    """Judge every family's candidates from the most expensive one down to the first that fails.
+    """Verdicts by spec, every family from its most expensive candidate down to the first that fails.
 
-    Args:
-        families: specs by family, most expensive first.
-        tables: answers by spec.
-        dense: of dense attention.
-        quality: wanted share of its accuracy.
-        alpha: of all families together.
-
-    Returns:
-        Verdicts by spec; a candidate behind a failed one has none.
+    Arguments as in `Standard.of`; a candidate behind a failed one has no verdict.
     """
-    effect = family_effect(families, tables, dense, quality)
+    standard = Standard.of(families, tables, dense, quality, alpha)
     verdicts: dict[str, Verdict] = {}
     for members in families.values():
         for spec in members:
-            own = effect_for(tables[spec], dense, quality, effect)
-            verdicts[spec] = judge(tables[spec], dense, quality, alpha / len(families), own)
+            verdicts[spec] = standard.verdict(tables[spec])
             if not verdicts[spec].passed:
                 break
     return verdicts

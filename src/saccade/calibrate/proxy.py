@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
+from ..decode.recall import mass, membership
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..plans.plan import Plan
 from .asking import AnswerObserver, AnswerStep, Sheet
+
+Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
 
 class ProxyObserver(AnswerObserver):
@@ -33,18 +38,11 @@ class ProxyObserver(AnswerObserver):
         self.mass = torch.zeros(len(plans), layers, layers, dtype=torch.float64)
         self.overlap = torch.zeros_like(self.mass)
         self.weights = torch.zeros(layers, dtype=torch.float64)
-        self._sheet: Sheet | None = None
         self._sets: dict[int, list[list[Tensor]]] = {}
 
-    # Setting it begins a new batch, which ends what was kept of the one before.
-    @property
-    def sheet(self) -> Sheet:
-        assert self._sheet is not None
-        return self._sheet
-
-    @sheet.setter
-    def sheet(self, sheet: Sheet) -> None:
-        self._sheet, self._sets = sheet, {}
+    def turn_to(self, sheet: Sheet) -> None:
+        super().turn_to(sheet)
+        self._sets = {}  # those of the batch before
 
     def see(self, step: AnswerStep) -> None:
         seen = torch.tensor(step.rows, device=step.q.device)
@@ -55,48 +53,28 @@ class ProxyObserver(AnswerObserver):
         for place, selector in enumerate(self._selectors):
             pooling = selector.fused_pooling
             stored = scores if pooling == "each" else scores.unflatten(1, (step.kv.kv_heads, -1)).amax(2)
-            ids = selector.select(step.q, step.kv, None, stored, step.scale).ids[seen].long()
-            own.append(ids)
-            held = _held(ids, weights.shape[-1])
+            selection = selector.select(step.q, step.kv, None, stored, step.scale)
+            held = membership(selection, step.kv.rows.seq_lens, weights.shape[-1])[seen]
+            own.append(held)
             for lower, sets in enumerate(below):
-                self.mass[place, lower, step.layer] += _mass(weights, sets[place])
-                self.overlap[place, lower, step.layer] += _shared(held, sets[place]) * weights.shape[1]
+                self.mass[place, lower, step.layer] += float(mass(weights, sets[place]).double().sum())
+                shared = (held & sets[place]).sum(-1) / held.sum(-1).clamp(min=1)
+                self.overlap[place, lower, step.layer] += float(shared.mean(-1).double().sum()) * weights.shape[1]
         below.append(own)
         self.weights[step.layer] += weights.shape[0] * weights.shape[1]
 
-    def predicted(self, values: Tensor, first: int, reselect: Sequence[int]) -> list[float]:
-        """Mean over layers of `mass` or `overlap`, budget by budget, if layers `first` and `reselect` choose.
 
-        Layers up to `first` and those that choose attend to everything, which counts as 1.
-        """
-        choosing, source, totals = {first, *reselect}, first, torch.zeros(len(values), dtype=torch.float64)
-        layers = len(self.weights)
-        for layer in range(layers):
-            if layer <= first or layer in choosing:
-                source = max(layer, first)
-                totals += 1
-            else:
-                totals += values[:, source, layer] / self.weights[layer]
-        return (totals / layers).tolist()
+def predicted(values: Array, weights: Array, first: int, reselect: Sequence[int]) -> list[float]:
+    """Mean over layers of `mass` or `overlap` by `weights`, budget by budget, if layers `first` and `reselect` choose.
 
-
-def _held(ids: Tensor, length: int) -> Tensor:
-    """Sets `[R, G, M]` of token ids, -1 behind the last, as bool `[R, G, length]`."""
-    held = torch.zeros((*ids.shape[:2], length + 1), dtype=torch.bool, device=ids.device)
-    held.scatter_(-1, torch.where(ids < 0, length, ids), True)
-    return held[..., :length]
-
-
-def _mass(weights: Tensor, ids: Tensor) -> float:
-    """Sum over rows and query heads of the mass that lies on their group's set."""
-    groups = ids.shape[1]
-    grouped = weights.unflatten(1, (groups, -1))
-    index = ids.clamp(min=0)[:, :, None].expand(-1, -1, grouped.shape[2], -1)
-    on = grouped.gather(-1, index) * (ids >= 0)[:, :, None]
-    return float(on.double().sum())
-
-
-def _shared(held: Tensor, ids: Tensor) -> float:
-    """Sum over rows of the mean share of the sets `held` that `ids` have as well."""
-    common = (held.gather(-1, ids.clamp(min=0)) & (ids >= 0)).sum(-1)
-    return float((common / held.sum(-1).clamp(min=1)).mean(-1).double().sum())
+    Layers up to `first` and those that choose attend to everything, which counts as 1.
+    """
+    choosing, source, totals = {first, *reselect}, first, numpy.zeros(len(values))
+    for layer in range(len(weights)):
+        if layer <= first or layer in choosing:
+            source = max(layer, first)
+            totals += 1
+        else:
+            totals += values[:, source, layer] / weights[layer]
+    means: list[float] = (totals / len(weights)).tolist()
+    return means

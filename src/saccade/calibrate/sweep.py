@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -86,31 +87,30 @@ class Sweep:
 
     def run(self, specs: Sequence[str], advance: Callable[[str], None]) -> None:
         """Ask what the ledger does not hold yet."""
-        open_problems = [
+        missing = [
             (number, [spec for spec in specs if not self.ledger.has(number, spec)])
             for number in range(len(self.problems))
         ]
-        open_problems = [(number, missing) for number, missing in open_problems if missing]
-        cores, before = torch.get_num_threads(), torch.get_num_threads()
+        missing = [(number, open_specs) for number, open_specs in missing if open_specs]
+        cores = torch.get_num_threads()
         workers = workers_for(
-            len(open_problems), cores=cores, threads=self.threads, device=self.model.device.type, copied_bytes=0
+            len(missing), cores=cores, threads=self.threads, device=self.model.device.type, copied_bytes=0
         )
+
+        def ask(place: int) -> Iterator[dict[str, Any]]:
+            return self._ask(*missing[place])
+
         torch.set_num_threads(self.threads)
         try:
-            if workers == 1:
-                for number, missing in open_problems:
-                    for record in self._ask(number, missing):
-                        self._take(record, advance)
-                return
-
-            def work(place: int) -> list[dict[str, Any]]:
-                return list(self._ask(*open_problems[place]))
-
-            for records in shared_out(work, len(open_problems), workers):
-                for record in records:
-                    self._take(record, advance)
+            for record in chain.from_iterable(
+                shared_out(lambda place: [*ask(place)], len(missing), workers)
+                if workers > 1
+                else map(ask, range(len(missing)))
+            ):
+                self.ledger.add(record)
+                advance(record["spec"])
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(cores)
 
     def outcome(self, spec: str) -> Outcome:
         """What a candidate has achieved on all problems."""
@@ -123,7 +123,7 @@ class Sweep:
             fmean(record["share"] for record in records),
         )
 
-    def _ask(self, number: int, specs: Sequence[str]) -> Any:
+    def _ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
         reading = Reading(self.model, self.problems[number])
         for spec in specs:
             answers = reading.ask(Policy.from_spec(spec), self.tokenizer, recall=self.recall)
@@ -135,7 +135,3 @@ class Sweep:
                 "token_recall": [round(value, 5) for value in answers.token_recall],
                 "share": round(answers.share, 6),
             }
-
-    def _take(self, record: dict[str, Any], advance: Callable[[str], None]) -> None:
-        self.ledger.add(record)
-        advance(record["spec"])

@@ -1,32 +1,33 @@
-"""What every calibration starts from: a model that can be attached, its sizes, and problems that fit it."""
+"""What every calibration starts from and ends with: a model, problems that fit it, a folder, and a recipe."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..adapters.hf.support import refuse_unsupported
-from ..checkpoints.load import ModelSource, pick_device, pick_dtype
-from ..checkpoints.shape import shape_of_model
+from ..checkpoints.load import ModelSource
 from ..errors import DocumentError, OutputError, SaccadeError
-from ..eval.output import check_folder
-from ..machine import versions
+from ..eval.output import check_folder, write_json
+from ..eval.subject import Subject
+from ..machine import device_name, versions
 from ..methods.policy import Policy
 from ..plans.identity import refuse_other
 from ..recipes.recipe import NAME, Recipe
 from ..recipes.resolve import beside
 from ..types import ModelShape
+from .ledger import Ledger
 from .problems import TASKS, NeedleProblems, Problems, needles_in
+from .sweep import KEY, Sweep
 from .task_file import FileProblems
 
+LEDGER = "answers.jsonl"
 LONGEST = 32_768
 ROOM = 256
 """Positions for a question and its answer where a context is chosen for the user."""
@@ -39,7 +40,7 @@ TUNING, CHOOSING_HEADS, TRAINING = 3, 1000, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class TargetSettings:
     """Settings that all calibrations share; see `saccade calibrate layers --help`."""
 
     model: str | None
@@ -56,35 +57,17 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Common settings that passed every check.
+    """Settings that passed every check."""
 
-    Attributes:
-        shape: sizes, from the configuration alone.
-        positions: the longest row that the model takes.
-    """
-
-    settings: Common
-    source: ModelSource
-    device: torch.device
-    dtype: torch.dtype
-    tokenizer: Any
-    shape: ModelShape
-    positions: int
+    settings: TargetSettings
+    subject: Subject
 
     @classmethod
-    def check(cls, settings: Common) -> Target:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+    def check(cls, settings: TargetSettings) -> Target:
+        """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         if settings.task not in TASKS and not settings.task.endswith(".jsonl"):
             raise SaccadeError(f"--task {settings.task!r} is not valid: {', '.join(TASKS)}, or a file FILE.jsonl")
-        source = ModelSource.locate(settings.model)
-        device = pick_device(settings.device)
-        dtype = pick_dtype(settings.dtype, source, device)
-        shape, positions = source.shape()
-        target = cls(settings, source, device, dtype, source.tokenizer(), shape, positions)
+        target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
         check_folder(settings.output_dir)
         try:
             with tempfile.TemporaryFile(dir=target.recipe_path.parent):
@@ -92,6 +75,11 @@ class Target:
         except OSError as error:
             raise OutputError(f"recipe {str(target.recipe_path)!r} cannot be written: {error.strerror}") from error
         return target
+
+    @property
+    def from_file(self) -> bool:
+        """Whether the task is the user's own."""
+        return self.settings.task not in TASKS
 
     def problems(self, *, seed: int = 0) -> Problems:
         """Problems of the chosen task, a dozen questions per text, as many texts as `--questions` need.
@@ -103,8 +91,8 @@ class Target:
             DocumentError: a context or a task file that does not fit the model.
         """
         context = self.settings.context
-        asked = 0 if self.from_file else min(ASKED, needles_in(self.settings.task, context))
-        count = 0 if self.from_file else -(-self.settings.questions // asked)
+        asked = ASKED if self.from_file else min(ASKED, needles_in(self.settings.task, context))
+        count = -(-self.settings.questions // asked)
         return self._problems(asked, seed, (context, context), count, together=False)
 
     def training_problems(self, *, asked: int, seed: int, lengths: tuple[int, int], count: int) -> Problems:
@@ -115,48 +103,28 @@ class Target:
         """
         return self._problems(asked, seed, lengths, count, together=True)
 
-    @property
-    def from_file(self) -> bool:
-        """Whether the task is the user's own."""
-        return self.settings.task not in TASKS
-
     def _problems(self, asked: int, seed: int, lengths: tuple[int, int], count: int, *, together: bool) -> Problems:
+        tokenizer, positions, task = self.subject.tokenizer, self.subject.positions, self.settings.task
         if self.from_file:
-            path = Path(self.settings.task)
-            return FileProblems(self.tokenizer, path, positions=self.positions, together=together)
+            return FileProblems(tokenizer, Path(task), positions=positions, together=together)
+        start = self.settings.seed + SEEDS_APART * seed
         return NeedleProblems(
-            self.tokenizer,
-            self.settings.task,
-            lengths=lengths,
-            count=count,
-            asked=asked,
-            seed=self.settings.seed + SEEDS_APART * seed,
-            positions=self.positions,
+            tokenizer, task, lengths=lengths, count=count, asked=asked, seed=start, positions=positions,
             together=together,
-        )
-
-    def load(self) -> Any:
-        """The model, on its device.
-
-        Raises:
-            SaccadeError: weights that cannot be read, or a model that cannot decode sparsely.
-        """
-        model = self.source.weights(self.device, self.dtype)
-        refuse_unsupported(model)
-        return model
+        )  # fmt: skip
 
     def about(self) -> dict[str, Any]:
         """What results depend on, JSON-ready; neither where they are written nor how many threads made them."""
-        settings = self.settings
+        settings, source = self.settings, self.subject.source
         return {
-            "model": self.source.location if not self.source.bundled else self.source.name,
-            "weights": self.shape.weights,
+            "model": source.name if source.bundled else source.location,
+            "weights": self.subject.shape.weights,
             "task": settings.task,
             "texts_of": self._texts_of(),
             "context": settings.context,
             "questions": settings.questions,
             "seed": settings.seed,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": self.subject.dtype_name,
         }
 
     def _texts_of(self) -> str:
@@ -168,53 +136,66 @@ class Target:
         except OSError as error:
             raise DocumentError(f"task file {self.settings.task!r} cannot be read: {error.strerror}") from None
 
+    @contextmanager
+    def sweep(self, model: Any, problems: Problems, *, recall: bool = True, **about: Any) -> Iterator[Sweep]:
+        """Candidates on problems; what the folder holds is not asked again. `about` is what else answers depend on.
+
+        Raises:
+            OutputError: a folder of another run, or one that cannot be written.
+        """
+        settings = {**self.about(), **about, "texts": len(problems)}
+        with Ledger(self.settings.output_dir / LEDGER, settings, KEY) as ledger:
+            yield Sweep(model, self.subject.tokenizer, problems, ledger, self.settings.threads, recall)
+
+    def refuse_unanswered(self, right: int, asked: int, consequence: str) -> None:
+        """Raise if dense attention has answered nothing.
+
+        Raises:
+            SaccadeError: saying what follows from it.
+        """
+        if not right:
+            raise SaccadeError(
+                f"dense attention answers none of {asked} questions of task {self.settings.task}, so {consequence}; "
+                "choose another --task"
+            )
+
+    def write_results(self, name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Write results into the folder, with what they depend on and what made them; gives all that."""
+        device, threads = device_name(self.subject.device), self.settings.threads
+        environment = {"device": device, "threads": threads, **versions()}
+        complete = {**self.about(), **results, "environment": environment}
+        write_json(self.settings.output_dir / name, complete)
+        return complete
+
     @property
     def recipe_path(self) -> Path:
         return self.settings.recipe or self.settings.output_dir / NAME
 
-    def earlier(self, model: Any) -> Recipe | None:
-        """What is already known of the model: the recipe that will be replaced, or the one beside the model.
+    def earlier(self, shape: ModelShape) -> Recipe:
+        """What is known of the model: the recipe that will be replaced, or the one beside the model, or nothing.
 
         Raises:
             PolicyError: a recipe that cannot be read, or another model's.
         """
-        shape = shape_of_model(model)
         if self.recipe_path.exists():
-            recipe = Recipe.read(self.recipe_path)
-            refuse_other(f"recipe {self.recipe_path}", recipe.model, shape)
-            return recipe
-        return beside(self.source.location, lambda: shape)
+            known: Recipe | None = Recipe.read(self.recipe_path)
+            assert known is not None
+            refuse_other(f"recipe {self.recipe_path}", known.model, shape)
+        else:
+            known = beside(self.subject.source.location, lambda: shape)
+        return Recipe(shape, Policy.from_spec("dense")) if known is None else replace(known, model=shape)
 
     def write_recipe(
-        self,
-        command: str,
-        policy: Policy,
-        shape: ModelShape,
-        earlier: Recipe | None,
-        *,
-        found: Mapping[str, Any],
-        scores: Mapping[str, Any],
-        reselect: tuple[int, ...] | None = None,
-        roles: str | None = None,
+        self, command: str, recipe: Recipe, *, found: Mapping[str, Any], scores: Mapping[str, Any]
     ) -> None:
         """Write what a command has found; what earlier ones found for this model stays, each under its command's name.
 
         Raises:
             OutputError: if it cannot be written; an earlier recipe is then as it was.
         """
-        before = (earlier.found, earlier.scores) if earlier is not None else ({}, {})
-        if earlier is not None:
-            reselect = earlier.reselect if reselect is None else reselect
-            roles = earlier.roles if roles is None else roles
         about = {"date": date.today().isoformat(), **self.about(), **found}
-        Recipe(
-            shape, policy, reselect, roles, {**before[0], command: about}, {**before[1], command: dict(scores)}
-        ).write(self.recipe_path)
-
-    def environment(self) -> dict[str, Any]:
-        """What made a result."""
-        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
-        return {"device": device, "threads": self.settings.threads, **versions()}
+        found, scores = {**recipe.found, command: about}, {**recipe.scores, command: dict(scores)}
+        replace(recipe, found=found, scores=scores, versions=versions()).write(self.recipe_path)
 
 
 def default_context(model: str | None) -> int:

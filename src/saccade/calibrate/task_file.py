@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..errors import DocumentError
-from ..eval.context import beginning, encode, tokens_between
+from ..eval.document import read_text
+from ..eval.tokens import TokenizedText, encode
 from .problems import Ask, Problem, refuse_too_long
 
 KEYS = ("context", "question", "answer")
@@ -37,8 +39,8 @@ class FileProblems:
             raise DocumentError(f"task file {str(path)!r} has no line; each is an object of {', '.join(KEYS)}")
         self._problems = [_problem(tokenizer, text, asked) for text, asked in texts.items()]
         for number, problem in enumerate(self._problems):
-            needed = problem.all_together if together else problem.longest
-            refuse_too_long(needed, positions, f"task file {str(path)!r}, text {number + 1}")
+            name = f"task file {str(path)!r}, text {number + 1}"
+            refuse_too_long(problem.positions(together=together), positions, name)
 
     @property
     def median_length(self) -> int:
@@ -67,32 +69,21 @@ class FileProblems:
 
 
 def _problem(tokenizer: Any, text: str, asked: list[tuple[str, str]]) -> Problem:
-    ids, offsets = encode(tokenizer, text)
-    start = beginning(tokenizer)
+    held = TokenizedText.of(tokenizer, text)
     asks = []
     for question, answer in asked:
-        gold = None
+        at = text.find(answer)
         # An answer that stands in the text once is what its question looks for.
-        if text.count(answer) == 1:
-            at = text.index(answer)
-            first, stop = tokens_between(offsets, at, at + len(answer))
-            gold = (first + len(start), stop + len(start))
-        prompt = encode(tokenizer, PROMPT.format(question))[0]
-        asks.append(Ask(tuple(prompt), tuple(encode(tokenizer, f" {answer}")[0]), gold))
-    return Problem((*start, *ids), tuple(asks))
+        gold = held.span(at, at + len(answer)) if text.count(answer) == 1 else None
+        asks.append(Ask(encode(tokenizer, PROMPT.format(question)), encode(tokenizer, f" {answer}"), gold))
+    return Problem(held.tokens, tuple(asks))
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
     name = f"task file {str(path)!r}"
-    try:
-        # Not splitlines: JSON texts may hold other line separators.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
-    except OSError as error:
-        raise DocumentError(f"{name} cannot be read: {error.strerror}") from None
     parsed = []
-    for number, text in enumerate(lines, start=1):
+    # Not splitlines: JSON texts may hold other line separators.
+    for number, text in enumerate(re.split(r"\r\n?|\n", read_text(path, name)), start=1):
         if not text.strip():
             continue
         try:

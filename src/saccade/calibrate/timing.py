@@ -7,7 +7,6 @@ from statistics import fmean, median
 from typing import Any
 
 from ..adapters.hf.run import sparsify
-from ..eval.context import Context
 from ..eval.reader import Reader
 from ..methods.policy import Policy
 from .problems import Problem
@@ -25,13 +24,13 @@ def time_per_token(model: Any, tokenizer: Any, problem: Problem, specs: Sequence
         problem: the text, and tokens to decode.
         specs: policies.
     """
-    reader = Reader(model, tokenizer, Context(problem.tokens, ()))
+    reader = Reader(model, problem.tokens)
     source = [token for ask in problem.asks for token in (*ask.prompt, *ask.answer)]
     turns = [Policy.from_spec(spec) for spec in specs]
     seconds: dict[str, list[float]] = {spec: [] for spec in specs}
     for _ in range(ROUNDS):
         for policy in turns:
-            steps = STEPS if policy.rectify is None else policy.rectify.every + 1
+            steps = STEPS if policy.rectify is None else policy.phase.period
             tokens = (source * (1 + (steps + WARM) // len(source)))[: steps + WARM]
             try:
                 with sparsify(model, policy, tokenizer=tokenizer) as run, run.decoding():

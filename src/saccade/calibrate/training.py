@@ -14,7 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..checkpoints.shape import shape_of
 from ..errors import OutputError
+from ..eval.output import check_folder
 from .gates import KINDS, Gates
 from .gates.gate import uniform
 from .ledger import Ledger
@@ -63,21 +65,16 @@ class HeadTraining:
 
     def __init__(self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any]) -> None:
         self._model, self._problems, self.training, self._folder = model, problems, training, folder
-        config = model.config
-        shape = (
-            config.num_hidden_layers - 1,
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        )
-        self._shape = shape
-        self.gates: Gates = KINDS[training.kind](shape, device=model.device)
+        shape = shape_of(model.config)
+        self._shape = (shape.layers - 1, shape.kv_heads)
+        self.gates: Gates = KINDS[training.kind](self._shape, device=model.device)
         self._optimiser = torch.optim.AdamW(self.gates.parameters.values(), lr=training.rate, weight_decay=0.0)
         self.multiplier = 0.0
         self.step = 0
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{str(folder)!r} cannot be written: {error.strerror}") from error
-        self.log = Ledger(folder / LOG, {**about, **_named(training)}, ("step",))
+        check_folder(folder)
+        # Under names of their own: `--seed` and a training's seed are two things.
+        named = {f"training.{name}": value for name, value in asdict(training).items()}
+        self.log = Ledger(folder / LOG, {**about, **named}, ("step",))
         self._load()
 
     def run(self, advance: Callable[[str], None], *, save_every: int = 50) -> None:
@@ -125,7 +122,6 @@ class HeadTraining:
     def _record(self, loss: float | None) -> None:
         if self.log.has(self.step):
             return
-        state = {name: _rounded(value) for name, value in self.gates.state().items()}
         self.log.add(
             {
                 "step": self.step,
@@ -133,7 +129,7 @@ class HeadTraining:
                 "expected_l0": float(self.gates.expected_l0().detach()),
                 "multiplier": self.multiplier,
                 "mean": _rounded(self.gates.mean()),
-                "parameters": state,
+                "parameters": {name: _rounded(value) for name, value in self.gates.state().items()},
             }
         )
 
@@ -171,11 +167,6 @@ class HeadTraining:
             state = self._optimiser.state[parameter]
             for key, value in kept.items():
                 state[key] = value if key == "step" else value.to(parameter.device)
-
-
-def _named(training: Training) -> dict[str, Any]:
-    """Settings of a training under names of their own: `--seed` and a training's seed are two things."""
-    return {f"training.{name}": value for name, value in asdict(training).items()}
 
 
 def _targets(problem: Problem) -> tuple[list[int], list[int]]:

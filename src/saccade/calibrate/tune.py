@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,31 +14,27 @@ import torch
 from ..checkpoints.shape import parameters_read, shape_of_model
 from ..errors import OutputError, SaccadeError
 from ..eval.entry import parse_budgets
-from ..eval.output import write_json
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
-from ..recipes.resolve import beside
 from .candidates import families, ladder, rungs
-from .layers import LayerSearch
-from .layers import Settings as LayerSettings
-from .ledger import Ledger
+from .layers import LayerSearch, LayerSettings
 from .problems import Problems
-from .promise import ALPHA, Answers, Verdict, cheapest, effect_for, family_effect, judge, questions_needed, walk
-from .sweep import KEY, Sweep
-from .target import TUNING, Common, Target
+from .promise import ALPHA, Answers, Standard, cheapest, judge, questions_needed, walk
+from .sweep import Sweep
+from .target import LEDGER, TUNING, Target, TargetSettings
 from .task_file import FileProblems
 from .timing import time_per_token
 
-LEDGER, RESULTS, SEARCH = "answers.jsonl", "tune.json", "layers"
+RESULTS, SEARCH = "tune.json", "layers"
 SEARCHED_QUESTIONS = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TuneSettings:
     """What the user can choose; see `saccade tune --help`."""
 
-    common: Common
+    common: TargetSettings
     quality: float
     policies: tuple[str, ...]
     budgets: str | None
@@ -58,22 +54,19 @@ class Tuning:
         search: for re-selection layers, if none are known and none were named.
     """
 
-    settings: Settings
+    settings: TuneSettings
     target: Target
     budgets: tuple[int, ...]
     problems: Problems
-    known: Recipe | None
+    known: Recipe
     search: LayerSearch | None
 
     @classmethod
-    def check(cls, settings: Settings) -> Tuning:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
-        if not 0 < settings.quality < 1:
-            raise SaccadeError(f"--quality {settings.quality:g} is not valid: above 0 and below 1, such as 0.99")
+    def check(cls, settings: TuneSettings) -> Tuning:
+        """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
+        quality = settings.quality
+        if not 0 < quality < 1:
+            raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
         if settings.measure and settings.batch > 1:
             raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
         target = Target.check(settings.common)
@@ -84,75 +77,70 @@ class Tuning:
             problems.refuse_uneven()
         common = target.settings
         budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
-        known = Recipe.read(target.recipe_path) if target.recipe_path.exists() else None
-        if known is None:
-            known = beside(target.source.location, target.source.decoder)
+        known = target.earlier(target.subject.shape)
         search = None
         # A file has one set of texts: what chose a layer must not judge it.
-        if not settings.policies and (known is None or known.reselect is None) and not target.from_file:
+        if not settings.policies and known.reselect is None and not target.from_file:
             folder = common.output_dir / SEARCH
             questions = min(SEARCHED_QUESTIONS, common.questions)
             other = replace(common, output_dir=folder, recipe=None, questions=questions)
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
         tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search)
-        tuning._refuse_hopeless(len(families(known, settings.policies)) + 3 * (search is not None))
-        for family in families(known, settings.policies):
-            for policy in rungs(family, tuning.budgets, common.context):
-                policy.plan(target.shape)
-        return tuning
-
-    def _refuse_hopeless(self, count: int) -> None:
-        asked = sum(len(self.problems[number].asks) for number in range(len(self.problems)))
-        needed = questions_needed(self.settings.quality, count)
+        asked = sum(len(problems[number].asks) for number in range(len(problems)))
+        needed = questions_needed(quality, tuning.most_families)
         if asked < needed:
             raise SaccadeError(
-                f"{asked} questions cannot show a quality of {self.settings.quality:g} for any of {count} families of "
+                f"{asked} questions cannot show a quality of {quality:g} for any of {tuning.most_families} families of "
                 f"policies: at least {needed} can, if all answers are right (--questions, or fewer --policy)"
             )
+        for family in families(known, settings.policies):
+            for policy in rungs(family, tuning.budgets, common.context):
+                policy.plan(target.subject.shape)
+        return tuning
+
+    @property
+    def most_families(self) -> int:
+        """How many families there will be, at most: a layer that is searched gives three more."""
+        return len(families(self.known, self.settings.policies)) + 3 * (self.search is not None)
 
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, at most."""
-        count = len(families(self.known, self.settings.policies)) + 3 * (self.search is not None)
-        return len(self.problems) * (1 + count * len(self.budgets)) + (self.search.units if self.search else 0)
+        asked = len(self.problems) * (1 + self.most_families * len(self.budgets))
+        return asked + (self.search.units if self.search else 0)
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Try, judge, choose; write results and the recipe."""
         if self.search is not None:
             self.search.run(advance)
-        model = self.target.load()
-        recipe = self.target.earlier(model)
+        model = self.target.subject.load()
+        recipe = self.target.earlier(shape_of_model(model))
         if self.search is not None:
-            recipe = _joined(recipe, Recipe.read(self.search.target.recipe_path))
+            searched = Recipe.read(self.search.target.recipe_path)
+            found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
+            recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
-        costs = {"dense": dense_bytes, **dict(row for ladder in ladders.values() for row in ladder)}
-        folder = self.target.settings.output_dir
-        with Ledger(folder / LEDGER, {**self.target.about(), "texts": len(self.problems)}, KEY) as ledger:
-            sweep = Sweep(
-                model, self.target.tokenizer, self.problems, ledger, self.target.settings.threads, recall=False
-            )
-            members = {name: [spec for spec, _ in ladder] for name, ladder in ladders.items()}
-            tables, dense = self._tables(sweep, members, advance)
-            verdicts = self._verdicts(members, tables, dense)
+        with self.target.sweep(model, self.problems, recall=False) as sweep:
+            tables, dense = self._tables(sweep, ladders, advance)
             shares = {spec: sweep.outcome(spec).share for spec in tables}
-        results = self._results(ladders, tables, dense, verdicts, shares, costs, cheapest(verdicts, costs))
+        results = self._results(ladders, dense_bytes, tables, dense, shares)
         if self.settings.measure:
-            self._measure(model, results, verdicts)
-        write_json(folder / RESULTS, results)
-        self._write(results, shape_of_model(model), recipe)
-        return results
+            self._measure(model, results)
+        written = self.target.write_results(RESULTS, results)
+        self._write(written, recipe)
+        return written
 
-    def _ladders(self, model: Any, recipe: Recipe | None) -> tuple[dict[str, list[tuple[str, float]]], float]:
-        """Specs and bytes per token of every family, most expensive first, and dense attention's bytes.
+    def _ladders(self, model: Any, recipe: Recipe) -> tuple[dict[str, dict[str, float]], float]:
+        """Bytes per token of every family's specs, most expensive first, and dense attention's bytes.
 
         What costs as much as dense attention is left out.
         """
-        shape, common = self.target.shape, self.target.settings
-        itemsize = torch.finfo(self.target.dtype).bits // 8
-        ladders: dict[str, list[tuple[str, float]]] = {}
+        shape, common = self.target.subject.shape, self.target.settings
+        itemsize = torch.finfo(self.target.subject.dtype).bits // 8
+        ladders: dict[str, dict[str, float]] = {}
         dense = 0.0
         for family in families(recipe, self.settings.policies):
-            rows = []
+            members = {}
             for policy in rungs(family, self.budgets, common.context):
                 cost = cost_of(
                     policy.plan(shape),
@@ -165,72 +153,56 @@ class Tuning:
                 )
                 dense = cost.dense_total
                 if cost.total < dense:
-                    rows.append((policy.to_spec(), cost.total))
-            if rows:
-                ladders[family.to_spec()] = sorted(rows, key=lambda row: -row[1])
+                    members[str(policy)] = cost.total
+            if members:
+                ladders[str(family)] = dict(sorted(members.items(), key=lambda member: -member[1]))
         if not ladders:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
         return ladders, dense
 
     def _tables(
-        self, sweep: Sweep, members: Mapping[str, Sequence[str]], advance: Callable[[str], None]
+        self, sweep: Sweep, ladders: Mapping[str, Collection[str]], advance: Callable[[str], None]
     ) -> tuple[dict[str, Answers], Answers]:
         """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
-        tables: dict[str, Answers] = {}
-        everything = [spec for ladder in members.values() for spec in ladder]
-        sweep.run(["dense", *(everything if self.settings.full else ())], advance)
-        dense = _table(sweep, "dense")
-        if not dense.any():
-            raise SaccadeError(
-                f"dense attention answers none of {dense.size} questions of task {self.target.settings.task}, so there "
-                "is nothing to keep; choose another --task"
-            )
-        if self.settings.full:
-            return {spec: _table(sweep, spec) for spec in everything}, dense
-        going = dict(members)
-        for rung in range(max(map(len, members.values()))):
-            specs = [ladder[rung] for ladder in going.values() if rung < len(ladder)]
-            sweep.run(specs, advance)
-            tables |= {spec: _table(sweep, spec) for spec in specs}
-            # Without the design effect, which only grows: whatever fails here fails for good.
-            passing = {s for s in specs if judge(tables[s], dense, self.settings.quality, ALPHA / len(members)).passed}
-            going = {name: ladder for name, ladder in going.items() if rung < len(ladder) and ladder[rung] in passing}
-            if not going:
-                break
-        return tables, dense
+        members = {name: list(ladder) for name, ladder in ladders.items()}
+        longest = max(map(len, members.values()))
 
-    def _verdicts(
-        self, members: Mapping[str, Sequence[str]], tables: Mapping[str, Answers], dense: Answers
-    ) -> dict[str, Verdict]:
-        asked = {name: [spec for spec in ladder if spec in tables] for name, ladder in members.items()}
-        return walk(asked, tables, dense, self.settings.quality)
+        def ask(specs: Sequence[str]) -> dict[str, Answers]:
+            sweep.run(specs, advance)
+            return {spec: numpy.array(sweep.outcome(spec).right, dtype=bool) for spec in specs}
+
+        everything = [spec for ladder in members.values() for spec in ladder] if self.settings.full else []
+        tables = ask(["dense", *everything])
+        dense = tables.pop("dense")
+        self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
+        for rung in range(0 if self.settings.full else longest):
+            specs = [ladder[rung] for ladder in members.values() if rung < len(ladder)]
+            tables |= ask(specs)
+            # Without the design effect, which only grows: whatever fails here fails for good.
+            passing = {s for s in specs if judge(tables[s], dense, self.settings.quality, ALPHA / len(ladders)).passed}
+            members = {name: ladder for name, ladder in members.items() if passing & {*ladder[rung : rung + 1]}}
+        return tables, dense
 
     def _results(
         self,
-        ladders: Mapping[str, Sequence[tuple[str, float]]],
+        ladders: Mapping[str, Mapping[str, float]],
+        dense_bytes: float,
         tables: Mapping[str, Answers],
         dense: Answers,
-        verdicts: Mapping[str, Verdict],
         shares: Mapping[str, float],
-        costs: Mapping[str, float],
-        chosen: str | None,
     ) -> dict[str, Any]:
         quality = self.settings.quality
-        effect = family_effect({family: [members[0][0]] for family, members in ladders.items()}, tables, dense, quality)
-        rows = []
-        for family, members in ladders.items():
-            for spec, _ in members:
-                if spec not in tables:
-                    continue
-                own = effect_for(tables[spec], dense, quality, effect)
-                verdict = judge(tables[spec], dense, quality, ALPHA / len(ladders), own)
-                status = "failed" if not verdict.passed else "kept" if spec in verdicts else "behind a failed one"
-                rows.append(
-                    {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
-                     "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdict), "status": status}
-                )  # fmt: skip
+        asked = {family: [spec for spec in ladder if spec in tables] for family, ladder in ladders.items()}
+        costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
+        standard, walked = Standard.of(asked, tables, dense, quality), walk(asked, tables, dense, quality)
+        verdicts = {spec: standard.verdict(table) for spec, table in tables.items()}
+        rows = [
+            {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
+             "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdicts[spec]),
+             "status": "failed" if not verdicts[spec].passed else "kept" if spec in walked else "behind a failed one"}
+            for family, members in asked.items() for spec in members
+        ]  # fmt: skip
         return {
-            **self.target.about(),
             "quality": quality,
             "full": self.settings.full,
             "alpha": ALPHA,
@@ -238,28 +210,27 @@ class Tuning:
             "texts": dense.shape[0],
             "dense_correct": int(dense.sum()),
             "n": int(dense.size),
-            "design_effect": effect,
+            "design_effect": standard.effect,
             "families": len(ladders),
-            "dense_bytes": costs["dense"],
+            "dense_bytes": dense_bytes,
             "rows": rows,
-            "chosen": chosen,
-            "environment": self.target.environment(),
+            "chosen": cheapest(walked, costs),
         }
 
-    def _measure(self, model: Any, results: dict[str, Any], verdicts: Mapping[str, Verdict]) -> None:
+    def _measure(self, model: Any, results: dict[str, Any]) -> None:
         """Time what passed, and choose by that."""
-        specs = ["dense", *(spec for spec, verdict in verdicts.items() if verdict.passed)]
+        specs = ["dense", *(row["spec"] for row in results["rows"] if row["status"] == "kept")]
         before = torch.get_num_threads()
         torch.set_num_threads(self.target.settings.threads)
         try:
-            times = time_per_token(model, self.target.tokenizer, self.problems[0], specs)
+            times = time_per_token(model, self.target.subject.tokenizer, self.problems[0], specs)
         finally:
             torch.set_num_threads(before)
         results["ms_per_token"] = times
         faster = {spec: value for spec, value in times.items() if spec != "dense" and value < times["dense"]}
         results["chosen"] = min(faster, key=lambda spec: faster[spec]) if faster else None
 
-    def _write(self, results: dict[str, Any], shape: Any, earlier: Recipe | None) -> None:
+    def _write(self, results: dict[str, Any], earlier: Recipe) -> None:
         """The recipe: what was chosen, or dense if nothing keeps the promise."""
         found = {
             "chosen_by": "measured time" if self.settings.measure else "bytes per token",
@@ -270,7 +241,7 @@ class Tuning:
         if row is not None:
             scores |= {row["spec"]: [row["correct"], row["n"]], "share_shown": round(row["shown"], 4)}
         policy = Policy.from_spec(results["chosen"] or "dense")
-        self.target.write_recipe("tune", policy, shape, earlier, found=found, scores=scores)
+        self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
 
 
 def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers], Answers, dict[str, float], float]:
@@ -298,15 +269,3 @@ def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers],
     }
     costs = {row["spec"]: row["bytes"] for row in results["rows"]}
     return members, tables, tables.pop("dense"), costs, results["quality"]
-
-
-def _joined(earlier: Recipe | None, searched: Recipe) -> Recipe:
-    """What is known, with the layers that a search has just found."""
-    if earlier is None:
-        return searched
-    found, scores = {**earlier.found, **searched.found}, {**earlier.scores, **searched.scores}
-    return replace(earlier, reselect=searched.reselect, found=found, scores=scores)
-
-
-def _table(sweep: Sweep, spec: str) -> Answers:
-    return numpy.array(sweep.outcome(spec).right, dtype=bool)

@@ -54,9 +54,9 @@ calibrate = typer.Typer(
 
 def common(**given: Any) -> Any:
     """Settings that all calibrations share."""
-    from ..calibrate.target import Common
+    from ..calibrate.target import TargetSettings
 
-    return Common(**given)
+    return TargetSettings(**given)
 
 
 @calibrate.command()
@@ -96,7 +96,7 @@ def layers(
 
       saccade calibrate layers --model ./Qwen3-8B --task passkey --context 16384 --budgets 256,1024 --questions 60
     """
-    from ..calibrate.layers import LayerSearch, Settings
+    from ..calibrate.layers import LayerSearch, LayerSettings
     from ..report.layers import layer_report, layer_table
     from .terminal import output, progress, quiet_libraries
 
@@ -105,7 +105,7 @@ def layers(
         model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
         device=device, dtype=dtype, seed=seed, threads=threads,
     )  # fmt: skip
-    search = LayerSearch.check(Settings(shared, policy, budgets, most))
+    search = LayerSearch.check(LayerSettings(shared, policy, budgets, most))
     with progress(search.units) as advance:
         results = search.run(advance)
     picture = layer_report(results, output_dir)
@@ -172,7 +172,7 @@ def heads(
 
       saccade calibrate heads --task kv --lengths 256,2048 --steps 800 --method hardkuma,score --budgets 16,64
     """
-    from ..calibrate.heads import HeadSearch, Settings
+    from ..calibrate.heads import HeadSearch, HeadSettings
     from ..report.heads import head_report, head_table
     from .terminal import output, progress, quiet_libraries
 
@@ -183,7 +183,7 @@ def heads(
     )  # fmt: skip
     shortest, longest = _pair("--lengths", lengths)
     search = HeadSearch.check(
-        Settings(
+        HeadSettings(
             shared, method, target_heads, exact, seeds, steps, rate, kept, (shortest, longest), asked, every, budgets
         )
     )

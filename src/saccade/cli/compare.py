@@ -78,16 +78,17 @@ def compare(
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
-    from ..eval.folder import ResultsFolder
-    from ..eval.job import Job, Settings
+    from ..eval.folder import CONFIGURATION, GAZE, RESULTS, SAMPLES, ResultsFolder
+    from ..eval.job import ComparisonJob, ComparisonSettings
+    from ..eval.output import check_folder
     from ..report.page import comparison_page
     from ..report.table import comparison_table
     from .terminal import output, progress, quiet_libraries
 
     quiet_libraries()
     folder_path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    job = Job.check(
-        Settings(
+    job = ComparisonJob.check(
+        ComparisonSettings(
             model=model,
             document=document,
             policies=tuple(policy or ()),
@@ -101,11 +102,11 @@ def compare(
             threads=threads,
         )
     )
-    ResultsFolder.check(folder_path)
-    loaded = job.load_model()
+    check_folder(folder_path)
+    loaded = job.subject.load()
     with ResultsFolder(folder_path) as folder:
         environment = job.environment(loaded)
-        folder.write_configuration({**job.configuration(), "environment": environment})
+        folder.write(CONFIGURATION, {**job.configuration(), "environment": environment})
         complete = False
         comparison = job.comparison(loaded, folder)
         try:
@@ -122,8 +123,8 @@ def compare(
                 "notes": list(job.notes),
                 "environment": environment,
             }
-            folder.write_results(results)
-            folder.write_report(comparison_page(results, folder.gazes(), folder.samples()))
+            folder.write(RESULTS, results)
+            folder.write_report(comparison_page(results, folder.lines(GAZE), folder.lines(SAMPLES)))
     console = output()
     console.print(comparison_table(results, job.notes, console.width))
     console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)

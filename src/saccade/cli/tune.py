@@ -72,7 +72,7 @@ def tune(
       saccade tune --model ./Qwen3-8B --quality 0.98 --policy less_is_more:reselect=12 --policy quest --measure
     """
     from ..calibrate.target import default_context
-    from ..calibrate.tune import Settings, Tuning
+    from ..calibrate.tune import TuneSettings, Tuning
     from ..report.tune import front_report, front_table
     from .calibrate import _written
     from .terminal import output, progress, quiet_libraries
@@ -82,7 +82,7 @@ def tune(
         model=model, task=task, context=context or default_context(model), questions=questions, output_dir=output_dir,
         recipe=recipe, device=device, dtype=dtype, seed=seed, threads=threads,
     )  # fmt: skip
-    tuning = Tuning.check(Settings(shared, quality, tuple(policy or ()), budgets, batch, measure, full))
+    tuning = Tuning.check(TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full))
     with progress(tuning.units) as advance:
         results = tuning.run(advance)
     picture = front_report(results, output_dir)

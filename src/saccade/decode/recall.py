@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,14 +66,23 @@ class RecallObserver:
         self._finished: list[Tensor] = []
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self,
+        layer: int,
+        span: HeadSpan,
+        q: Tensor,
+        kv: KVView,
+        selection: Selection | None,
+        scale: float,
+        rows: Sequence[bool] | None = None,
     ) -> None:
-        batch, heads = q.shape[:2]
+        """See `Observer`; `rows` marks those that count, None: all."""
+        counted = torch.ones(len(q), dtype=torch.bool) if rows is None else torch.tensor(rows)
+        batch, heads = int(counted.sum()), q.shape[1]
         measured: Tensor | None = None
         if selection is None:
             self._sums[layer] += batch * heads
         else:
-            measured = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()
+            measured = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
             self._sums[layer] += measured.double().sum((1, 2))
         self._weights[layer] += batch * heads
         if self._keep_steps:
@@ -139,7 +149,8 @@ def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> R
     lengths = kv.rows.seq_lens
     scores = decode_scores(q, kv, pooling="each")
     held = membership(selection, lengths, scores.shape[-1])
-    return Recall(_mass(scores, held, scale), _overlap(scores, held, selection.tokens(lengths), lengths))
+    weights = (scores * scale).softmax(-1)
+    return Recall(mass(weights, held), _overlap(scores, held, selection.tokens(lengths), lengths))
 
 
 def membership(selection: Selection, seq_lens: Tensor, length: int) -> Tensor:
@@ -153,11 +164,11 @@ def membership(selection: Selection, seq_lens: Tensor, length: int) -> Tensor:
     return tokens & (torch.arange(length, device=seq_lens.device) < seq_lens[:, None])[:, None]
 
 
-def _mass(scores: Tensor, held: Tensor, scale: float) -> Tensor:
-    """Softmax mass `[B, Hq]` of raw scores `[B, Hq, N]` on the tokens of each group's set `[B, G, N]`."""
-    weights = (scores * scale).softmax(-1).unflatten(1, (held.shape[1], -1))
-    mass: Tensor = (weights @ held.float()[..., None]).flatten(1)
-    return mass.clamp(max=1.0)
+def mass(weights: Tensor, held: Tensor) -> Tensor:
+    """What of dense attention's weights `[B, Hq, N]` lies on the tokens of each group's set `[B, G, N]`: `[B, Hq]`."""
+    grouped = weights.unflatten(1, (held.shape[1], -1))
+    on_set: Tensor = (grouped @ held.float()[..., None]).flatten(1)
+    return on_set.clamp(max=1.0)
 
 
 def _overlap(scores: Tensor, held: Tensor, counts: Tensor, lengths: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import median
@@ -13,12 +13,12 @@ import torch
 from ..adapters.hf.run import sparsify
 from ..decode.recall import RecallObserver
 from ..decode.stats import RunStats
+from ..methods.policy import Policy
 from .context import Context, Question
-from .entry import Entry
 from .facts import is_right
-from .folder import ResultsFolder
+from .folder import GAZE, RECALL, SAMPLES, ResultsFolder
 from .gaze import Focus, GazeObserver
-from .reader import Reader
+from .reader import NEVER, Reader
 from .tally import LayerRecalls, Tally, recalls_of
 from .workers import shared_out, workers_for
 
@@ -54,7 +54,7 @@ class Comparison:
     Attributes:
         model, tokenizer: loaded, in eval mode.
         contexts: what is read and asked.
-        entries: what is compared; the first one is the dense baseline.
+        policies: what is compared; the first one is the dense baseline.
         folder: where answers are written as they come.
         threads: CPU threads of decoding; prefill keeps torch's own number.
     """
@@ -62,13 +62,13 @@ class Comparison:
     model: Any
     tokenizer: Any
     contexts: Sequence[Context]
-    entries: Sequence[Entry]
+    policies: Sequence[Policy]
     folder: ResultsFolder
     threads: int = 1
     tallies: list[Tally] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tallies = [Tally(entry) for entry in self.entries]
+        self.tallies = [Tally(policy) for policy in self.policies]
         self._prefill_threads = torch.get_num_threads()
 
     @property
@@ -76,7 +76,7 @@ class Comparison:
         """Units of work of a whole run: a prefill, an answer or a timed question each."""
         asked = sum(len(context.questions) for context in self.contexts)
         timed = sum(min(len(context.questions), TIMED_QUESTIONS) for context in self.contexts)
-        return len(self.contexts) + (asked + timed) * len(self.entries)
+        return len(self.contexts) + (asked + timed) * len(self.policies)
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Read every context, ask under every policy, then time. Interrupt it at will: `rows` tell what is done.
@@ -87,7 +87,7 @@ class Comparison:
         try:
             for number, context in enumerate(self.contexts):
                 torch.set_num_threads(self._prefill_threads)
-                reader = Reader(self.model, self.tokenizer, context)
+                reader = Reader(self.model, context.tokens)
                 torch.set_num_threads(self.threads)
                 advance(f"context {number + 1} of {len(self.contexts)}")
                 self._quality(reader, number, context, advance)
@@ -96,13 +96,13 @@ class Comparison:
             torch.set_num_threads(self._prefill_threads)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per entry, as `results.json` holds them."""
+        """One row per policy, as `results.json` holds them."""
         dense = self.tallies[0].seconds
         baseline = median(dense) if dense else None
         return [tally.row(baseline) for tally in self.tallies]
 
     def _quality(self, reader: Reader, number: int, context: Context, advance: Callable[[str], None]) -> None:
-        """The quality pass over one context; nothing is timed, so entries are shared out among idle cores."""
+        """The quality pass over one context; nothing is timed, so policies are shared out among idle cores."""
         workers = workers_for(
             len(self.tallies),
             cores=self._prefill_threads,
@@ -112,34 +112,35 @@ class Comparison:
         )
         if workers == 1:
             for tally in self.tallies:
-                for answer in self._ask(reader, context, tally.entry, tally.add_run):
-                    self._record(number, answer, tally)
-                    advance(tally.entry.spec)
+                self._take(number, tally, self._ask(reader, context, tally.policy, tally.add_run), advance)
             return
 
         def ask_all(place: int) -> tuple[list[Answer], list[RunStats]]:
             runs: list[RunStats] = []
-            return list(self._ask(reader, context, self.tallies[place].entry, runs.append)), runs
+            return list(self._ask(reader, context, self.policies[place], runs.append)), runs
 
         for tally, (answers, runs) in zip(self.tallies, shared_out(ask_all, len(self.tallies), workers), strict=True):
             for run in runs:
                 tally.add_run(run)
-            for answer in answers:
-                self._record(number, answer, tally)
-                advance(tally.entry.spec)
+            self._take(number, tally, answers, advance)
+
+    def _take(self, number: int, tally: Tally, answers: Iterable[Answer], advance: Callable[[str], None]) -> None:
+        for answer in answers:
+            self._record(number, answer, tally)
+            advance(str(tally.policy))
 
     def _ask(
-        self, reader: Reader, context: Context, entry: Entry, add_run: Callable[[RunStats], None]
+        self, reader: Reader, context: Context, policy: Policy, add_run: Callable[[RunStats], None]
     ) -> Iterator[Answer]:
         """Put the questions about a context under one policy; its run's statistics come last, whatever happens."""
         gaze = GazeObserver(len(context.tokens))
         focus = Focus()
         layers = self.model.config.num_hidden_layers
-        policy = entry.policy
         # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV. Not so where
         # they may have been rectified, with the first question, before the second one begins.
         shared = _shared_beginning(context.questions) if policy.rectify is None else 0
-        every = policy.rectify.every if policy.rectify is not None and policy.rectify.mode == "overwrite" else None
+        # Given tokens are no drafts: nothing verifies them.
+        phase = NEVER if policy.rectify is not None and policy.rectify.mode == "verify" else policy.phase
         with sparsify(self.model, policy, tokenizer=self.tokenizer, observers=(focus,)) as run, run.decoding():
             try:
                 if shared:
@@ -147,9 +148,9 @@ class Comparison:
                 for question in context.questions:
                     gaze.look_for(question.value_span)
                     recall = RecallObserver(layers, keep_steps=True)
-                    reader.feed(question.tokens[shared:-1], every=every)
+                    reader.feed(question.tokens[shared:-1], phase)
                     focus.observers = (gaze, recall)
-                    said = reader.answer(reader.feed(question.tokens[-1:], every=every))
+                    said = reader.answer(reader.feed(question.tokens[-1:], phase), self.tokenizer)
                     focus.observers = ()
                     reader.crop(shared)
                     yield Answer(question, said, gaze.fact_held, gaze.bins, recalls_of(recall.records()))
@@ -158,36 +159,19 @@ class Comparison:
                 add_run(run.stats())
 
     def _record(self, number: int, answer: Answer, tally: Tally) -> None:
-        correct = is_right(answer.said, answer.question.fact)
+        fact, depth = answer.question.fact, answer.question.depth
+        correct = is_right(answer.said, fact)
         tally.add_answer(correct, answer.fact_held, answer.recalls)
-        policy = tally.entry.policy
-        key = {"policy": policy.name, "budget": policy.budget, "spec": tally.entry.spec}
-        place = {"context": number, "question": f"What is the code of the {answer.question.fact.key}?"}
-        self.folder.add_sample(
-            {
-                **key,
-                **place,
-                "expected": answer.question.fact.value,
-                "answer": answer.said,
-                "correct": correct,
-                "depth": round(answer.question.depth, 4),
-                "fact_held": answer.fact_held,
-            }
-        )
-        for step, (attention, token) in enumerate(answer.recalls):
-            recalls = {"attention_recall": _rounded(attention), "token_recall": _rounded(token)}
-            self.folder.add_recall({**key, **place, "step": step, **recalls})
+        policy = {"policy": tally.policy.name, "budget": tally.policy.budget, "spec": str(tally.policy)}
+        place = {**policy, "context": number, "question": f"What is the code of the {fact.key}?"}
+        said = {"expected": fact.value, "answer": answer.said, "correct": correct, "depth": round(depth, 4)}
+        self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
+        for step, recalls in enumerate(answer.recalls):
+            attention, token = ([round(recall, 4) for recall in layers] for layers in recalls)
+            self.folder.add(RECALL, {**place, "step": step, "attention_recall": attention, "token_recall": token})
         if answer.bins is not None:
-            self.folder.add_gaze(
-                {
-                    **key,
-                    "context": number,
-                    "depth": answer.question.depth,
-                    "correct": correct,
-                    "fact_held": answer.fact_held,
-                    "bins": answer.bins,
-                }
-            )
+            seen = {"depth": depth, "correct": correct, "fact_held": answer.fact_held, "bins": answer.bins}
+            self.folder.add(GAZE, {**policy, "context": number, **seen})
 
     def _time(self, reader: Reader, context: Context, advance: Callable[[str], None]) -> None:
         """The timing pass: no observers, the same tokens for all, policies taking turns."""
@@ -199,34 +183,29 @@ class Comparison:
                     self._time_one(reader, [*question.tokens, *value], tally)
                 finally:
                     reader.crop()
-                advance(f"timing {tally.entry.spec}")
+                advance(f"timing {tally.policy}")
             # Whoever was first is last next time, so that a drift of the machine's speed falls on all alike.
             turns.reverse()
 
     def _time_one(self, reader: Reader, tokens: Sequence[int], tally: Tally) -> None:
         """Time the decoding of given tokens, dense passes over earlier steps apart."""
-        policy = tally.entry.policy
+        policy, phase = tally.policy, tally.policy.phase
         if policy.rectify is None:
             with sparsify(self.model, policy, tokenizer=self.tokenizer):
                 tally.seconds += list(reader.timed(tokens))[WARM_STEPS:]
         elif policy.rectify.mode == "overwrite":
-            round_of_steps = policy.rectify.every + 1
             with sparsify(self.model, policy, tokenizer=self.tokenizer) as run, run.decoding():
                 for number, seconds in enumerate(reader.timed(tokens)):
-                    if number % round_of_steps == policy.rectify.every:
+                    if phase.dense_at(number):
                         tally.pass_seconds.append(seconds)
                     elif number >= WARM_STEPS:
                         tally.seconds.append(seconds)
                 # The question is shorter than a round: what is missing is decoded, so that its dense pass is timed too.
-                missing = policy.rectify.every - len(tokens)
+                missing = phase.period - 1 - len(tokens)
                 if 0 <= missing < reader.room:
                     if missing:
-                        reader.feed((list(tokens) * missing)[:missing], every=policy.rectify.every)
+                        reader.feed((list(tokens) * missing)[:missing], phase)
                     tally.pass_seconds += reader.timed(tokens[:1])
-
-
-def _rounded(recalls: Sequence[float]) -> list[float]:
-    return [round(recall, 4) for recall in recalls]
 
 
 def _shared_beginning(questions: Sequence[Question]) -> int:

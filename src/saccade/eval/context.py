@@ -11,8 +11,9 @@ from typing import Any
 import numpy
 
 from ..errors import DocumentError
-from .document import language_reference
-from .facts import Fact, hide, make_facts, question, sentence, sentence_ends
+from .document import language_reference, read_text
+from .facts import Fact, make_facts, question, sentence, sentence_ends
+from .tokens import encode, token_ends, with_facts
 
 QUESTIONS_PER_CONTEXT = 12
 FACTS_PER_CONTEXT = 24
@@ -54,7 +55,7 @@ def built_in_contexts(tokenizer: Any, *, length: int, limit: int, positions: int
         DocumentError: if the text has too few tokens for that, the model too few positions, or the facts no room.
     """
     text = language_reference().evaluation
-    ends = [end for _, end in encode(tokenizer, text)[1]]
+    ends = token_ends(tokenizer, text)
     if length > len(ends):
         raise DocumentError(f"--context {length}: the built-in document has only {len(ends)} tokens; pass --document")
     stops = sentence_ends(text)
@@ -94,12 +95,7 @@ def read_document(path: Path) -> str:
     Raises:
         DocumentError: if it is absent, empty or not UTF-8.
     """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"document {str(path)!r} is not UTF-8: byte {error.start} cannot be read") from None
-    except OSError as error:
-        raise DocumentError(f"document {str(path)!r} cannot be read: {error.strerror}") from None
+    text = read_text(path, f"document {str(path)!r}")
     if not text.strip():
         raise DocumentError(f"document {str(path)!r} is empty")
     return text
@@ -125,8 +121,8 @@ def _shares(limit: int) -> list[int]:
 
 def _built_in(tokenizer: Any, text: str, length: int, asked: int, rng: numpy.random.Generator) -> Context:
     facts = make_facts(FACTS_PER_CONTEXT, rng, "eval")
-    ends = [end for _, end in encode(tokenizer, text)[1]]
-    added = sum(len(encode(tokenizer, f" {sentence(fact)}")[0]) for fact in facts)
+    ends = token_ends(tokenizer, text)
+    added = sum(len(encode(tokenizer, f" {sentence(fact)}")) for fact in facts)
     kept = max(length - added, 1)
     state = rng.bit_generator.state
     # Token counts do not add up exactly where sentences are inserted, so a short text is made a little longer.
@@ -144,46 +140,15 @@ def _with_facts(
 ) -> Context:
     """The text with the facts hidden in it, `asked` of them asked for; `name` is what errors call the text."""
     try:
-        hidden, spans = hide(text, facts, rng)
+        hidden, spans = with_facts(tokenizer, text, facts, rng)
     except ValueError as error:
         raise DocumentError(f"{name}: {error}") from error
-    ids, offsets = encode(tokenizer, hidden)
     by_depth = sorted(range(len(facts)), key=lambda index: spans[index])
     # Every other fact or so: the questions are spread over all depths, whatever their number.
     chosen = [by_depth[(2 * number + 1) * len(by_depth) // (2 * asked)] for number in range(asked)]
     questions = []
     for index in rng.permutation(chosen):
-        fact, end = facts[index], spans[index][1] - 1
-        first, stop = tokens_between(offsets, end - len(fact.value), end)
-        tokens = tuple(encode(tokenizer, question(fact))[0])
-        questions.append(Question(fact, tokens, (first, stop), first / len(ids)))
-    start = beginning(tokenizer)
-    shifted = tuple(
-        Question(q.fact, q.tokens, (q.value_span[0] + len(start), q.value_span[1] + len(start)), q.depth)
-        for q in questions
-    )
-    return Context((*start, *ids), shifted)
-
-
-def beginning(tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that the tokenizer puts before a text, such as a beginning-of-sequence token."""
-    with_special = tokenizer("a")["input_ids"]
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    for count in range(len(with_special)):
-        if with_special[count : count + len(plain)] == plain:
-            return tuple(with_special[:count])
-    return ()
-
-
-def tokens_between(offsets: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
-    """First token that ends behind character `begin`, and the first one that starts at or behind `end`."""
-    first = next(index for index, offset in enumerate(offsets) if offset[1] > begin)
-    stop = next((index for index in range(first, len(offsets)) if offsets[index][0] >= end), len(offsets))
-    return first, stop
-
-
-def encode(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Token ids and their character offsets; no special tokens."""
-    # The length warning does not apply: what is too long is refused or cut.
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return encoded["input_ids"], encoded["offset_mapping"]
+        fact, span = facts[index], spans[index]
+        depth = (span[0] - hidden.start) / len(hidden.offsets)
+        questions.append(Question(fact, encode(tokenizer, question(fact)), span, depth))
+    return Context(hidden.tokens, tuple(questions))

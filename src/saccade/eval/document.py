@@ -1,4 +1,4 @@
-"""Long texts that every Python installation has: the language reference and the standard library.
+"""Long texts: the language reference and the standard library, which every Python has, and files of the user's.
 
 Nothing is copied into the repository. Topics and modules are held out of training by the CRC-32 of their
 name, so the split does not move when Python adds one.
@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 from zlib import crc32
+
+from ..errors import DocumentError
 
 _SKIPPED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "encodings", "__pycache__")
 
@@ -57,3 +59,17 @@ def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> s
             if characters <= 0:
                 break
     return "\n\n".join(texts)
+
+
+def read_text(path: Path, name: str) -> str:
+    """A file of the user's, line ends as they are; `name` is what errors call it.
+
+    Raises:
+        DocumentError: if it is absent or not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
+    except OSError as error:
+        raise DocumentError(f"{name} cannot be read: {error.strerror}") from None

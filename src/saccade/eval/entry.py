@@ -1,9 +1,8 @@
-"""What a comparison compares: policies at budgets, one entry each."""
+"""What a comparison compares: policies at budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
@@ -13,29 +12,15 @@ from ..methods.policy import Policy
 from ..methods.registry import policies as registered
 from ..recipes.recipe import Recipe
 from ..recipes.resolve import beside, resolve_all
+from .output import whole_numbers
 
 BASELINE = "dense"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A policy at one budget; becomes one row of the results."""
-
-    policy: Policy
-
-    @property
-    def spec(self) -> str:
-        return self.policy.to_spec()
-
-    @property
-    def label(self) -> str:
-        """Name and options without the budget: what the rows of one policy have in common."""
-        given = [part for part in self.spec.partition(":")[2].split(",") if part and not part.startswith("budget=")]
-        return " ".join((self.policy.name, *given))
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.policy.name == BASELINE
+def label(policy: Policy) -> str:
+    """Name and options without the budget: what the rows of one policy have in common."""
+    given = str(policy).partition(":")[2].split(",")
+    return " ".join((policy.name, *(part for part in given if part and not part.startswith("budget="))))
 
 
 def policies_for(
@@ -68,36 +53,27 @@ def usual_policies(
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:
-    """Read `64,256`.
-
-    Raises:
-        PolicyError: for anything that is not a list of whole numbers of at least 1.
-    """
-    budgets = []
-    for part in (piece.strip() for piece in text.split(",")):
-        if not part.isascii() or not part.isdigit() or int(part) < 1:
-            raise PolicyError(f"budget {part!r} is not valid: whole numbers of tokens, at least 1, such as 64,256")
-        budgets.append(int(part))
-    return tuple(dict.fromkeys(budgets))
+    """Read `64,256`; see `whole_numbers`."""
+    return whole_numbers("budget", text, at_least=1)
 
 
-def make_entries(specs: Iterable[str | Policy], budgets: Sequence[int]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-    """Entries for policies or their specs at every budget, dense first; and notes on budgets that do not apply.
+def at_budgets(policies: Iterable[str | Policy], budgets: Sequence[int]) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """Policies or their specs at every budget, dense first; and notes on budgets that do not apply.
 
-    A budget of the list that is too small for a policy leaves that entry out; the note names the smallest one.
+    A budget of the list that is too small for a policy is left out; the note names the smallest one.
 
     Raises:
         PolicyError: an unknown policy or option, a value that is not valid, or no budget that suits any policy.
     """
-    entries = [Entry(Policy.from_spec(BASELINE))]
+    found = [Policy.from_spec(BASELINE)]
     notes: list[str] = []
     refused: list[PolicyError] = []
-    for spec in specs:
-        policy = spec if isinstance(spec, Policy) else Policy.from_spec(spec)
+    for written in policies:
+        policy = written if isinstance(written, Policy) else Policy.from_spec(written)
         if policy.with_budget(DEFAULT_BUDGET) is policy:
             reason = "has its own" if policy.options.budgeted else "has none"
             notes.append(f"{policy}: --budget is ignored, this policy {reason}")
-            entries.append(Entry(policy))
+            found.append(policy)
             continue
         for budget in budgets:
             filled = _at_budget(policy, budget)
@@ -105,11 +81,10 @@ def make_entries(specs: Iterable[str | Policy], budgets: Sequence[int]) -> tuple
                 refused.append(filled)
                 notes.append(f"left out: {filled}")
             else:
-                entries.append(Entry(filled))
-    if refused and all(entry.is_baseline for entry in entries):
+                found.append(filled)
+    if refused and all(policy.name == BASELINE for policy in found):
         raise refused[0]
-    unique = {entry.spec: entry for entry in entries}
-    return tuple(unique.values()), tuple(dict.fromkeys(notes))
+    return tuple({policy.to_spec(): policy for policy in found}.values()), tuple(dict.fromkeys(notes))
 
 
 def _at_budget(policy: Policy, budget: int) -> Policy | PolicyError:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from ..errors import OutputError
-from ..files import replace_text
+from .output import JsonLines, check_folder, read_lines, write_json, write_text
 
-SAMPLES = "samples.jsonl"
-GAZE = "gaze.jsonl"
-RECALL = "recall.jsonl"
-RESULTS = "results.json"
-CONFIGURATION = "config.json"
-REPORT = "report.html"
+SAMPLES, GAZE, RECALL = "samples.jsonl", "gaze.jsonl", "recall.jsonl"
+RESULTS, CONFIGURATION, REPORT = "results.json", "config.json", "report.html"
 
 
 class ResultsFolder:
@@ -28,90 +21,33 @@ class ResultsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_folder(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
             for name in (RESULTS, CONFIGURATION, REPORT):
-                # A stale result beside new answers would be taken for theirs; this also tries the permission.
+                # A stale result beside new answers would be taken for theirs.
                 (path / name).unlink(missing_ok=True)
-            self._samples = self._open(SAMPLES)
-            self._gaze = self._open(GAZE)
-            self._recall = self._open(RECALL)
         except OSError as error:
             raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
+        self._lines = {name: JsonLines(path / name, "w") for name in (SAMPLES, GAZE, RECALL)}
 
-    @staticmethod
-    def check(path: Path) -> None:
-        """Make the folder and try whether it can be written; nothing in it is touched.
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        """Append to `SAMPLES` (answered questions), `GAZE` (where policies looked) or `RECALL` (of answer tokens)."""
+        self._lines[name].add(record)
 
-        Raises:
-            OutputError: if it cannot.
-        """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What was appended so far."""
+        return read_lines(self.path / name)
 
-    def add_sample(self, sample: dict[str, Any]) -> None:
-        """Append one answered question."""
-        _append(self._samples, sample)
-
-    def add_gaze(self, gaze: dict[str, Any]) -> None:
-        """Append where the policy looked for one question."""
-        _append(self._gaze, gaze)
-
-    def add_recall(self, recall: dict[str, Any]) -> None:
-        """Append both recalls of one answer token, layer by layer."""
-        _append(self._recall, recall)
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        self._write(RESULTS, json.dumps(results, indent=2, allow_nan=False) + "\n")
-
-    def write_configuration(self, configuration: dict[str, Any]) -> None:
-        self._write(CONFIGURATION, json.dumps(configuration, indent=2, allow_nan=False) + "\n")
+    def write(self, name: str, data: dict[str, Any]) -> None:
+        """Write `RESULTS` or `CONFIGURATION`, whole or not at all."""
+        write_json(self.path / name, data, indent=2)
 
     def write_report(self, page: str) -> None:
-        self._write(REPORT, page)
-
-    def samples(self) -> list[dict[str, Any]]:
-        """The answered questions so far."""
-        return _read_lines(self.path / SAMPLES)
-
-    def gazes(self) -> list[dict[str, Any]]:
-        """Where policies looked so far."""
-        return _read_lines(self.path / GAZE)
-
-    def _write(self, name: str, text: str) -> None:
-        """Write a file whole or not at all.
-
-        Raises:
-            OutputError: if it cannot be written.
-        """
-        replace_text(self.path / name, text)
-
-    def close(self) -> None:
-        self._samples.close()
-        self._gaze.close()
-        self._recall.close()
+        write_text(self.path / REPORT, page)
 
     def __enter__(self) -> ResultsFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _open(self, name: str) -> TextIO:
-        return (self.path / name).open("w", encoding="utf-8")
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _append(file: TextIO, record: dict[str, Any]) -> None:
-    file.write(json.dumps(record, allow_nan=False) + "\n")
-    # Every line reaches the file before the next question, so that an interrupted run is readable.
-    file.flush()
+    def __exit__(self, *_: object) -> None:
+        for lines in self._lines.values():
+            lines.close()

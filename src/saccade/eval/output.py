@@ -1,4 +1,4 @@
-"""Files of experiments, written whole or not at all, and lists of numbers as the command line gives them."""
+"""Files of experiments, written whole or line by line, and lists of numbers as the command line gives them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import OutputError, SaccadeError
 from ..files import replace_text
@@ -38,9 +38,9 @@ def check_file(path: Path) -> None:
         raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any], *, indent: int = 1) -> None:
     """Write JSON as `write_text` does."""
-    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,6 +50,43 @@ def write_text(path: Path, text: str) -> None:
         OutputError: if it cannot be written.
     """
     replace_text(path, text)
+
+
+class JsonLines:
+    """A file that grows by a record a line, each written when `add` returns, so that a broken-off run is readable.
+
+    Raises:
+        OutputError: from every method, if the file cannot be written; what was written before stays readable.
+    """
+
+    def __init__(self, path: Path, mode: Literal["a", "w"]) -> None:
+        self.path = path
+        try:
+            self._file = path.open(mode, encoding="utf-8")
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Append a record."""
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:  # what a full disk did not take is still in the buffer
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> OutputError:
+        return OutputError(f"{str(self.path)!r} cannot be written: {error.strerror}")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
@@ -65,21 +102,3 @@ def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
                 f"{option} {part!r} is not valid: whole numbers of at least {at_least}, joined by commas"
             )
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def shares(option: str, text: str) -> tuple[float, ...]:
-    """Read `0.2,0.1`; each share once, in the order given.
-
-    Raises:
-        SaccadeError: for anything that is not a list of numbers above 0 and at most 1.
-    """
-    values = []
-    for part in (piece.strip() for piece in text.split(",")):
-        try:
-            value = float(part)
-        except ValueError:
-            value = 0.0
-        if not 0 < value <= 1:
-            raise SaccadeError(f"{option} {part!r} is not valid: shares above 0 and at most 1, joined by commas")
-        values.append(value)
-    return tuple(dict.fromkeys(values))

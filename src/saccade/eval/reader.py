@@ -1,4 +1,4 @@
-"""Reading: a context is prefilled once, densely; questions are then decoded under any policy."""
+"""Reading: a text is prefilled once, densely; questions are then decoded under any policy."""
 
 from __future__ import annotations
 
@@ -11,73 +11,88 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ..machine import synchronize
-from .context import ANSWER_TOKENS, Context
+from ..plans.rectify import Phase
+from .context import ANSWER_TOKENS
+
+NEVER = Phase(None)
+
+
+def prefilled(model: Any, tokens: Sequence[int]) -> DynamicCache:
+    """A cache with one text in it; the caller says whether gradients are kept."""
+    cache = DynamicCache()
+    ids = torch.tensor([tokens], device=model.device)
+    model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
 
 
 class Reader:
-    """A model with one context in its cache.
+    """A model with one text in its cache.
 
     What is decoded is cropped from the cache afterwards, so that no question and no policy sees another one's tokens.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, context: Context) -> None:
+    @torch.inference_mode()
+    def __init__(self, model: Any, tokens: Sequence[int]) -> None:
         self._model = model
-        self._tokenizer = tokenizer
-        self._cache = DynamicCache()
-        self._length = len(context.tokens)
-        self._device = next(model.parameters()).device
-        with torch.inference_mode():
-            tokens = torch.tensor([context.tokens], device=self._device)
-            model(tokens, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._length = len(tokens)
+        self._cache = prefilled(model, tokens)
 
     @torch.inference_mode()
-    def feed(self, tokens: Sequence[int], *, every: int | None = None) -> Tensor:
-        """Decode given tokens; the logits `[V]` behind the last one.
+    def repeat(self, rows: int) -> None:
+        """Hold the text so many times, for questions that are decoded together."""
+        self._cache.batch_repeat_interleave(rows)
 
-        Inside `run.decoding()` they go through the model together, each choosing its own set as if it came alone.
+    def feed(self, tokens: Sequence[int], phase: Phase = NEVER) -> Tensor:
+        """Decode given tokens, at least one; the logits `[V]` behind the last one. See `feed_rows`."""
+        return self.feed_rows([tokens], len(tokens) - 1, phase)[0, -1]
 
-        Args:
-            tokens: at least one.
-            every: sparse steps between dense passes over them, if the policy has such passes. Tokens then go together
-                only as far as no pass falls among them, because a pass takes place at the beginning of a call.
+    @torch.inference_mode()
+    def feed_rows(self, rows: Sequence[Sequence[int]], first: int, phase: Phase = NEVER) -> Tensor:
+        """Decode n given tokens per row; logits `[rows, n - first, V]` behind those from `first` on.
+
+        Inside `run.decoding()` they go through the model together, each choosing its own set as if it came alone; if
+        the policy has dense passes, whose `phase` this is, only as far as no pass falls among them.
         """
-        rest = list(tokens)
-        while True:
-            together = len(rest) if every is None else min(len(rest), max(every - self.decoded % (every + 1), 1))
-            logits = self._step(rest[:together])
-            rest = rest[together:]
-            if not rest:
-                return logits
+        tokens = torch.tensor(rows, device=self._model.device)
+        done, parts = 0, []
+        for together in phase.pieces(self.decoded, tokens.shape[1]):
+            piece, done = tokens[:, done : done + together], done + together
+            keep = max(min(together, done - first), 1)
+            logits = self._model(piece, past_key_values=self._cache, use_cache=True, logits_to_keep=keep).logits
+            if done > first:
+                parts.append(logits)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    @torch.inference_mode()
-    def answer(self, logits: Tensor) -> str:
+    def answer(self, logits: Tensor, tokenizer: Any) -> str:
         """Continue greedily from logits `[V]` to the end of the answer: full stop, new line, end of sequence."""
         said: list[int] = []
         text = ""
         while True:
             said.append(int(logits.argmax()))
-            if said[-1] == self._tokenizer.eos_token_id:
+            if said[-1] == tokenizer.eos_token_id:
                 return text.strip()
-            text = str(self._tokenizer.decode(said))
+            text = str(tokenizer.decode(said))
             if "." in text or "\n" in text.lstrip() or len(said) == ANSWER_TOKENS:
                 return text.strip()
-            logits = self._step(said[-1:])
+            logits = self.feed(said[-1:])
 
-    @torch.inference_mode()
     def timed(self, tokens: Sequence[int]) -> Iterator[float]:
         """Decode given tokens one by one; seconds of each step."""
         for token in tokens:
-            synchronize(self._device)
+            synchronize(self._model.device)
             start = time.perf_counter()
-            self._step((token,))
-            synchronize(self._device)
+            self.feed((token,))
+            synchronize(self._model.device)
             yield time.perf_counter() - start
 
     @property
     def nbytes(self) -> int:
         """What keys and values take in memory."""
-        layers: list[Any] = list(self._cache.layers)
-        return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None)
+        return sum(tensor.nbytes for layer in self._layers for tensor in (layer.keys, layer.values))
+
+    @property
+    def _layers(self) -> list[Any]:
+        return list(self._cache.layers)
 
     @property
     def room(self) -> int:
@@ -86,17 +101,13 @@ class Reader:
 
     @property
     def decoded(self) -> int:
-        """Tokens in the cache behind the context."""
+        """Tokens in the cache behind the text."""
         return int(self._cache.get_seq_length()) - self._length
 
     def crop(self, decoded: int = 0) -> None:
-        """Forget what was decoded but for the first `decoded` tokens behind the context."""
-        surplus = self.decoded - decoded
-        # transformers takes the number of tokens to remove as a negative one; 0 is not a no-op for every cache.
-        if surplus > 0:
-            self._cache.crop(-surplus)
-
-    def _step(self, tokens: Sequence[int]) -> Tensor:
-        ids = torch.tensor([tokens], device=self._device)
-        logits: Tensor = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
-        return logits[0, -1]
+        """Forget what was decoded but for the first `decoded` tokens behind the text."""
+        # Layer by layer: after an error in the middle of a pass not all of them have as many tokens too many.
+        for layer in self._layers:
+            surplus = layer.get_seq_length() - self._length - decoded
+            if surplus > 0:
+                layer.crop(-surplus)

@@ -1,4 +1,4 @@
-"""What is added up for one entry of a comparison, and the row it becomes."""
+"""What is added up for one policy of a comparison, and the row it becomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from ..decode.recall import RecallRecords
 from ..decode.stats import RunStats
-from .entry import Entry
+from ..methods.policy import Policy
+from .entry import label
 from .interval import wilson
 
 LayerRecalls = tuple[list[float], list[float]]
@@ -22,26 +23,22 @@ def recalls_of(records: RecallRecords) -> list[LayerRecalls]:
 
 
 class Tally:
-    """Sums over all questions of one entry.
+    """Sums over all questions of one policy.
 
     Attributes:
         seconds: steps of the timing pass.
         pass_seconds: those of its steps that rectified the ones before them.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.seconds: list[float] = []
         self.pass_seconds: list[float] = []
         self._correct = 0
         self._count = 0
         self._facts_held: list[float] = []
         self._recalls: list[LayerRecalls] = []
-        self._steps = self._sparse_steps = 0
-        self._share = 0.0
-        self._overflow = 0.0
-        self._index_bytes: list[int] = []
-        self._build_seconds: list[float] = []
+        self._runs: list[RunStats] = []
 
     def add_answer(self, correct: bool, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
         """Count one question."""
@@ -53,15 +50,8 @@ class Tally:
 
     def add_run(self, stats: RunStats) -> None:
         """Count what a run over one context attended to, and what it kept beside the cache."""
-        if stats.share_attended is None or stats.overflow is None:
-            return
-        # A dense pass decodes a token too, and that one attends to everything.
-        self._steps += stats.steps
-        self._share += stats.share_attended * stats.steps
-        self._sparse_steps += stats.sparse_steps
-        self._overflow += stats.overflow * stats.sparse_steps
-        self._index_bytes.append(stats.index_bytes)
-        self._build_seconds.append(stats.build_seconds)
+        if stats.steps:
+            self._runs.append(stats)
 
     def row(self, baseline_seconds: float | None) -> dict[str, Any]:
         """The row of `results.json`; what was not measured yet is null.
@@ -69,21 +59,22 @@ class Tally:
         Args:
             baseline_seconds: median of the dense baseline's steps.
         """
-        attention, token = _per_layer([pair[0] for pair in self._recalls]), _per_layer([p[1] for p in self._recalls])
+        attention, token = (_per_layer([recalls[kind] for recalls in self._recalls]) for kind in (0, 1))
         seconds = self.seconds_per_token
         return {
-            "policy": self.entry.policy.name,
-            "budget": self.entry.policy.budget,
-            "label": self.entry.label,
-            "spec": self.entry.spec,
-            "share_attended": self._share / self._steps if self._steps else None,
+            "policy": self.policy.name,
+            "budget": self.policy.budget,
+            "label": label(self.policy),
+            "spec": str(self.policy),
+            # A dense pass decodes a token too, and that one attends to everything.
+            "share_attended": _mean([(run.share_attended, run.steps) for run in self._runs]),
             "recall": fmean(attention) if attention else None,
             "recall_per_layer": attention,
             "token_recall": fmean(token) if token else None,
             "token_recall_per_layer": token,
-            "overflow": self._overflow / self._sparse_steps if self._sparse_steps else None,
-            "index_bytes": max(self._index_bytes, default=None),
-            "build_seconds": fmean(self._build_seconds) if self._build_seconds else None,
+            "overflow": _mean([(run.overflow, run.sparse_steps) for run in self._runs]),
+            "index_bytes": max((run.index_bytes for run in self._runs), default=None),
+            "build_seconds": fmean(run.build_seconds for run in self._runs) if self._runs else None,
             "fact_held": fmean(self._facts_held) if self._facts_held else None,
             "correct": self._correct,
             "n": self._count,
@@ -96,16 +87,20 @@ class Tally:
     @property
     def seconds_per_token(self) -> float | None:
         """Median of the timed steps; with dense passes among them, the mean over one round of both kinds' medians."""
-        rectify = self.entry.policy.rectify
-        if not self.seconds:
+        sparse = self.policy.phase.period - 1
+        if not self.seconds or (sparse and not self.pass_seconds):
             return None
-        if rectify is None:
+        if not sparse:
             return median(self.seconds)
-        if not self.pass_seconds:
-            return None
-        return (rectify.every * median(self.seconds) + median(self.pass_seconds)) / (rectify.every + 1)
+        return (sparse * median(self.seconds) + median(self.pass_seconds)) / (sparse + 1)
 
 
 def _per_layer(tokens: list[list[float]]) -> list[float]:
     """Means over tokens; empty if there are none."""
     return [fmean(layer) for layer in zip(*tokens, strict=True)]
+
+
+def _mean(weighted: list[tuple[float | None, int]]) -> float | None:
+    """Mean of values by their weights; None if there is no weight."""
+    weight = sum(count for _, count in weighted)
+    return sum(value * count for value, count in weighted if value is not None) / weight if weight else None

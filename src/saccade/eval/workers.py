@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing import connection, get_context
-from typing import Any, Generic, TypeVar
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
+from typing import Any, TypeVar
 
 from ..errors import SaccadeError
 
@@ -35,71 +39,44 @@ def workers_for(count: int, *, cores: int, threads: int, device: str, copied_byt
 
 
 def shared_out(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
-    """`work(0)` to `work(count - 1)` in this order, done in forked processes; results are pickled.
+    """`work(0)` to `work(count - 1)` in this order, done in forked processes; results are pickled, the work is not.
 
     Raises:
         SaccadeError: a process that was killed, by the machine for want of memory for instance.
         Exception: what `work` raises.
     """
-    context = get_context("fork")
-    next_number = context.Value("q", 0)
-    processes, open_ends = [], []
-    for _ in range(workers):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(work, count, next_number, sender), daemon=True)
-        process.start()
-        # The end of the pipe shows only when nobody else holds the other end.
-        sender.close()
-        processes.append(process)
-        open_ends.append(receiver)
-    done: dict[int, _Result[T]] = {}
+    others = active_children()
+    pool = ProcessPoolExecutor(workers, get_context("fork"), initializer=_begin, initargs=(work,))
     try:
-        for number in range(count):
-            while number not in done:
-                if not open_ends:
-                    raise SaccadeError("a worker process was killed; --threads 2 does without them, and is slower")
-                for end in connection.wait(open_ends):
-                    assert isinstance(end, connection.Connection)
-                    try:
-                        result: _Result[T] = end.recv()
-                    except EOFError:
-                        open_ends.remove(end)
-                    else:
-                        done[result.number] = result
-            yield done.pop(number).value()
+        yield from pool.map(_do, range(count))
+    except BrokenProcessPool:
+        raise SaccadeError("a worker process was killed; --threads 2 does without them, and is slower") from None
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
+        # Nobody waits for what was begun when an error or an interruption has ended the rest.
+        for process in active_children():
+            if process not in others:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
-class _Result(Generic[T]):
-    """What became of one piece of work."""
-
-    def __init__(self, number: int, made: T | None, error: Exception | None) -> None:
-        self.number = number
-        self._made = made
-        self._error = error
-
-    def value(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._made  # type: ignore[return-value]  # None only where `work` returns it
+_work: Callable[[int], Any]
+"""What this process does, if it is a worker."""
 
 
-def _work(work: Callable[[int], Any], count: int, next_number: Any, sender: Any) -> None:
-    # An interruption reaches all processes of a terminal; the first one ends the others.
+def _begin(work: Callable[[int], Any]) -> None:
+    global _work
+    _work = work
+    # An interruption reaches all processes of a terminal; the first one ends the others, if only by its own end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        with next_number.get_lock():
-            number = next_number.value
-            next_number.value += 1
-        if number >= count:
-            return
-        try:
-            result = _Result(number, work(number), None)
-        except Exception as error:
-            # Raised again by the process that waits for the result.
-            result = _Result(number, None, error)
-        sender.send(result)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "a worker has been forked"
+    parent.join()
+    os._exit(1)
+
+
+def _do(number: int) -> Any:
+    return _work(number)

@@ -281,7 +281,7 @@ def _read(folder: Path, found: Mapping[str, Any]) -> _Run:
     """The log of one training; its first line holds the settings."""
     path = folder / "training" / f"{found['method']}-{found['seed']}" / "steps.jsonl"
     head, *records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return _Run(found["method"], found["seed"], head["settings"]["target"], records)
+    return _Run(found["method"], found["seed"], head["settings"]["training.target"], records)
 
 
 def _groups(results: Mapping[str, Any]) -> list[_Group]:

@@ -28,10 +28,6 @@ class HardConcrete(Gates):
     def __init__(self, shape: tuple[int, ...], *, log_a: float = 0.0, device: torch.device | None = None) -> None:
         self.log_a = constant(shape, log_a, device)
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        return {"log_a": self.log_a}
-
     def sample(self, uniform: Tensor) -> Tensor:
         u = uniform.to(self.log_a)
         s = torch.sigmoid((u.log() - torch.log1p(-u) + self.log_a) / TEMPERATURE)

@@ -27,10 +27,6 @@ class DirectGates(Gates):
     def __init__(self, shape: tuple[int, ...], *, start: float = 1.0, device: torch.device | None = None) -> None:
         self.gates = constant(shape, start, device)
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        return {"gates": self.gates}
-
     def sample(self, uniform: Tensor) -> Tensor:
         return self.gates.clone()
 

@@ -18,7 +18,7 @@ _NODES = 256
 
 
 class Gates(ABC):
-    """Gates z in [0, 1], one per learnt head: 1 reads everything, 0 reuses a set.
+    """Gates z in [0, 1], one per learnt head: 1 reads everything, 0 reuses a set. What an instance holds is trained.
 
     Attributes:
         kind: its name on the command line.
@@ -29,9 +29,9 @@ class Gates(ABC):
     mean_name: ClassVar[str] = "E[z]"
 
     @property
-    @abstractmethod
     def parameters(self) -> dict[str, Tensor]:
         """What training moves, float32 of the gates' shape each; leaves that require a gradient."""
+        return dict(vars(self))
 
     @abstractmethod
     def sample(self, uniform: Tensor) -> Tensor:

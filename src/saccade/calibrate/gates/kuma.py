@@ -32,10 +32,6 @@ class HardKuma(Gates):
         self.log_alpha = constant(shape, log(alpha), device)
         self.log_beta = constant(shape, log(beta), device)
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        return {"log_alpha": self.log_alpha, "log_beta": self.log_beta}
-
     def sample(self, uniform: Tensor) -> Tensor:
         # ln s = ln(1 - exp(ln u / beta)) / alpha
         inner = _log1mexp(uniform.to(self.log_beta).log() * torch.exp(-self.log_beta))

@@ -10,38 +10,28 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.shape import shape_of
 from ..machine import device_name, kernels_on, processor, versions
 from .context import Context
+from .subject import Subject
 
 
-def environment(
-    model: Any, *, name: str, document: str, contexts: Sequence[Context], threads: int, seed: int
+def conditions(
+    model: Any, subject: Subject, *, document: str, contexts: Sequence[Context], threads: int, seed: int
 ) -> dict[str, Any]:
-    """Versions, machine, model and texts of a comparison.
-
-    Args:
-        model: the loaded model; its dtype and device are read from its weights.
-        name: what the user called it.
-        document: what was read.
-        contexts: the texts with their facts.
-        threads: CPU threads of decoding.
-        seed: where facts and their places come from.
-    """
-    weight = next(model.parameters())
-    shape = shape_of(model.config)
+    """Versions, machine, the loaded model and the texts of a comparison; `threads` are those of decoding."""
+    shape = subject.shape
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions("numpy"),
         "machine": platform.platform(),
         "cpu": processor(),
         "cores": os.cpu_count(),
-        "kernels": kernels_on(weight.device),
+        "kernels": kernels_on(subject.device),
         "threads": threads,
         "prefill_threads": torch.get_num_threads(),
-        "device": device_name(weight.device),
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "model": name,
+        "device": device_name(subject.device),
+        "dtype": subject.dtype_name,
+        "model": subject.source.name,
         "model_class": type(model).__name__,
         "layers": shape.layers,
         "query_heads": shape.query_heads,

@@ -1,0 +1,55 @@
+"""The model of an experiment: looked at from the outside before any work, loaded once everything else is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..adapters.hf.support import refuse_unsupported
+from ..checkpoints.load import ModelSource, pick_device, pick_dtype
+from ..types import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model as the user has named it, and where and in which precision it will run.
+
+    Attributes:
+        shape: sizes, from the configuration alone.
+        positions: the longest row that the model takes.
+    """
+
+    source: ModelSource
+    device: torch.device
+    dtype: torch.dtype
+    tokenizer: Any
+    shape: ModelShape
+    positions: int
+
+    @classmethod
+    def check(cls, model: str | None, device: str, dtype: str) -> Subject:
+        """Resolve what the command line gives.
+
+        Raises:
+            SaccadeError: a model that cannot be found or read, an unknown device or dtype.
+        """
+        source = ModelSource.locate(model)
+        picked = pick_device(device)
+        return cls(source, picked, pick_dtype(dtype, source, picked), source.tokenizer(), *source.shape())
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def load(self) -> Any:
+        """The model, on its device.
+
+        Raises:
+            ModelFolderError: weights that cannot be read.
+            UnsupportedModelError: a model that cannot decode sparsely.
+        """
+        model = self.source.weights(self.device, self.dtype)
+        refuse_unsupported(model)
+        return model
