@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from .drawing import as_svg, canvas
 from .palette import MUTED, marks
@@ -48,14 +47,13 @@ def _against_context(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
         axes.plot(
             [contexts.index(context) for context, _ in line],
             [milliseconds for _, milliseconds in line],
-            color=drawn[name].color,
-            marker=drawn[name].marker,
+            **drawn[name].style,
             markersize=5,
             linestyle="--" if name.startswith(("dense", "stock")) else "-",
             label=name,
         )
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
     axes.set_xlabel("tokens in the cache")
     axes.legend(fontsize=7.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
