@@ -1,4 +1,4 @@
-"""Table and picture of `saccade bench growth`."""
+"""Table and picture of `python -m benchmarks growth`."""
 
 from __future__ import annotations
 

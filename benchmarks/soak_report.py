@@ -1,4 +1,4 @@
-"""Tables and picture of `saccade bench soak`."""
+"""Tables and picture of `python -m benchmarks soak`."""
 
 from __future__ import annotations
 

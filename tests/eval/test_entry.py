@@ -11,7 +11,7 @@ import pytest
 
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
-from saccade.errors import PolicyError
+from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.entry import STAND_IN, default_specs, make_entries, parse_budgets, policies_for
 from saccade.methods.policy import Policy
 from saccade.methods.registry import policies as known
@@ -131,5 +131,5 @@ def test_budgets_are_read_once_each() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "nan", "inf", "64,,256", "64 256", "²", "1e3"])
 def test_what_is_no_budget(text: str) -> None:
-    with pytest.raises(PolicyError, match="whole numbers"):
+    with pytest.raises(SaccadeError, match="whole numbers"):
         parse_budgets(text)

@@ -108,10 +108,9 @@ class Variant:
         """Decode `steps` timed tokens after an untimed one, which warms what others have used since."""
         self._decode(0)
         self.cache.crop(-1)
-        for done in range(0, steps, self.period):
-            count = min(self.period, steps - done) if self.period == 1 else self.period
-            self.steps += [self._decode(ahead) for ahead in range(count)]
-            self.cache.crop(-count)
+        for _ in range(0, steps, self.period):
+            self.steps += [self._decode(ahead) for ahead in range(self.period)]
+            self.cache.crop(-self.period)
 
     def _decode(self, ahead: int) -> Step:
         position = torch.full((self.batch, 1), self.context + ahead, device=self.model.device)
@@ -127,6 +126,14 @@ class Variant:
     @property
     def share_attended(self) -> float:
         return 1.0
+
+    @property
+    def index_bytes(self) -> int:
+        return 0
+
+    @property
+    def build_seconds(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         """Let go of the cache; rows were read before."""
@@ -153,7 +160,7 @@ class Attached(Variant):
         self.policy, self.runtime = str(policy), label
         self.run: Run = sparsify(self.model, policy)
         self.plan, self.rectify = self.run.plan, policy.rectify
-        self.period = 1 if policy.rectify is None else policy.rectify.every + 1
+        self.period = policy.phase.period
         self._clock: Clock | None = None
         self._first(operations)
 

@@ -11,6 +11,7 @@ from ..methods.options import DEFAULT_BUDGET
 from ..methods.policy import Policy
 from ..recipes.recipe import Recipe
 from ..recipes.resolve import beside, resolve_all
+from .output import whole_numbers
 
 BASELINE = "dense"
 
@@ -84,14 +85,9 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     """Read `64,256`.
 
     Raises:
-        PolicyError: for anything that is not a list of whole numbers of at least 1.
+        SaccadeError: for anything that is not a list of whole numbers of at least 1.
     """
-    budgets = []
-    for part in (piece.strip() for piece in text.split(",")):
-        if not part.isascii() or not part.isdigit() or int(part) < 1:
-            raise PolicyError(f"budget {part!r} is not valid: whole numbers of tokens, at least 1, such as 64,256")
-        budgets.append(int(part))
-    return tuple(dict.fromkeys(budgets))
+    return whole_numbers("budget", text, at_least=1)
 
 
 def make_entries(specs: Iterable[str | Policy], budgets: Sequence[int]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
