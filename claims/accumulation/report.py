@@ -12,8 +12,8 @@ from rich.text import Text
 
 from saccade.report.drawing import as_svg, canvas, side_by_side, with_intervals
 from saccade.report.palette import INK, MUTED, marks
-from saccade.report.table import Row, new_table
-from saccade.report.wording import NOTHING, number
+from saccade.report.table import new_table
+from saccade.report.wording import NOTHING, Row, number
 
 
 def accumulation_table(results: Mapping[str, Any], source: str) -> Table:

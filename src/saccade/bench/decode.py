@@ -64,11 +64,11 @@ def measure(
     for done in range(0, steps, TURN):
         count = min(TURN, steps - done)
         for variant in (*variants, *empty):
-            if variant.period == 1:
+            if variant.rectify is None:
                 variant.turn(count)
             elif not variant.steps:
                 # Two whole periods at once: quartiles want two plain steps.
-                variant.turn(2 * variant.period)
+                variant.turn(2 * variant.phase.period)
         bandwidth.append(read_bandwidth(model.device, repeats=1))
     weight_bytes = parameters_read(model) * model.dtype.itemsize
     rows = [row_of(variant, threads, _bytes(variant, model, weight_bytes)) for variant in variants]

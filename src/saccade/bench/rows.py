@@ -92,7 +92,7 @@ def row_of(variant: Variant, threads: int, step_bytes: float) -> DecodeRow:
         parts["rectify"] = 0.0
     passes = [step.seconds for step in variant.steps if step.passes]
     if passes:
-        parts["rectify"] = (1e3 * statistics.median(passes) - median) / variant.period
+        parts["rectify"] = (1e3 * statistics.median(passes) - median) / variant.phase.period
     share = parts["rectify"] or 0.0
     figures: dict[str, Any] = {f"ms_{part}": value for part, value in parts.items()}
     return DecodeRow(
@@ -107,9 +107,7 @@ def row_of(variant: Variant, threads: int, step_bytes: float) -> DecodeRow:
         ms_slow=slow + share,
         **figures,
         bytes=step_bytes,
-        share_attended=variant.share_attended,
-        index_bytes=variant.index_bytes,
-        build_seconds=variant.build_seconds,
+        **variant.figures(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -16,9 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .drawing import as_svg, canvas, side_by_side, with_intervals
 from .palette import DENSE, FACT, GRID, INK, marks
-from .wording import short
-
-Row = Mapping[str, Any]
+from .wording import Row, short
 
 _WIDTH = 10.0  # inches; the page scales figures to its own width
 _FONT = 10

@@ -23,7 +23,7 @@ from ..eval.interval import wilson
 from .drawing import as_svg, canvas, side_by_side, with_intervals, write_picture
 from .palette import GRID, INK, MUTED, marks
 from .table import new_table
-from .wording import about, asked, number
+from .wording import Row, about, asked, grouped, number
 
 PICTURE = "heads.svg"
 
@@ -55,7 +55,7 @@ class _Group:
 
     method: str
     roles: str
-    rows: list[Mapping[str, Any]]
+    rows: list[Row]
 
     @property
     def label(self) -> str:
@@ -261,11 +261,8 @@ def _read(folder: Path, found: Mapping[str, Any]) -> _Run:
 
 def _groups(results: Mapping[str, Any]) -> list[_Group]:
     """Rows by method and kind of roles, in order of appearance."""
-    names = dict.fromkeys((row["method"], row["roles"]) for row in results["rows"])
-    return [
-        _Group(method, roles, [row for row in results["rows"] if (row["method"], row["roles"]) == (method, roles)])
-        for method, roles in names
-    ]
+    found = grouped(results["rows"], lambda row: (row["method"], row["roles"]))
+    return [_Group(method, roles, rows) for (method, roles), rows in found.items()]
 
 
 def _budgets(results: Mapping[str, Any]) -> list[int]:
@@ -274,11 +271,8 @@ def _budgets(results: Mapping[str, Any]) -> list[int]:
 
 def _grey(results: Mapping[str, Any]) -> dict[str, float]:
     """Share of undecided gates by trained method, mean over seeds."""
-    found: dict[str, list[float]] = {}
-    for one in results["found"]:
-        if one["grey"] is not None:
-            found.setdefault(one["method"], []).append(one["grey"])
-    return {method: fmean(shares) for method, shares in found.items()}
+    trained = grouped((one for one in results["found"] if one["grey"] is not None), lambda one: str(one["method"]))
+    return {method: fmean(one["grey"] for one in ones) for method, ones in trained.items()}
 
 
 def _written_down(results: Mapping[str, Any]) -> tuple[str, str]:

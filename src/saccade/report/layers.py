@@ -16,7 +16,7 @@ from rich.table import Table
 from .drawing import as_svg, canvas, headline, write_picture
 from .palette import FACT, GRID, INK
 from .table import new_table
-from .wording import NOTHING, about, asked, number
+from .wording import NOTHING, Row, about, asked, grouped, number
 
 PICTURE = "layers.svg"
 
@@ -176,12 +176,9 @@ def _written(values: Values) -> list[list[str]]:
     return [["" if numpy.isnan(value) else f"{value:.2f}" for value in line] for line in values]
 
 
-def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Mapping[str, Any]]]:
+def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Row]]:
     """Rows by candidate, in the order of the budgets."""
-    found: dict[Candidate, list[Mapping[str, Any]]] = {}
-    for row in results["rows"]:
-        found.setdefault(tuple(row["reselect"]), []).append(row)
-    return found
+    return grouped(results["rows"], lambda row: tuple(row["reselect"]))
 
 
 def _name(reselect: Sequence[int]) -> str:

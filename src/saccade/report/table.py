@@ -9,9 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .wording import COLUMNS, TOKEN_RECALL, cells, lengths
-
-Row = Mapping[str, Any]
+from .wording import COLUMNS, TOKEN_RECALL, Row, cells, lengths
 
 WIDE = 100
 """Columns from which on a terminal has room for token recall."""

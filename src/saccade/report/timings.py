@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from .table import Row, new_table, with_sections
-from .wording import number
+from .table import new_table, with_sections
+from .wording import Row, number
 
 Columns = Mapping[str, Callable[[Row], str]]
 """Headers, and what stands below them."""

@@ -14,13 +14,11 @@ from rich.text import Text
 from .drawing import as_svg, canvas, headline, write_picture
 from .palette import FACT, INK, MUTED, Mark, marks
 from .table import new_table
-from .wording import NOTHING, about, asked, number, short
+from .wording import NOTHING, Row, about, asked, grouped, number, short
 
 PICTURE = "front.svg"
 ZOOM = 5
 """The second panel shows the wanted quality with so many times its distance from 1."""
-
-Row = Mapping[str, Any]
 
 _NARROWEST = 18
 """Columns of a terminal that a family's name gets at least."""
@@ -162,10 +160,7 @@ def _best(rows: Sequence[Row]) -> list[Row]:
 
 
 def _families(results: Mapping[str, Any]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in results["rows"]:
-        found.setdefault(row["family"], []).append(row)
-    return found
+    return grouped(results["rows"], lambda row: str(row["family"]))
 
 
 def _rung(row: Row, rows: Sequence[Row]) -> str:

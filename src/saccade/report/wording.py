@@ -1,9 +1,12 @@
-"""How numbers are written in tables and figures; what was not measured is a dash."""
+"""How rows are put into words in tables and figures; what was not measured is a dash."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+Row = Mapping[str, Any]
+Key = TypeVar("Key", bound=Hashable)
 
 NOTHING = "-"
 
@@ -38,6 +41,14 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 TOKEN_RECALL = COLUMNS.index("token recall")
 """The column that a narrow terminal has no room for."""
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Rows by what `key` says of them, in order of appearance."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def lengths(contexts: Sequence[int]) -> str:
