@@ -8,11 +8,13 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from saccade.cli.bench import RandomDtype, RowsFile, Shape
+from saccade.cli import options
 from saccade.cli.group import INTERRUPTED, OneLineErrors
-from saccade.cli.options import Device, Dtype, Model, Seed
-from saccade.cli.terminal import output, progress, quiet_libraries
+from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, words
+from saccade.cli.terminal import Work, output, quiet_libraries, say, time_and_show, until_stopped
 from saccade.eval.output import check_file, write_json, write_text
+
+CONTEXTS, AUTO = ["32768,131072"], ["auto"]
 
 app = typer.Typer(name="benchmarks", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -24,22 +26,22 @@ def _benchmarks() -> None:
 
 @app.command()
 def kernels(
-    shape: Shape = "llama-3.1-8b",
-    context: Annotated[list[str], typer.Option(metavar="N,N", help="Cached tokens per row.")] = ["32768,131072"],  # noqa: B006
-    batch: Annotated[list[str], typer.Option(metavar="N,N", help="Rows.")] = ["1"],  # noqa: B006
-    threads: Annotated[list[str], typer.Option(metavar="N,N", help="CPU threads.")] = ["1"],  # noqa: B006
+    shape: options.Shape = "llama-3.1-8b",
+    context: Annotated[list[str], words("N,N", "Cached tokens per row.")] = CONTEXTS,
+    batch: options.Batches = options.ONE,
+    threads: options.ThreadCounts = options.ONE,
     operation: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Operation; give it once per operation. Default: all.", show_default=False),
+        words("NAME", "Operation; give it once per operation. Default: all.", show_default=False),
     ] = None,
     implementation: Annotated[
-        list[str], typer.Option(metavar="NAME", help="auto, native, cpu, triton, reference; left out where refused.")
-    ] = ["auto"],  # noqa: B006
+        list[str], words("NAME", "auto, native, cpu, triton, reference; left out where refused.")
+    ] = AUTO,
     budget: Annotated[int, typer.Option(min=16, help="Tokens of a set.")] = 2048,
     rounds: Annotated[int, typer.Option(min=2, help="Timed calls of each operation.")] = 15,
     dtype: RandomDtype = "bfloat16",
     device: Device = "auto",
-    json: RowsFile = None,
+    json: JsonFile = None,
 ) -> None:
     """Time single operations on one layer's cache of random keys: attention, scores, top-k, page bounds, selections.
 
@@ -50,25 +52,14 @@ def kernels(
       python -m benchmarks kernels --shape llama-3.1-8b --context 131072 --batch 1,4 --json kernels.json
     """
     from .kernel_table import kernel_table
-    from .kernels import KernelJob
+    from .kernels import KernelJob, KernelSettings
 
     quiet_libraries()
-    job = KernelJob.check(
-        shape=shape,
-        contexts=context,
-        batches=batch,
-        threads=threads,
-        operations=operation or [],
-        implementations=implementation,
-        budget=budget,
-        rounds=rounds,
-        dtype=dtype,
-        device=device,
-        json=json,
-    )
-    with progress(job.units) as advance:
-        results = job.run(advance)
-    output().print(kernel_table(results))
+    settings = KernelSettings(
+        shape=shape, contexts=context, batches=batch, threads=threads, dtype=dtype, device=device,
+        operations=operation or (), implementations=implementation, budget=budget, rounds=rounds,
+    )  # fmt: skip
+    time_and_show(KernelJob.check(settings), kernel_table, json)
 
 
 @app.command()
@@ -93,10 +84,8 @@ def soak(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write everything measured there.", show_default=False)
-    ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+    json: JsonFile = None,
+    picture: Picture = None,
 ) -> None:
     """Decode thousands of tokens under each policy: memory, step time, and how steady the chosen sets are.
 
@@ -113,20 +102,10 @@ def soak(
 
     quiet_libraries()
     settings = SoakSettings(
-        model=model,
-        policies=tuple(policy or ()),
-        prompt=prompt,
-        tokens=tokens,
-        block=block,
-        window=window,
-        timed=timed,
-        sets=sets,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-    )
-    job = SoakJob.check(settings)
-    _run(Soak(job), job.units, json, picture, soak_tables, soak_picture)
+        model=model, policies=tuple(policy or ()), prompt=prompt, tokens=tokens, block=block, window=window,
+        timed=timed, sets=sets, device=device, dtype=dtype, threads=threads,
+    )  # fmt: skip
+    _run(Soak(SoakJob.check(settings)), json, picture, soak_tables, soak_picture)
 
 
 @app.command()
@@ -153,10 +132,8 @@ def growth(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16.")] = "float32",
     seed: Seed = 0,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write everything measured there.", show_default=False)
-    ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+    json: JsonFile = None,
+    picture: Picture = None,
 ) -> None:
     """Time the choice of a set against the context, on synthetic keys of one KV head, and fit its growth.
 
@@ -171,63 +148,46 @@ def growth(
     from .growth_report import growth_picture, growth_table
 
     quiet_libraries()
-    settings = GrowthSettings.check(
-        contexts=context,
-        selectors=selector,
-        budget=budget,
-        head_dim=head_dim,
-        group=group,
-        rounds=rounds,
-        threads=threads,
-        dtype=dtype,
-        seed=seed,
-        k_g=k_g,
-    )
-    measurement = Growth(settings)
-    _run(measurement, measurement.units, json, picture, lambda results: [growth_table(results)], growth_picture)
+    settings = GrowthSettings(
+        contexts=context, selectors=selector, budget=budget, head_dim=head_dim, group=group, rounds=rounds,
+        threads=threads, dtype=dtype, seed=seed, k_g=k_g,
+    )  # fmt: skip
+    _run(Growth.check(settings), json, picture, lambda results: [growth_table(results)], growth_picture)
 
 
-class _Measurement(Protocol):
+class _Measurement(Work, Protocol):
     """What runs for long and can be read at any time."""
-
-    complete: bool
-
-    def run(self, advance: Callable[[str], None]) -> None: ...
 
     def results(self) -> dict[str, Any]: ...
 
 
 def _run(
     measurement: _Measurement,
-    units: int,
     json: Path | None,
     picture: Path | None,
     tables: Callable[[dict[str, Any]], Sequence[Any]],
     draw: Callable[[dict[str, Any]], str],
 ) -> None:
     """Measure, and whatever ends it, write and print what has been measured."""
-
     for path in (json, picture):
         if path is not None:
             check_file(path)
-    try:
-        with progress(units) as advance:
-            measurement.run(advance)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        results = measurement.results()
+
+    def keep(complete: bool) -> dict[str, Any]:
+        results = {"complete": complete, **measurement.results()}
         if json is not None:
             write_json(json, results)
         if picture is not None:
             write_text(picture, draw(results))
+        return results
+
+    results = until_stopped(measurement, keep)
     console = output()
     for table in tables(results):
         console.print(table)
-    for note in results.get("notes", ()):
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
-    if not measurement.complete:
-        console.print("interrupted: what was measured until then is above", highlight=False)
+    say(console, *results.get("notes", ()))
+    if not results["complete"]:
+        say(console, "interrupted: what was measured until then is above")
         raise typer.Exit(INTERRUPTED)
 
 

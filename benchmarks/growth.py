@@ -15,6 +15,7 @@ from scipy.signal import lfilter
 from scipy.stats import linregress
 from torch import Tensor
 
+from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
 from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
@@ -40,10 +41,10 @@ _QUERIES = 8
 
 @dataclass(frozen=True, slots=True)
 class GrowthSettings:
-    """What the user can choose; see `saccade bench growth --help`."""
+    """What the user can choose; see `python -m benchmarks growth --help`."""
 
-    contexts: tuple[int, ...]
-    selectors: tuple[str, ...]
+    contexts: str
+    selectors: str
     budget: int
     head_dim: int
     group: int
@@ -53,39 +54,38 @@ class GrowthSettings:
     seed: int
     k_g: int | None = None
 
+
+@dataclass
+class Growth:
+    """Checked settings and what was measured; `run` it, then read `results`, also in the middle of it."""
+
+    settings: GrowthSettings
+    contexts: tuple[int, ...]
+    selectors: tuple[str, ...]
+    _subjects: list[_Subject] = field(init=False, default_factory=list)
+
     @classmethod
-    def check(
-        cls,
-        *,
-        contexts: str,
-        selectors: str,
-        budget: int,
-        head_dim: int,
-        group: int,
-        rounds: int,
-        threads: int,
-        dtype: str,
-        seed: int,
-        k_g: int | None = None,
-    ) -> GrowthSettings:
+    def check(cls, settings: GrowthSettings) -> Growth:
         """Read the settings.
 
         Raises:
             SaccadeError: one line about the first setting that is not valid.
         """
-        names = tuple(dict.fromkeys(name.strip() for name in selectors.split(",")))
+        names = tuple(dict.fromkeys(name.strip() for name in settings.selectors.split(",")))
         for name in names:
             if name not in SELECTORS:
                 raise SaccadeError(f"unknown selector {name!r}; valid: {', '.join(SELECTORS)}")
-        if dtype not in DTYPES:
-            raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
-        sizes = tuple(sorted(whole_numbers("--context", contexts, at_least=1)))
-        if sizes[0] <= budget:
-            raise PolicyError(f"--context {sizes[0]} is not valid: within a budget of {budget} nothing is chosen")
-        made = cls(sizes, names, budget, head_dim, group, rounds, threads, dtype, seed, k_g)
+        if settings.dtype not in DTYPES:
+            raise SaccadeError(f"unknown dtype {settings.dtype!r}; valid: {', '.join(DTYPES)}")
+        sizes = tuple(sorted(whole_numbers("--context", settings.contexts, at_least=1)))
+        if sizes[0] <= settings.budget:
+            raise PolicyError(
+                f"--context {sizes[0]} is not valid: within a budget of {settings.budget} nothing is chosen"
+            )
+        growth = cls(settings, sizes, names)
         for name in names:
-            made.selector(name)
-        return made
+            growth.selector(name)
+        return growth
 
     def selector(self, name: str) -> ClusterSettings | ScoredSelector:
         """What chooses, by its name in `SELECTORS`; for clusters what their index is told.
@@ -93,43 +93,35 @@ class GrowthSettings:
         Raises:
             PolicyError: a budget too small for it.
         """
+        budget = self.settings.budget
         if name == "quest":
-            if self.budget < QUEST_PAGE:
-                raise PolicyError(f"budget={self.budget} holds no page of {QUEST_PAGE}")
-            return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(self.budget))
+            if budget < QUEST_PAGE:
+                raise PolicyError(f"budget={budget} holds no page of {QUEST_PAGE}")
+            return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(budget))
         if name == "exact":
-            return ScoredSelector(ExactScorer("max"), TopK(self.budget))
+            return ScoredSelector(ExactScorer("max"), TopK(budget))
         coarse: Any = name
         return ClusterSettings(
-            self.budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse, k_g=self.k_g
+            budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse, k_g=self.settings.k_g
         )
-
-
-@dataclass
-class Growth:
-    """The measurement; `run` it, then read `results`, which are also right in the middle of it."""
-
-    settings: GrowthSettings
-    complete: bool = False
-    _subjects: list[_Subject] = field(init=False, default_factory=list)
 
     @property
     def units(self) -> int:
         """Units of work: an index built or a round over all of them each."""
-        return len(self.settings.contexts) * len(self.settings.selectors) + self.settings.rounds
+        return len(self.contexts) * len(self.selectors) + self.settings.rounds
 
     @torch.inference_mode()
     def run(self, advance: Callable[[str], None]) -> None:
         """Build every index, then select in rounds over all contexts and selectors."""
         settings = self.settings
         torch.set_num_threads(settings.threads)
-        keys = synthetic_keys(settings.contexts[-1], settings.head_dim, settings.seed).to(DTYPES[settings.dtype])
-        for context in settings.contexts:
+        keys = synthetic_keys(self.contexts[-1], settings.head_dim, settings.seed).to(DTYPES[settings.dtype])
+        for context in self.contexts:
             kv = one_head(keys[:context])
             queries = synthetic_queries(keys[:context], settings.group, settings.seed)
             built: dict[int, _Subject] = {}
-            for name in settings.selectors:
-                subject = _Subject(name, settings.selector(name), kv, queries)
+            for name in self.selectors:
+                subject = _Subject(name, self.selector(name), kv, queries)
                 # Above 4,096 clusters cap64 and sqrt are the same index, which is not built twice.
                 twin = built.get(subject.coarse_units) if subject.coarse_units else None
                 subject.build(twin)
@@ -140,15 +132,19 @@ class Growth:
             for subject in self._subjects:
                 subject.time(number)
             advance(f"round {number + 1} of {settings.rounds}")
-        self.complete = True
 
     def results(self) -> dict[str, Any]:
         """What the JSON file holds; see `docs/soak.md`."""
         settings = self.settings
         rows = [subject.row() for subject in self._subjects if subject.times]
         return {
-            "complete": self.complete,
-            "settings": {**asdict(settings), "correlation": _CORRELATION, "chunk": _CHUNK},
+            "settings": {
+                **asdict(settings),
+                "contexts": self.contexts,
+                "selectors": self.selectors,
+                "correlation": _CORRELATION,
+                "chunk": _CHUNK,
+            },
             "rows": rows,
             "exponents": [
                 {
@@ -156,7 +152,7 @@ class Growth:
                     "time": exponent([row for row in rows if row["selector"] == name], "us"),
                     "visited": exponent([row for row in rows if row["selector"] == name], "visited"),
                 }
-                for name in settings.selectors
+                for name in self.selectors
             ],
             "environment": environment(
                 threads=settings.threads, dtype=DTYPES[settings.dtype], device=torch.device("cpu")
@@ -224,7 +220,7 @@ class _Subject:
     def row(self) -> dict[str, Any]:
         """Medians and quartiles in microseconds."""
         length = self._kv.rows.max_len
-        fast, median, slow = (1e6 * value for value in _quartiles(self.times))
+        fast, median, slow = quartiles(self.times, 1e6)
         key_bytes = 2 * length * self._kv.head_dim * self._kv.k.element_size()
         return {
             "selector": self.name,
@@ -282,10 +278,3 @@ def exponent(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float] | No
         return None
     fit = linregress(numpy.log([row["context"] for row in rows]), numpy.log([row[name] for row in rows]))
     return {"slope": float(fit.slope), "standard_error": float(fit.stderr)}
-
-
-def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
-    if len(times) < 2:
-        return (times[0],) * 3
-    low, median, high = statistics.quantiles(times, n=4)
-    return low, median, high

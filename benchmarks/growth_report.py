@@ -1,4 +1,4 @@
-"""Table and picture of `saccade bench growth`."""
+"""Table and picture of `python -m benchmarks growth`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.ticker import FuncFormatter
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from saccade.report.drawing import as_svg, canvas
 from saccade.report.palette import marks
-
-NOTHING = "-"
+from saccade.report.table import new_table
+from saccade.report.wording import NOTHING
 
 
 def growth_table(results: Mapping[str, Any]) -> Table:
@@ -24,12 +22,7 @@ def growth_table(results: Mapping[str, Any]) -> Table:
         f"choosing {settings['budget']:,} tokens, one KV head of {settings['head_dim']}, {settings['group']} queries, "
         f"{here['dtype']}, {here['threads']} thread(s), {here['processor']}"
     )
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("context", justify="right")
-    for name in names:
-        table.add_column(f"{name}\nµs", justify="right")
-    for name in names:
-        table.add_column(f"{name}\nvisited", justify="right")
+    table = new_table(title, ["context", *(f"{name}\n{measure}" for measure in ("µs", "visited") for name in names)])
     found = {(row["context"], row["selector"]): row for row in results["rows"]}
     for context in dict.fromkeys(row["context"] for row in results["rows"]):
         own = [found.get((context, name)) for name in names]
@@ -56,8 +49,7 @@ def growth_picture(results: Mapping[str, Any]) -> str:
                 axes.plot(
                     [row["context"] for row in rows],
                     [row[measure] for row in rows],
-                    color=drawn[name].color,
-                    marker=drawn[name].marker,
+                    **drawn[name].style,
                     markersize=5,
                     linewidth=1.2,
                     label=f"{name}: {_exponent(fits.get(name), kind)}",

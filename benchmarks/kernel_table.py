@@ -7,38 +7,22 @@ from typing import Any
 
 from rich.table import Table
 
-from saccade.bench.table import ratio, table_of, with_sections
+from saccade.report.timings import SETTING, Columns, timing_table
+from saccade.report.wording import number
 
-KERNEL_COLUMNS = (
-    "context",
-    "batch",
-    "threads",
-    "operation",
-    "implementation",
-    "µs",
-    "quartiles",
-    "MB",
-    "GB/s",
-    "of bandwidth",
-    "over dense",
-)
+KERNEL_COLUMNS: Columns = {
+    **SETTING,
+    "operation": lambda row: row["operation"],
+    "implementation": lambda row: row["implementation"],
+    "µs": lambda row: f"{row['us']:,.0f}",
+    "quartiles": lambda row: f"{row['us_fast']:,.0f} to {row['us_slow']:,.0f}",
+    "MB": lambda row: f"{row['bytes'] / 1e6:,.1f}",
+    "GB/s": lambda row: f"{row['gb_s']:.1f}",
+    "of bandwidth": lambda row: f"{row['share_of_bandwidth']:.0%}",
+    "over dense": lambda row: number(row["over_dense"], "{:.2f}×"),
+}
 
 
 def kernel_table(results: Mapping[str, Any]) -> Table:
     """Rows of single operations, one section per context, batch and number of threads."""
-    table = table_of(results, KERNEL_COLUMNS)
-    for row in with_sections(table, results["rows"]):
-        table.add_row(
-            f"{row['context']:,}",
-            str(row["batch"]),
-            str(row["threads"]),
-            row["operation"],
-            row["implementation"],
-            f"{row['us']:,.0f}",
-            f"{row['us_fast']:,.0f} to {row['us_slow']:,.0f}",
-            f"{row['bytes'] / 1e6:,.1f}",
-            f"{row['gb_s']:.1f}",
-            f"{row['share_of_bandwidth']:.0%}",
-            ratio(row["over_dense"]),
-        )
-    return table
+    return timing_table(results, KERNEL_COLUMNS)

@@ -1,24 +1,20 @@
-"""Time of single operations on one layer's cache: `saccade bench kernels`."""
+"""Time of single operations on one layer's cache: `python -m benchmarks kernels`."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import product
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from saccade.bench import baselines
-from saccade.checkpoints.load import DTYPES, pick_device
-from saccade.checkpoints.presets import read_config
-from saccade.checkpoints.shape import shape_of
+from saccade.bench.grid import Grid, GridJob, GridSettings, OnUnit
+from saccade.bench.rows import quartiles
 from saccade.errors import KernelError, SaccadeError
-from saccade.eval.output import check_file, whole_numbers, write_json
-from saccade.machine import environment, read_bandwidth, synchronize
+from saccade.machine import read_bandwidth, synchronize
 
 from .operations import OPERATIONS, Layer, Operation
 
@@ -55,128 +51,91 @@ class KernelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelJob:
-    """Checked settings of `saccade bench kernels`."""
+class KernelSettings(GridSettings):
+    """What the user can choose; see `python -m benchmarks kernels --help`."""
 
-    shape: str
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...]
-    threads: tuple[int, ...]
+    operations: Sequence[str]
+    implementations: Sequence[str]
+    budget: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelJob(GridJob):
+    """Checked settings."""
+
     operations: tuple[Operation, ...]
     implementations: tuple[str, ...]
     budget: int
     rounds: int
-    dtype: torch.dtype
-    device: torch.device
-    json_file: Path | None
 
     @classmethod
-    def check(
-        cls,
-        *,
-        shape: str,
-        contexts: list[str],
-        batches: list[str],
-        threads: list[str],
-        operations: list[str],
-        implementations: list[str],
-        budget: int,
-        rounds: int,
-        dtype: str,
-        device: str,
-        json: Path | None,
-    ) -> KernelJob:
+    def check(cls, settings: KernelSettings) -> KernelJob:
         """Read the settings.
 
         Raises:
             SaccadeError: one line about the first setting that is not valid.
         """
         known = {operation.name: operation for operation in OPERATIONS}
-        for name in operations:
-            if name not in known:
-                raise SaccadeError(f"unknown operation {name!r}; valid: {', '.join(known)}")
-        for name in implementations:
-            if name not in IMPLEMENTATIONS:
-                raise SaccadeError(f"unknown implementation {name!r}; valid: {', '.join(IMPLEMENTATIONS)}")
-        if dtype not in DTYPES:
-            raise SaccadeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
-        read_config(shape)
-        made = cls(
-            shape=shape,
-            contexts=whole_numbers("context", ",".join(contexts), at_least=1),
-            batches=whole_numbers("batch", ",".join(batches), at_least=1),
-            threads=whole_numbers("threads", ",".join(threads), at_least=1),
-            operations=tuple(known[name] for name in dict.fromkeys(operations)) or OPERATIONS,
-            implementations=tuple(dict.fromkeys(implementations)),
-            budget=budget,
-            rounds=rounds,
-            dtype=DTYPES[dtype],
-            device=pick_device(device),
-            json_file=json,
+        for what, names, valid in (
+            ("operation", settings.operations, tuple(known)),
+            ("implementation", settings.implementations, IMPLEMENTATIONS),
+        ):
+            for name in names:
+                if name not in valid:
+                    raise SaccadeError(f"unknown {what} {name!r}; valid: {', '.join(valid)}")
+        grid = Grid.check(settings)
+        if min(grid.contexts) <= settings.budget:
+            raise SaccadeError(
+                f"context {min(grid.contexts)} is within the budget of {settings.budget}: nothing is chosen"
+            )
+        return cls(
+            grid,
+            (),
+            tuple(known[name] for name in dict.fromkeys(settings.operations)) or OPERATIONS,
+            tuple(dict.fromkeys(settings.implementations)),
+            settings.budget,
+            settings.rounds,
         )
-        if min(made.contexts) <= budget:
-            raise SaccadeError(f"context {min(made.contexts)} is within the budget of {budget}: nothing is chosen")
-        if json is not None:
-            check_file(json)
-        return made
 
-    @property
-    def units(self) -> int:
-        """Measurements to make, one per context, batch and number of threads."""
-        return len(self.contexts) * len(self.batches) * len(self.threads)
-
-    def run(self, on_unit: Callable[[str], None]) -> dict[str, Any]:
-        """Measure everything; after every measurement the JSON file holds all rows so far."""
-        torch.set_num_threads(max(self.threads))
-        results: dict[str, Any] = {
-            "shape": self.shape,
-            "budget": self.budget,
-            "rows": [],
-            "environment": environment(threads=max(self.threads), dtype=self.dtype, device=self.device),
-        }
-        for context, batch, threads in product(self.contexts, self.batches, self.threads):
-            results["rows"] += [asdict(row) for row in self._measure(context, batch, threads)]
-            on_unit(f"context {context}, batch {batch}, threads {threads}")
-            if self.json_file is not None:
-                write_json(self.json_file, results)
-        return results
+    def run(self, on_unit: OnUnit) -> dict[str, Any]:
+        return self.grid.run(self.grid.results(budget=self.budget), self._measure, on_unit)
 
     @torch.inference_mode()
     def _measure(self, context: int, batch: int, threads: int) -> list[KernelRow]:
         """All operations in turns, each call on the next of several caches."""
-        torch.set_num_threads(threads)
-        shape = shape_of(read_config(self.shape))
-        size = 2 * context * batch * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        shape, dtype, device = self.grid.shape, self.grid.dtype, self.grid.device
+        size = 2 * context * batch * shape.kv_heads * shape.head_dim * dtype.itemsize
         layers = [
-            Layer.random(shape, context, batch, self.budget, self.dtype, self.device, seed)
+            Layer.random(shape, context, batch, self.budget, dtype, device, seed)
             for seed in range(max(2, -(-COLD // size)))
         ]
         calls = self._calls(layers[0])
         times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-        bandwidth = read_bandwidth(self.device)
+        bandwidth = read_bandwidth(device)
         for turn in range(self.rounds + 1):
             for place, (key, call) in enumerate(calls.items()):
                 # One step further every turn, and not the cache that the call before has just read.
                 layer = layers[(turn + place) % len(layers)]
-                synchronize(self.device)
+                synchronize(device)
                 start = time.perf_counter()
                 call(layer)
-                synchronize(self.device)
+                synchronize(device)
                 if turn > 0:
                     times[key].append(time.perf_counter() - start)
         moved = {operation.name: operation.moved(layers[0]) for operation in OPERATIONS}
         dense = min((statistics.median(taken) for (name, _), taken in times.items() if name == "dense"), default=None)
         rows = []
         for (name, implementation), taken in times.items():
-            fast, median, slow = statistics.quantiles(taken, n=4)
-            speed = moved[name] / median / 1e9
+            fast, median, slow = quartiles(taken, 1e6)
+            speed = moved[name] / median / 1e3
             rows.append(
                 KernelRow(
-                    *(name, implementation, context, batch, threads, 1e6 * median, 1e6 * fast, 1e6 * slow),
+                    *(name, implementation, context, batch, threads, median, fast, slow),
                     bytes=moved[name],
                     gb_s=speed,
                     share_of_bandwidth=speed / bandwidth,
-                    over_dense=None if dense is None else median / dense,
+                    over_dense=None if dense is None else 1e-6 * median / dense,
                 )
             )
         return rows

@@ -1,4 +1,4 @@
-"""The single operations that `saccade bench kernels` times: each on one layer's cache, with what it moves."""
+"""The single operations that `python -m benchmarks kernels` times: each on one layer's cache, with what it moves."""
 
 from __future__ import annotations
 

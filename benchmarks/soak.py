@@ -15,15 +15,16 @@ from transformers import DynamicCache
 
 from saccade.adapters.hf.run import Run, sparsify
 from saccade.adapters.hf.support import refuse_unsupported
+from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import ModelSource, pick_device, pick_dtype
-from saccade.checkpoints.shape import shape_of
+from saccade.checkpoints.shape import parameters_read, shape_of
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.document import language_reference
 from saccade.machine import environment, synchronize
 from saccade.methods.policy import Policy
 from saccade.plans.cost import cost_of
+from saccade.plans.plan import Plan
 from saccade.recipes.resolve import resolve_all
-from saccade.types import ModelShape
 
 from .steadiness import Steadiness
 
@@ -37,7 +38,7 @@ _TOGETHER = 32  # tokens of a call when nothing is timed
 
 @dataclass(frozen=True, slots=True)
 class SoakSettings:
-    """What the user can choose; see `saccade bench soak --help`."""
+    """What the user can choose; see `python -m benchmarks soak --help`."""
 
     model: str | None
     policies: tuple[str, ...]
@@ -113,10 +114,13 @@ class Soak:
 
     def __init__(self, job: SoakJob) -> None:
         self.job = job
-        self.complete = False
         self._blocks: list[dict[str, Any]] = []
         self._memory: list[dict[str, Any]] = []
         self._steadiness: dict[str, Steadiness] = {}
+
+    @property
+    def units(self) -> int:
+        return self.job.units
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Decode everything. Interrupt it at will."""
@@ -128,14 +132,12 @@ class Soak:
         if settings.sets:
             for policy, model in zip(self.job.policies, models, strict=True):
                 self._watch(policy, model, advance)
-        self.complete = True
 
     def results(self) -> dict[str, Any]:
         """What the JSON file holds; see `docs/soak.md`."""
         job, settings = self.job, self.job.settings
         labels = [str(policy) for policy in job.policies]
         return {
-            "complete": self.complete,
             "model": job.source.name,
             "settings": asdict(settings),
             "blocks": self._blocks,
@@ -192,7 +194,6 @@ class Runner:
         self._tokens = torch.tensor([tokens], device=model.device)
         self._prompt = prompt
         self._done = 0
-        self._since_pass = 0
 
     @torch.inference_mode()
     def prefill(self) -> None:
@@ -202,7 +203,7 @@ class Runner:
     @torch.inference_mode()
     def block(self, count: int) -> dict[str, Any]:
         """Decode `count` tokens one by one, each timed; dense passes over earlier steps apart."""
-        policy = self.run.policy
+        phase = self.run.policy.phase
         steps, passes = list[float](), list[float]()
         with self.run.decoding():
             for _ in range(count):
@@ -213,12 +214,11 @@ class Runner:
                 self.model(token, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
                 synchronize(token.device)
                 elapsed = time.perf_counter() - start
-                (passes if policy.rectify is not None and self._is_pass() else steps).append(elapsed)
+                (passes if phase.dense_at(self._done) else steps).append(elapsed)
                 self._done += 1
         stats = self.run.stats()
-        fast, median, slow = (1e3 * value for value in _quartiles(steps))
+        fast, median, slow = quartiles(steps)
         used, reserved = self.kv_bytes()
-        plan, shape = self.run.plan, shape_of(self.model.config)
         return {
             "policy": self.label,
             "step": self._done,
@@ -231,23 +231,20 @@ class Runner:
             "kv_bytes": used,
             "kv_reserved_bytes": reserved,
             "index_bytes": stats.index_bytes,
-            "expected_bytes": _expected(plan, shape, self._prompt + self._done, self.model),
+            "expected_bytes": _expected(self.run.plan, self._prompt + self._done, self.model),
         }
 
     @torch.inference_mode()
     def feed(self, count: int) -> None:
         """Decode `count` tokens, several to a call but no more than go without a dense pass among them."""
-        rectify = self.run.policy.rectify
+        phase = self.run.policy.phase
         while count:
-            free = _TOGETHER if rectify is None else max(rectify.every - self._since_pass, 1)
-            size = min(count, free, _TOGETHER)
+            size = next(phase.pieces(self._done, min(count, _TOGETHER)))
             position = self._prompt + self._done
             tokens = self._tokens[:, position : position + size]
             self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self._done += size
             count -= size
-            if rectify is not None:
-                self._since_pass = 0 if self._since_pass >= rectify.every else self._since_pass + size
 
     def kv_bytes(self) -> tuple[int, int]:
         """Bytes of the cached keys and values, and of the buffers that hold them."""
@@ -259,16 +256,6 @@ class Runner:
                     reserved += tensor.untyped_storage().nbytes()
         return used, reserved
 
-    def _is_pass(self) -> bool:
-        """Whether the step just taken rectified those before it."""
-        rectify = self.run.policy.rectify
-        assert rectify is not None, "only asked where there are passes"
-        if self._since_pass >= rectify.every:
-            self._since_pass = 0
-            return True
-        self._since_pass += 1
-        return False
-
 
 def resident_bytes() -> int | None:
     """Memory of this process that is in RAM; None where the system does not tell."""
@@ -276,11 +263,11 @@ def resident_bytes() -> int | None:
     return int(statm.read_text().split()[1]) * _PAGE_BYTES if statm.is_file() else None
 
 
-def _expected(plan: Any, shape: ModelShape, context: int, model: Any) -> float:
+def _expected(plan: Plan, context: int, model: Any) -> float:
     """Bytes that a sparse step must move, by the cost model."""
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    itemsize = model.dtype.itemsize
-    return cost_of(plan, None, shape, context=context, batch=1, kv_itemsize=itemsize, weight_bytes=weights).total
+    shape, size = shape_of(model.config), model.dtype.itemsize
+    weights = parameters_read(model) * size
+    return cost_of(plan, None, shape, context=context, batch=1, kv_itemsize=size, weight_bytes=weights).total
 
 
 def _memory(step: int, runners: Sequence[Runner]) -> dict[str, Any]:
@@ -330,10 +317,3 @@ def _slope(values: Sequence[float], context: Sequence[int]) -> dict[str, float] 
     slope, _, low, high = theilslopes(values, context)
     unit = 10_000 / statistics.median(values)
     return {"slope": float(slope) * unit, "low": float(low) * unit, "high": float(high) * unit}
-
-
-def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
-    if len(times) < 2:
-        return (times[0],) * 3 if times else (0.0,) * 3
-    low, median, high = statistics.quantiles(times, n=4)
-    return low, median, high

@@ -1,4 +1,4 @@
-"""Tables and picture of `saccade bench soak`."""
+"""Tables and picture of `python -m benchmarks soak`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from saccade.report.drawing import as_svg, canvas
 from saccade.report.palette import MUTED, marks
+from saccade.report.table import new_table
+from saccade.report.wording import NOTHING, number
 
-NOTHING = "-"
 MEGABYTE = 2**20
 
 _ROWS = 8
@@ -91,14 +90,15 @@ def _smooth(axes: Axes, series: Sequence[float], color: str, label: str) -> None
 
 
 def _blocks(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(label, "decoded", "context", "ms per step", "quartiles", "dense pass ms", "control ms", "index / KV")
+    columns = ("decoded", "context", "ms per step", "quartiles", "dense pass ms", "control ms", "index / KV")
+    table = new_table(label, columns, columns[:1])
     for row in _some(rows):
         table.add_row(
             f"{row['step']:,}",
             f"{row['context']:,}",
             f"{row['ms']:.2f}",
             f"{row['ms_fast']:.2f} to {row['ms_slow']:.2f}",
-            NOTHING if row["ms_pass"] is None else f"{row['ms_pass']:.2f}",
+            number(row["ms_pass"], "{:.2f}"),
             f"{row['ms_control']:.2f}",
             f"{row['index_bytes'] / row['kv_bytes']:.2%}",
         )
@@ -106,7 +106,8 @@ def _blocks(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _memory(results: Mapping[str, Any]) -> Table:
-    table = _table("memory, all policies together, MB", "decoded", "process", "keys and values", "indexes", "the rest")
+    columns = ("decoded", "process", "keys and values", "indexes", "the rest")
+    table = new_table("memory, all policies together, MB", columns, columns[:1])
     for row in _some(results["memory"]):
         resident = row["resident_bytes"]
         rest = None if resident is None else resident - row["kv_bytes"] - row["index_bytes"]
@@ -116,16 +117,11 @@ def _memory(results: Mapping[str, Any]) -> Table:
 
 
 def _summary(results: Mapping[str, Any]) -> Table:
-    table = _table(
-        "drift per 10,000 tokens of context (Theil-Sen, 95%), and steadiness of the sets",
-        "policy",
-        "step",
-        "step / control",
-        "dense pass",
-        "expected bytes",
-        "hit rate",
-        "Jaccard",
-    )
+    title = "drift per 10,000 tokens of context (Theil-Sen, 95%), and steadiness of the sets"
+    columns = ("policy", "step", "step / control", "dense pass", "expected bytes", "hit rate", "Jaccard")
+    table = new_table(title, columns, columns[:1])
+    for column in table.columns[1:5]:
+        column.no_wrap = False  # slopes with their intervals are long
     for drift in results["drift"]:
         series = results["steadiness"].get(drift["policy"], {})
         means = (f"{fmean(series[name]):.3f}" if series.get(name) else NOTHING for name in ("hit", "jaccard"))
@@ -140,17 +136,10 @@ def _slope(slope: Mapping[str, float] | None) -> str:
     return f"{slope['slope']:+.1%} ({slope['low']:+.1%} to {slope['high']:+.1%})"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table
-
-
 def _some(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """At most `_ROWS` rows, the last one among them."""
     step = max(-(-len(rows) // _ROWS), 1)
-    return [row for number, row in enumerate(rows, 1) if number % step == 0 or number == len(rows)]
+    return [row for place, row in enumerate(rows, 1) if place % step == 0 or place == len(rows)]
 
 
 def _labels(results: Mapping[str, Any]) -> list[str]:

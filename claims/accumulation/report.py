@@ -7,16 +7,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from saccade.report.drawing import as_svg, canvas
+from saccade.report.drawing import as_svg, canvas, side_by_side, with_intervals
 from saccade.report.palette import INK, MUTED, marks
-
-Row = Mapping[str, Any]
-
-NOTHING = "-"
+from saccade.report.table import new_table
+from saccade.report.wording import NOTHING, Row, number
 
 
 def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
@@ -25,21 +22,13 @@ def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
     settings = _settings(rows)
     counts = sorted({row["passages"] for row in rows})
     passages = " or ".join(map(str, counts))
-    table = Table(
-        title=Text(
-            f"{source}: top-3 accuracy on the last {results['targets']} tokens of {passages} passages, "
-            "and differences to dense in points"
-        ),
-        caption=Text("* the 95% interval of the difference, by passage, leaves out 0"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
+    table = new_table(
+        f"{source}: top-3 accuracy on the last {results['targets']} tokens of {passages} passages, "
+        "and differences to dense in points",
+        ("length", "policy", "kept", "read", "dense", *settings),
+        words=("policy",),
+        notes=["* the 95% interval of the difference, by passage, leaves out 0"],
     )
-    for name in ("length", "policy", "kept", "read", "dense", *settings):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name != "policy")
     found = {_key(row): row for row in rows}
     previous = None
     for length, policy, kept in dict.fromkeys(_key(row)[:3] for row in rows if row["kept"] is not None):
@@ -49,9 +38,9 @@ def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
         own = [found.get((length, policy, kept, setting)) for setting in settings]
         dense = found.get((length, "dense", None, "dense"))
         share = next((row["share_attended"] for row in own if row is not None), None)
-        cells = (f"{length:,}", policy, f"{kept:g}", NOTHING if share is None else f"{share:.1%}")
-        accuracy = NOTHING if dense is None else f"{dense['accuracy']:.1%}"
-        table.add_row(*map(Text, (*cells, accuracy, *map(_cell, own))))
+        accuracy = None if dense is None else dense["accuracy"]
+        cells = (f"{length:,}", policy, f"{kept:g}", number(share, "{:.1%}"), number(accuracy, "{:.1%}"))
+        table.add_row(*map(Text, (*cells, *map(_cell, own))))
     return table
 
 
@@ -84,29 +73,23 @@ def accumulation_picture(results: Mapping[str, Any]) -> str:
 def _panel(axes: Axes, rows: Sequence[Row], shares: Sequence[float], settings: Sequence[str]) -> None:
     drawn = marks([f"{share:g}" for share in shares])
     axes.axhline(0, color=MUTED, linewidth=1, linestyle="dashed")
-    for number, share in enumerate(shares):
+    for place, share in enumerate(shares):
         own = sorted((row for row in rows if row["kept"] == share), key=lambda row: settings.index(row["setting"]))
-        shift = 0.14 * (number - (len(shares) - 1) / 2)
-        mark = drawn[f"{share:g}"]
-        axes.errorbar(
+        shift = side_by_side(place, len(shares), apart=0.14)
+        with_intervals(
+            axes,
             [settings.index(row["setting"]) + shift for row in own],
             [100 * row["difference"] for row in own],
-            yerr=[[_reach(row, 0) for row in own], [_reach(row, 1) for row in own]],
-            color=mark.color,
-            marker=mark.marker,
+            [[100 * end for end in row["difference_interval"] or [row["difference"]] * 2] for row in own],
+            drawn[f"{share:g}"],
             markersize=4.5,
+            linestyle="-",
             linewidth=1,
             capsize=2,
             label=f"{share:g}",
         )
     axes.set_xticks(range(len(settings)), [setting.replace("-", "\n").replace(" ", "\n") for setting in settings])
     axes.yaxis.set_major_locator(MaxNLocator(6))
-
-
-def _reach(row: Row, side: int) -> float:
-    """How many points the interval of a difference reaches below (0) or above (1) it."""
-    interval = row["difference_interval"]
-    return 0.0 if interval is None else 100 * abs(interval[side] - row["difference"])
 
 
 def _cell(row: Row | None) -> str:

@@ -9,15 +9,18 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from saccade.bench import baselines, decode, variants
-from saccade.bench.job import BenchJob
+from saccade.bench.job import BenchJob, BenchSettings
 from saccade.checkpoints.presets import SHAPES, random_model
 from saccade.cli import app
 from saccade.errors import SaccadeError
 from saccade.methods.policy import Policy
+from saccade.report import decode as picture_module
+from saccade.report.drawing import as_svg
 
 # What the issue that asked for this benchmark names; more may be there.
 KEYS = {
@@ -33,10 +36,9 @@ SETTINGS: dict[str, Any] = {
     "policies": ["tidal"],
     "budgets": ["16"],
     "steps": 2,
-    "baseline": ["none"],
+    "baselines": ["none"],
     "dtype": "float32",
     "device": "cpu",
-    "json": None,
 }
 
 
@@ -143,10 +145,32 @@ def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch)
         )
 
 
-def test_draws_a_picture(shape: str, tmp_path: Path) -> None:
+def test_draws_a_picture(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line per decoder and policy against the context, and the parts of ours at the longest one."""
+    drawn: list[Figure] = []
+
+    def kept(figure: Figure) -> str:
+        drawn.append(figure)
+        return as_svg(figure)
+
+    monkeypatch.setattr(picture_module, "as_svg", kept)
     picture = tmp_path / "bench.svg"
-    rows_of(shape, tmp_path, "--context", "0,40", "--policy", "tidal", "--picture", str(picture))
-    ElementTree.parse(picture)
+    given = ["--context", "0,40", "--policy", "tidal", "--baseline", "transformers", "--picture", str(picture)]
+    rows = rows_of(shape, tmp_path, *given)
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    lines, parts = drawn[0].axes
+    found = {line.get_label(): list(line.get_ydata()) for line in lines.get_lines()}
+    names = {"stock transformers": "stock", "dense (saccade)": "dense", "tidal:budget=16": "tidal:budget=16"}
+    times = {name: [row["ms_per_token"] for row in rows if row["policy"] == spec] for name, spec in names.items()}
+    assert found == times
+    assert [label.get_text() for label in lines.get_xticklabels()] == ["0", "40"]
+    # Stock transformers has no parts; each bar ends where its row's time does.
+    bars = {label.get_text(): 0.0 for label in parts.get_yticklabels()}
+    assert set(bars) == {"dense (saccade)", "tidal:budget=16"}
+    for name, place in zip(bars, parts.get_yticks(), strict=True):
+        widths = [bar.get_width() for bar in parts.patches if bar.get_y() < place < bar.get_y() + bar.get_height()]
+        row = next(row for row in rows if row["context"] == 40 and row["policy"] == names[name])
+        assert sum(widths) == pytest.approx(sum(row[part] for part in PARTS))
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m"])
@@ -195,10 +219,10 @@ def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"policies": ["quest:rectify=8:verify"]}, "how many drafts stand depends on the text"),
-        ({"baseline": ["none", "torch-sdpa"]}, "baseline none beside torch-sdpa is not valid"),
-        ({"baseline": ["pytorch"]}, "unknown baseline 'pytorch'; valid: transformers, torch-sdpa, vllm, or none"),
+        ({"baselines": ["none", "torch-sdpa"]}, "baseline none beside torch-sdpa is not valid"),
+        ({"baselines": ["pytorch"]}, "unknown baseline 'pytorch'; valid: transformers, torch-sdpa, vllm, or none"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(SaccadeError, match=words):
-        BenchJob.check(**{**SETTINGS, **changed})
+        BenchJob.check(BenchSettings(**{**SETTINGS, **changed}))

@@ -19,16 +19,15 @@ from saccade.selection.history import TokenHistory
 CONTEXTS = (600, 1200, 2400)
 
 
-def settings_of(**changes: Any) -> GrowthSettings:
+def growth_of(**changes: Any) -> Growth:
     chosen = {"contexts": "600,1200,2400", "selectors": "cap64,sqrt,root,quest,exact", "budget": 96, "head_dim": 16}
-    return GrowthSettings.check(
-        **{**chosen, "group": 2, "rounds": 2, "threads": 1, "dtype": "float32", "seed": 0, **changes}
-    )
+    rest = {"group": 2, "rounds": 2, "threads": 1, "dtype": "float32", "seed": 0}
+    return Growth.check(GrowthSettings(**{**chosen, **rest, **changes}))
 
 
 @pytest.fixture(scope="module")
 def finished() -> dict[str, Any]:
-    measurement = Growth(settings_of())
+    measurement = growth_of()
     units: list[str] = []
     measurement.run(units.append)
     assert len(units) == measurement.units == 17
@@ -39,7 +38,6 @@ def finished() -> dict[str, Any]:
 
 
 def test_every_context_and_selector_is_a_row(finished: dict[str, Any]) -> None:
-    assert finished["complete"] is True
     rows = [(row["context"], row["selector"]) for row in finished["rows"]]
     assert rows == [(context, name) for context in CONTEXTS for name in ("cap64", "sqrt", "root", "quest", "exact")]
     assert all(row["rounds"] == 2 and row["us_fast"] <= row["us"] <= row["us_slow"] for row in finished["rows"])
@@ -68,7 +66,7 @@ def test_equal_indexes_are_built_once(finished: dict[str, Any]) -> None:
 
 
 def test_the_limit_of_64_units_is_lifted_by_root_only() -> None:
-    chosen = settings_of()
+    chosen = growth_of()
     units = {name: [chosen.selector(name).units(n) for n in (1, 4096, 4097)] for name in ("cap64", "sqrt", "root")}  # type: ignore[attr-defined]  # only clusters have units
     assert units == {"cap64": [1, 64, 64], "sqrt": [1, 64, 64], "root": [1, 64, 65]}
 
@@ -76,7 +74,7 @@ def test_the_limit_of_64_units_is_lifted_by_root_only() -> None:
 @pytest.mark.parametrize("k_g", [None, 3])
 def test_nodes_visited_are_units_and_the_clusters_of_those_kept(k_g: int | None) -> None:
     """Against a plain reading of the tree in float64."""
-    settings: Any = settings_of(k_g=k_g).selector("cap64")
+    settings: Any = growth_of(k_g=k_g).selector("cap64")
     kv = one_head(synthetic_keys(3000, 16, seed=3))
     index = ClusterIndex.empty(settings, TokenHistory(), kv)
     index.update(kv, torch.zeros(1, dtype=torch.int32), 3000)
@@ -122,11 +120,10 @@ def test_an_interrupted_run_is_readable(monkeypatch: pytest.MonkeyPatch) -> None
         if what == "round 1 of 2":
             raise KeyboardInterrupt
 
-    measurement = Growth(settings_of(contexts="600", selectors="quest"))
+    measurement = growth_of(contexts="600", selectors="quest")
     with pytest.raises(KeyboardInterrupt):
         measurement.run(impatient)
     results = measurement.results()
-    assert results["complete"] is False
     assert [row["rounds"] for row in results["rows"]] == [1]
 
 
@@ -143,4 +140,4 @@ def test_an_interrupted_run_is_readable(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_bad_settings_are_refused(changes: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        settings_of(**changes)
+        growth_of(**changes)

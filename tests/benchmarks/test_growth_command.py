@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.growth import SELECTORS
 from commands import Invoke
 from saccade import machine
 
+CONTEXTS = (300, 600, 900)
 SMALL = ("--context", "300,600,900", "--budget", "64", "--head-dim", "8", "--rounds", "2")
 
 
@@ -26,8 +29,15 @@ def test_a_run_gives_a_table_json_and_a_picture(invoke: Invoke, tmp_path: Path) 
     assert result.exit_code == 0, result.output
     results = json.loads(files[0].read_text())
     assert results["complete"] is True
-    assert len(results["rows"]) == 15
-    assert all(name in result.stdout for name in ("cap64", "root", "quest", "visited", "exponent"))
+    found = {(row["context"], row["selector"]): row for row in results["rows"]}
+    assert set(found) == set(product(CONTEXTS, SELECTORS)) and len(results["rows"]) == 15
+    lines = [line.split() for line in result.stdout.splitlines()]
+    for context in CONTEXTS:
+        times, nodes = ([f"{found[context, name][key]:,.0f}" for name in SELECTORS] for key in ("us", "visited"))
+        assert [f"{context:,}", *times, *nodes] in lines
+    fits = [fit[kind]["slope"] for kind in ("time", "visited") for fit in results["exponents"]]
+    (printed,) = (line[1:] for line in lines if line[:1] == ["exponent"])
+    assert [cell.partition("±")[0] for cell in printed] == [f"{slope:.2f}" for slope in fits]
     assert ElementTree.fromstring(files[1].read_text()).tag.endswith("svg")
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import kernels, operations
-from saccade.cli import app
+from benchmarks.__main__ import app
 from saccade.errors import SaccadeError
 
 
@@ -22,7 +22,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     file = tmp_path / "kernels.json"
     small = ["--shape", "smollm2-135m", "--context", "200", "--budget", "32", "--rounds", "2", "--json", str(file)]
-    result = CliRunner().invoke(app, ["bench", "kernels", *small, *arguments])
+    result = CliRunner().invoke(app, ["kernels", *small, *arguments])
     assert result.exit_code == 0, result.output
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
     return rows
@@ -75,7 +75,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return ids.roll(1, -1), counts
 
     monkeypatch.setattr(operations, "topk", wrong)
-    result = CliRunner().invoke(app, ["bench", "kernels", "--context", "200", "--budget", "32", "--operation", "top-k"])
+    result = CliRunner().invoke(app, ["kernels", "--context", "200", "--budget", "32", "--operation", "top-k"])
     assert result.exit_code == 2
     assert "top-k differ from float64" in result.stderr
 
@@ -101,7 +101,6 @@ def test_bad_input_is_one_line(changed: dict[str, Any], words: str) -> None:
         "rounds": 2,
         "dtype": "float32",
         "device": "cpu",
-        "json": None,
     }
     with pytest.raises(SaccadeError, match=words):
-        kernels.KernelJob.check(**{**settings, **changed})
+        kernels.KernelJob.check(kernels.KernelSettings(**{**settings, **changed}))

@@ -82,7 +82,6 @@ def finished(folder: Path) -> dict[str, Any]:
 
 
 def test_policies_take_turns_over_all_tokens(finished: dict[str, Any]) -> None:
-    assert finished["complete"] is True
     turns = [(row["step"], row["policy"].partition(":")[0]) for row in finished["blocks"]]
     assert turns == [(step, name) for step in (10, 20, 30, 40, 46) for name in ("lychee_cluster", "resa")]
     assert all(row["context"] == 100 + row["step"] for row in finished["blocks"])
@@ -139,7 +138,6 @@ def test_an_interrupted_run_is_readable(folder: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         run.run(impatient)
     results = run.results()
-    assert results["complete"] is False
     assert [row["step"] for row in results["blocks"]] == [10]
 
 

@@ -24,9 +24,7 @@ def _no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_gives_tables_json_and_a_picture(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
     files = tmp_path / "soak.json", tmp_path / "soak.svg"
-    result = invoke(
-        "bench", "soak", "--model", model_folder, *SMALL, *POLICIES, "--json", files[0], "--picture", files[1]
-    )
+    result = invoke("soak", "--model", model_folder, *SMALL, *POLICIES, "--json", files[0], "--picture", files[1])
     assert result.exit_code == 0, result.output
     results = json.loads(files[0].read_text())
     assert results["complete"] is True

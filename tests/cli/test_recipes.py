@@ -6,14 +6,19 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer import Typer
 
 import saccade
-from commands import Invoke
+from benchmarks.__main__ import app as benchmarks_app
+from claims.__main__ import app as claims_app
+from commands import Invoke, invoker
 from saccade import Recipe
-from saccade.bench.job import BenchJob
+from saccade.bench.job import BenchJob, BenchSettings
 from saccade.checkpoints.load import ModelSource
+from saccade.cli import app as saccade_app
 from saccade.recipes.published import MARK, PUBLISHED, note
 
 # Policies that are recognised by the note on the layer that nobody gave.
@@ -65,20 +70,29 @@ def test_no_recipe_is_said_in_one_line(invoke: Invoke, folder: Path, monkeypatch
     assert "recipe none.json cannot be read: No such file" in said
 
 
-@pytest.mark.parametrize("command", [("generate", "x"), ("compare",), ("accumulate",), ("bench", "soak")])
+@pytest.mark.parametrize(
+    ("cli", "command"),
+    [
+        (saccade_app, ("generate", "x")),
+        (saccade_app, ("compare",)),
+        (claims_app, ("accumulation",)),
+        (benchmarks_app, ("soak",)),
+    ],
+    ids=["generate", "compare", "accumulation", "soak"],
+)
 @pytest.mark.parametrize("policy", ["auto", "recipe:qwen3-8b"])
 def test_a_recipe_of_another_model_is_refused(
-    invoke: Invoke,
     folder: Path,
     recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
+    cli: Typer,
     command: tuple[str, ...],
     policy: str,
 ) -> None:
     text = recipe.to_json()
     assert recipe.model.weights is not None
     (folder / "saccade.json").write_text(text.replace(recipe.model.weights, "0" * 16))
-    said = refused(invoke, monkeypatch, *command, "--model", folder, "--policy", policy)
+    said = refused(invoker(cli), monkeypatch, *command, "--model", folder, "--policy", policy)
     assert "belongs to another model" in said
     assert f"weights={recipe.model.weights}" in said
     assert ("weights=0000000000000000" if policy == "auto" else "layers=36") in said
@@ -109,14 +123,11 @@ def test_a_benchmark_takes_the_recipe_of_its_shape(folder: Path, recipe: Recipe)
     text = recipe.to_json()
     assert recipe.model.weights is not None
     (folder / "saccade.json").write_text(text.replace(recipe.model.weights, "0" * 16))
-    lists = {"contexts": ["64"], "batches": ["1"], "threads": ["1"], "budgets": ["32"], "baseline": ["none"]}
-    made = BenchJob.check(
-        shape=str(folder), policies=["auto"], steps=2, dtype="float32", device="cpu", json=None, **lists
-    )
+    lists = {"contexts": ["64"], "batches": ["1"], "threads": ["1"], "budgets": ["32"], "baselines": ["none"]}
+    one: dict[str, Any] = {"policies": ["auto"], "steps": 2, "dtype": "float32", "device": "cpu", **lists}
+    made = BenchJob.check(BenchSettings(shape=str(folder), **one))
     assert list(map(str, made.policies)) == ["dense", "tidal:budget=32"]
-    made = BenchJob.check(
-        shape="qwen3-8b", policies=["auto"], steps=2, dtype="float32", device="cpu", json=None, **lists
-    )
+    made = BenchJob.check(BenchSettings(shape="qwen3-8b", **one))
     assert list(map(str, made.policies)) == ["dense", "less_is_more:budget=32,reselect=12"]
     assert note("qwen3-8b") in made.notes
 

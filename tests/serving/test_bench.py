@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from engines import force_own_path
 
 from saccade.adapters.vllm.options import ServeOptions
-from saccade.bench.serving import ServingJob
+from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
 from saccade.checkpoints.bundled import model_path
 from saccade.methods.policy import Policy
 
 
-def test_rows_of_a_small_run(tmp_path: Path) -> None:
-    job = ServingJob.check(
-        shape=str(model_path()),
-        contexts="96",
-        batches="1,2",
-        threads=1,
-        policies=["quest:budget=32", "tidal:budget=32,reselect=7"],
-        budgets="2048",
-        steps=3,
-        block=32,
-        dtype="float32",
-        json=tmp_path / "rows.json",
-    )
-    results = job.run(lambda unit: None)
-    assert json.loads((tmp_path / "rows.json").read_text()) == results
+def test_rows_of_a_small_run() -> None:
+    settings = ServingSettings(
+        shape=str(model_path()), contexts=["96"], batches=["1,2"], threads=["1"], dtype="float32", device="cpu",
+        policies=["quest:budget=32", "tidal:budget=32,reselect=7"], budgets=["2048"], steps=3, block=32,
+    )  # fmt: skip
+    done: list[int] = []
+    results = ServingJob.check(settings).run(lambda unit, results: done.append(len(results["rows"])))
+    assert done == [3, 6, 9, 12]
     assert [(row["context"], row["batch"]) for row in results["rows"][::3]] == [(16, 1), (16, 2), (96, 1), (96, 2)]
     assert [row["policy"] for row in results["rows"][:3]] == ["stock", "quest:budget=32", "tidal:budget=32,reselect=7"]
     assert all(row["steps"] == 3 and row["ms_per_token"] > 0 for row in results["rows"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ NAMES = (STOCK, "torch-sdpa", "vllm")
 """The stock model with its own cache; in the same model code on our cache torch's attention; on pages vLLM's kernel."""
 
 
-def choose(names: list[str], device: torch.device, head_dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def choose(names: Sequence[str], device: torch.device, head_dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The baselines asked for that can run here, and why others cannot.
 
     Raises:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decode.state import AttentionOperations, DecodeState
+from ..decode.state import DecodeState
 from ..errors import SaccadeError
 from ..types import KVView, Selection
+from .clock import wrapped
 
 
 class Check:
@@ -27,29 +28,24 @@ class Check:
     def on(self, state: DecodeState) -> None:
         """Check the operations of a state until `off`."""
         self._state, self._operations = state, state.attention
-        state.attention = AttentionOperations(
-            dense=self._checked(state.attention.dense, _no_selection),
-            sparse=self._checked(state.attention.sparse, _given),
-            hybrid=self._checked(state.attention.hybrid, _given),
-        )
+        state.attention = wrapped(state.attention, self._checked)
 
     def off(self) -> None:
         self._state.attention = self._operations
 
-    def _checked(
-        self, operation: Callable[..., Any], selection_of: Callable[..., Selection | None]
-    ) -> Callable[..., Any]:
+    def _checked(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         seen = False
 
-        def checked(q: Tensor, kv: KVView, *args: Any, **kwargs: Any) -> Any:
+        def checked(q: Tensor, kv: KVView, *given: Any, scale: float, **rest: Any) -> Any:
             nonlocal seen
-            result = operation(q, kv, *args, **kwargs)
+            result = operation(q, kv, *given, scale=scale, **rest)
             if not seen:
                 seen = True
                 self.calls += 1
                 output = result[0] if isinstance(result, tuple) else result
-                dense = args[1] if len(args) > 1 else None
-                compare_attention(self._label, output, q, kv, selection_of(*args), dense, kwargs["scale"])
+                # A dense operation is given neither a selection nor which heads are dense.
+                selection, dense = (*given, None, None)[:2]
+                compare_attention(self._label, output, q, kv, selection, dense, scale)
             return result
 
         return checked
@@ -78,8 +74,10 @@ def compare_attention(
     group = q.shape[1] // kv.kv_heads
     for query in range(q.shape[1]):
         head = query // group
-        everything = selection is None or (dense is not None and dense[head])
-        tokens = None if everything else _tokens(selection, query, kv.kv_heads, q.shape[1], kv)
+        if selection is None or (dense is not None and dense[head]):
+            tokens = torch.arange(int(kv.rows.seq_lens[0]), device=kv.k.device)
+        else:
+            tokens = _tokens(selection, query, q.shape[1], kv)
         keys, values = _read(kv, head, tokens)
         weights = torch.softmax(keys @ q[0, query].double() * scale, dim=0)
         wanted, size = weights @ values, weights @ values.abs()
@@ -95,23 +93,13 @@ def compare_attention(
             )
 
 
-def _no_selection(*_: Any) -> None:
-    """A dense operation is given none."""
-
-
-def _given(selection: Selection, *_: Any) -> Selection:
-    """The first argument behind the cache."""
-    return selection
-
-
-def _tokens(selection: Selection | None, query: int, kv_heads: int, query_heads: int, kv: KVView) -> Tensor:
+def _tokens(selection: Selection, query: int, query_heads: int, kv: KVView) -> Tensor:
     """Positions that a query head of row 0 attends to.
 
     Raises:
         SaccadeError: if they are no ascending positions of the row.
     """
-    assert selection is not None
-    each = {1: 0, kv_heads: query * kv_heads // query_heads, query_heads: query}[selection.groups]
+    each = query * selection.groups // query_heads
     count = int(selection.counts[0, each])
     units = selection.ids[0, each, :count].long()
     tokens = (units[:, None] * selection.unit + torch.arange(selection.unit, device=units.device)).flatten()
@@ -121,11 +109,8 @@ def _tokens(selection: Selection | None, query: int, kv_heads: int, query_heads:
     return tokens
 
 
-def _read(kv: KVView, head: int, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+def _read(kv: KVView, head: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values `[n, d]` of row 0 in float64."""
-    rows = kv.rows
-    if tokens is None:
-        tokens = torch.arange(int(rows.seq_lens[0]), device=kv.k.device)
-    slots = tokens + int(rows.row_start[0])
-    pages = rows.page_table[0].long()[slots // kv.page]
+    slots = tokens + int(kv.rows.row_start[0])
+    pages = kv.rows.page_table[0].long()[slots // kv.page]
     return kv.k[pages, slots % kv.page, head].double(), kv.v[pages, slots % kv.page, head].double()

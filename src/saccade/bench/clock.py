@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from ..decode.indexes import Indexes
 from ..decode.state import AttentionOperations, DecodeState
-from ..selection.selector import Index, Selector
-from ..types import KVView
+from ..selection.selector import Selector
 
 PARTS = ("selection", "attention", "index")
 
@@ -46,20 +43,17 @@ class Clock:
 
 def watch(state: DecodeState, clock: Clock) -> None:
     """Let a state's attention, selection and index upkeep be timed."""
-    state.attention = timed_operations(state.attention, clock)
+    state.attention = wrapped(state.attention, lambda operation: clock.timed("attention", operation))
     state.indexes = _TimedIndexes(state.indexes, clock)
     if state.plan.selector is not None:
         timed: Any = _TimedSelector(state.plan.selector, clock)
         state.plan = replace(state.plan, selector=timed)
 
 
-def timed_operations(operations: AttentionOperations, clock: Clock) -> AttentionOperations:
-    return AttentionOperations(
-        dense=clock.timed("attention", operations.dense),
-        sparse=clock.timed("attention", operations.sparse),
-        hybrid=clock.timed("attention", operations.hybrid),
-        name=operations.name,
-    )
+def wrapped(operations: AttentionOperations, around: Callable[[Callable[..., Any]], Any]) -> AttentionOperations:
+    """The same operations, each with something around it."""
+    dense, sparse, hybrid = (around(each) for each in (operations.dense, operations.sparse, operations.hybrid))
+    return replace(operations, dense=dense, sparse=sparse, hybrid=hybrid)
 
 
 class _TimedSelector:
@@ -78,22 +72,7 @@ class _TimedIndexes:
 
     def __init__(self, indexes: Indexes, clock: Clock) -> None:
         self._indexes = indexes
-        self._of = clock.timed("index", indexes.of)
+        self.of = clock.timed("index", indexes.of)
 
-    def begin(self, past: int) -> None:
-        self._indexes.begin(past)
-
-    def of(self, layer: int, kv: KVView) -> Index | None:
-        index: Index | None = self._of(layer, kv)
-        return index
-
-    def permute(self, layer: int, rows: Tensor) -> None:
-        self._indexes.permute(layer, rows)
-
-    @property
-    def nbytes(self) -> int:
-        return self._indexes.nbytes
-
-    @property
-    def build_seconds(self) -> float:
-        return self._indexes.build_seconds
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._indexes, name)

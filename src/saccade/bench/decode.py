@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from ..checkpoints.shape import shape_of
+from ..checkpoints.shape import parameters_read, shape_of
 from ..errors import SaccadeError
 from ..machine import read_bandwidth
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from . import baselines
-from .rows import DecodeRow, complete, median_ms, row_of
+from .rows import DecodeRow, complete, row_of
 from .variants import Attached, Memory, Variant
 
 TURN = 3
@@ -42,7 +42,7 @@ def measure(
     Args:
         model: stock, with `sdpa` attention.
         policies: what is timed; dense belongs to them.
-        context, batch, threads: the setting.
+        context, batch, threads: the setting; torch has that many threads.
         steps: timed calls of each variant; a rectified policy takes two whole periods.
         names: baselines.
 
@@ -52,8 +52,7 @@ def measure(
     Raises:
         SaccadeError: if attention differs from float64, or a dense decoder's logits from the stock model's.
     """
-    torch.set_num_threads(threads)
-    longest = max((policy.rectify.every for policy in policies if policy.rectify is not None), default=0) + 2
+    longest = max(policy.phase.period for policy in policies) + 1
     variants = _variants(model, policies, Memory(model, context, batch, longest), names)
     empty = _variants(
         model, [DENSE], Memory(model, 0, batch, longest), [name for name in names if name == baselines.STOCK]
@@ -65,20 +64,20 @@ def measure(
     for done in range(0, steps, TURN):
         count = min(TURN, steps - done)
         for variant in (*variants, *empty):
-            if variant.period == 1:
+            if variant.rectify is None:
                 variant.turn(count)
             elif not variant.steps:
                 # Two whole periods at once: quartiles want two plain steps.
-                variant.turn(2 * variant.period)
+                variant.turn(2 * variant.phase.period)
         bandwidth.append(read_bandwidth(model.device, repeats=1))
-    weight_bytes = float(_weight_bytes(model))
-    rows = [_row(variant, model, threads, weight_bytes) for variant in variants]
+    weight_bytes = parameters_read(model) * model.dtype.itemsize
+    rows = [row_of(variant, threads, _bytes(variant, model, weight_bytes)) for variant in variants]
     speed = statistics.median(bandwidth)
-    least = min(median_ms(variant.steps) for variant in empty)
+    least = min(1e3 * statistics.median(step.seconds for step in variant.steps) for variant in empty)
     for variant in (*variants, *empty):
         variant.close()
     gc.collect()
-    return complete(rows, empty_ms=least, weight_bytes=weight_bytes, bandwidth=speed), speed
+    return complete(rows, empty_ms=least, empty_bytes=weight_bytes, bandwidth=speed), speed
 
 
 def _variants(
@@ -95,9 +94,10 @@ def _variants(
     return [*made, *(Attached(model, memory, policy) for policy in policies)]
 
 
-def _row(variant: Variant, model: PreTrainedModel, threads: int, weight_bytes: float) -> DecodeRow:
+def _bytes(variant: Variant, model: PreTrainedModel, weight_bytes: float) -> float:
+    """What a step moves, by the cost model."""
     shape = shape_of(model.config)
-    cost = cost_of(
+    return cost_of(
         DENSE.plan(shape) if variant.plan is None else variant.plan,
         variant.rectify,
         shape,
@@ -105,19 +105,7 @@ def _row(variant: Variant, model: PreTrainedModel, threads: int, weight_bytes: f
         batch=variant.batch,
         kv_itemsize=model.dtype.itemsize,
         weight_bytes=weight_bytes,
-    )
-    indexes = (variant.index_bytes, variant.build_seconds) if isinstance(variant, Attached) else (0, 0.0)
-    return row_of(variant, threads, cost.total, *indexes)
-
-
-def _weight_bytes(model: PreTrainedModel) -> int:
-    """What a step reads: all weights but an untied input embedding."""
-    total = sum(weight.nbytes for weight in model.parameters())
-    if model.config.tie_word_embeddings:
-        return total
-    embedding = model.get_input_embeddings().weight
-    assert isinstance(embedding, torch.Tensor)
-    return total - embedding.nbytes
+    ).total
 
 
 def _check(dense: Sequence[Variant]) -> None:

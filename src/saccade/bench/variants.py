@@ -22,6 +22,7 @@ from ..errors import SaccadeError
 from ..machine import synchronize
 from ..methods.policy import Policy
 from ..plans.plan import Plan
+from ..plans.rectify import Phase, Rectify
 from .check import Check
 from .clock import Clock, watch
 
@@ -83,14 +84,16 @@ class Variant:
         policy: as rows name it.
         runtime: as rows name it.
         plan: what is attended to, None for the stock model; for counting bytes.
-        period: steps after which the work repeats itself.
+        phase: when the work repeats itself.
+        clock: tells the parts of a step, where they can be told.
     """
 
     policy = STOCK
     runtime = "transformers"
     plan: Plan | None = None
-    rectify: Any = None
-    period = 1
+    rectify: Rectify | None = None
+    phase = Phase(None)
+    clock: Clock | None = None
 
     def __init__(self, model: PreTrainedModel, memory: Memory) -> None:
         self.model = model
@@ -108,25 +111,26 @@ class Variant:
         """Decode `steps` timed tokens after an untimed one, which warms what others have used since."""
         self._decode(0)
         self.cache.crop(-1)
-        for done in range(0, steps, self.period):
-            count = min(self.period, steps - done) if self.period == 1 else self.period
-            self.steps += [self._decode(ahead) for ahead in range(count)]
-            self.cache.crop(-count)
+        for _ in range(0, steps, self.phase.period):
+            self.steps += [self._decode(ahead) for ahead in range(self.phase.period)]
+            self.cache.crop(-self.phase.period)
 
     def _decode(self, ahead: int) -> Step:
         position = torch.full((self.batch, 1), self.context + ahead, device=self.model.device)
         synchronize(self.model.device)
+        if self.clock is not None:
+            self.clock.read()
         start = time.perf_counter()
         output = self.model(self._token, past_key_values=self.cache, position_ids=position, use_cache=True)
         synchronize(self.model.device)
         seconds = time.perf_counter() - start
         if ahead == 0:
             self.logits = output.logits
-        return Step(seconds)
+        return Step(seconds, {} if self.clock is None else self.clock.read(), self.phase.dense_at(ahead))
 
-    @property
-    def share_attended(self) -> float:
-        return 1.0
+    def figures(self) -> dict[str, Any]:
+        """What a row says of what was attended to, and of indexes."""
+        return {"share_attended": 1.0, "index_bytes": 0, "build_seconds": 0.0}
 
     def close(self) -> None:
         """Let go of the cache; rows were read before."""
@@ -152,9 +156,7 @@ class Attached(Variant):
         super().__init__(twin(model), memory)
         self.policy, self.runtime = str(policy), label
         self.run: Run = sparsify(self.model, policy)
-        self.plan, self.rectify = self.run.plan, policy.rectify
-        self.period = 1 if policy.rectify is None else policy.rectify.every + 1
-        self._clock: Clock | None = None
+        self.plan, self.rectify, self.phase = self.run.plan, policy.rectify, policy.phase
         self._first(operations)
 
     def _cache(self, memory: Memory) -> DynamicCache:
@@ -164,7 +166,7 @@ class Attached(Variant):
     def _first(self, operations: AttentionOperations | None) -> None:
         """Build the indexes; then one more step under the float64 check, after which steps are clocked."""
         with self.run.decoding():
-            super()._decode(0)
+            self._decode(0)
             self.cache.crop(-1)
             session = session_of(self.cache)
             assert session is not None, "the run has just decoded from this cache"
@@ -172,45 +174,30 @@ class Attached(Variant):
                 session.state.attention = operations
             check = Check(f"{self.policy} on {self.runtime}")
             check.on(session.state)
-            super()._decode(0)
+            self._decode(0)
             check.off()
             self.cache.crop(-1)
         if check.calls == 0:
             raise SaccadeError(f"{self.policy} on {self.runtime}: no attention was computed; nothing to time")
         if self.model.device.type == "cpu":
-            self._clock = Clock()
-            watch(session.state, self._clock)
+            self.clock = Clock()
+            watch(session.state, self.clock)
 
     def turn(self, steps: int) -> None:
         with self.run.decoding():
             super().turn(steps)
 
-    def _decode(self, ahead: int) -> Step:
-        passes = self.run.stats().dense_passes if self.rectify is not None else 0
-        if self._clock is not None:
-            self._clock.read()
-        step = super()._decode(ahead)
-        parts = {} if self._clock is None else self._clock.read()
-        passed = self.rectify is not None and self.run.stats().dense_passes > passes
-        return Step(step.seconds, parts, passed)
-
     def close(self) -> None:
         super().close()
         self.run.restore()
 
-    @property
-    def share_attended(self) -> float:
-        share = self.run.stats().share_attended
-        assert share is not None, "steps were decoded"
-        return share
-
-    @property
-    def index_bytes(self) -> int:
-        return self.run.stats().index_bytes
-
-    @property
-    def build_seconds(self) -> float:
-        return self.run.stats().build_seconds
+    def figures(self) -> dict[str, Any]:
+        stats = self.run.stats()
+        return {
+            "share_attended": stats.share_attended,
+            "index_bytes": stats.index_bytes,
+            "build_seconds": stats.build_seconds,
+        }
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .options import Device
+from . import options
+from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, words
+
+CONTEXTS, POLICIES, BUDGET = ["0,4096,32768"], ["dense", "tidal", "less_is_more"], ["2048"]
+BASELINES = ["transformers", "torch-sdpa", "vllm"]
+SERVED_CONTEXTS, SERVED_BATCHES, SERVED_POLICIES = ["8192,32768"], ["1,4"], ["less_is_more", "quest"]
 
 bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baselines in the same run.")
-
-DEFAULT_POLICIES = ["dense", "tidal", "less_is_more"]
-SERVED_POLICIES = ["less_is_more", "quest"]
-
-Shape = Annotated[
-    str,
-    typer.Option(metavar="NAME_OR_DIR", help="smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder."),
-]
-Policies = Annotated[list[str], typer.Option(metavar="SPEC", help="Policy to time; give it once per policy.")]
-Budgets = Annotated[str, typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")]
-Batches = Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")]
-Steps = Annotated[int, typer.Option(min=2, help="Timed steps per variant.")]
-RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
-RowsFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write rows and environment there.", show_default=False)
-]
 
 
 @bench.callback()
@@ -37,25 +25,20 @@ def _bench() -> None:
 def decode(
     shape: Shape = "smollm2-135m",
     context: Annotated[
-        list[str], typer.Option(metavar="N,N", help="Cached tokens; 0 is the empty context, everything but the cache.")
-    ] = ["0,4096,32768"],  # noqa: B006  # typer copies it
-    batch: Annotated[list[str], typer.Option(metavar="N,N", help="Rows decoded together.")] = ["1"],  # noqa: B006
-    threads: Annotated[
-        list[str], typer.Option(metavar="N,N", help="CPU threads; one is steady on a shared machine.")
-    ] = ["1"],  # noqa: B006
-    policy: Policies = DEFAULT_POLICIES,
-    budget: Annotated[
-        list[str], typer.Option(metavar="N,N", help="Budgets for policies that have one and were not given one.")
-    ] = ["2048"],  # noqa: B006
+        list[str], words("N,N", "Cached tokens; 0 is the empty context, everything but the cache.")
+    ] = CONTEXTS,
+    batch: options.Batches = options.ONE,
+    threads: options.ThreadCounts = options.ONE,
+    policy: options.Policies = POLICIES,
+    budget: options.TimedBudgets = BUDGET,
     steps: Steps = 12,
     baseline: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", help="Dense decoders beside ours: transformers, torch-sdpa, vllm; or none."),
-    ] = ["transformers", "torch-sdpa", "vllm"],  # noqa: B006
+        list[str], words("NAME", "Dense decoders beside ours: transformers, torch-sdpa, vllm; or none.")
+    ] = BASELINES,
     dtype: RandomDtype = "bfloat16",
     device: Device = "auto",
-    json: RowsFile = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw it there.", show_default=False)] = None,
+    json: JsonFile = None,
+    picture: Picture = None,
 ) -> None:
     """Time one decoded token on a cache of random keys, without prefill: dense decoders and policies in turns.
 
@@ -68,51 +51,38 @@ def decode(
       saccade bench decode --context 0,32768,131072 --threads 1 --policy tidal --policy quest --json bench.json
     """
     # Imported here, so that --help does not wait for torch.
-    from ..bench.job import BenchJob
-    from ..bench.table import decode_table
+    from ..bench.job import BenchJob, BenchSettings
     from ..eval.output import check_file, write_text
-    from .terminal import output, progress, quiet_libraries
+    from ..report.timings import decode_table
+    from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    job = BenchJob.check(
-        shape=shape,
-        contexts=context,
-        batches=batch,
-        threads=threads,
-        policies=policy,
-        budgets=budget,
-        steps=steps,
-        baseline=baseline,
-        dtype=dtype,
-        device=device,
-        json=json,
-    )
+    settings = BenchSettings(
+        shape=shape, contexts=context, batches=batch, threads=threads, dtype=dtype, device=device,
+        policies=policy, budgets=budget, steps=steps, baselines=baseline,
+    )  # fmt: skip
+    job = BenchJob.check(settings)
     if picture is not None:
         check_file(picture)
-    with progress(job.units) as advance:
-        results = job.run(advance)
+    results = time_and_show(job, decode_table, json)
     if picture is not None:
         from ..report.decode import decode_picture
 
         write_text(picture, decode_picture(results))
-    console = output()
-    console.print(decode_table(results))
-    for note in job.notes:
-        console.print(note, highlight=False, soft_wrap=True)
 
 
 @bench.command()
 def serve(
     shape: Shape = "smollm2-135m",
-    context: Annotated[str, typer.Option(metavar="N,N", help="Cached tokens of every row.")] = "8192,32768",
-    batch: Batches = "1,4",
+    context: Annotated[list[str], words("N,N", "Cached tokens of every row.")] = SERVED_CONTEXTS,
+    batch: options.Batches = SERVED_BATCHES,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
-    policy: Policies = SERVED_POLICIES,
-    budget: Budgets = "2048",
+    policy: options.Policies = SERVED_POLICIES,
+    budget: options.TimedBudgets = BUDGET,
     steps: Steps = 12,
     block: Annotated[int, typer.Option(min=16, help="Tokens of a block of vLLM's cache.")] = 32,
     dtype: RandomDtype = "bfloat16",
-    json: RowsFile = None,
+    json: JsonFile = None,
 ) -> None:
     """Time one output token of vLLM on the CPU, stock and under policies in turns, on a cache of random keys.
 
@@ -123,26 +93,13 @@ def serve(
 
       saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
     """
-    from ..bench.serving import ServingJob
-    from ..bench.table import serving_table
-    from .terminal import output, progress, quiet_libraries
+    from ..bench.serving import ServingJob, ServingSettings
+    from ..report.timings import serving_table
+    from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    job = ServingJob.check(
-        shape=shape,
-        contexts=context,
-        batches=batch,
-        threads=threads,
-        policies=policy,
-        budgets=budget,
-        steps=steps,
-        block=block,
-        dtype=dtype,
-        json=json,
-    )
-    with progress(job.units) as advance:
-        results = job.run(advance)
-    console = output()
-    console.print(serving_table(results))
-    for note in job.notes:
-        console.print(note, highlight=False, soft_wrap=True)
+    settings = ServingSettings(
+        shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device="cpu",
+        policies=policy, budgets=budget, steps=steps, block=block,
+    )  # fmt: skip
+    time_and_show(ServingJob.check(settings), serving_table, json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,43 +10,21 @@ import typer
 
 from ..errors import SaccadeError
 from .group import OneLineErrors
-from .options import Device, Dtype, Model, Seed, at_least
-
-Task = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME_OR_FILE",
-        help="kv: facts in sentences; listing: facts in code; passkey: ten passkeys of 32 words, as in the paper; or a "
-        "file FILE.jsonl of objects with context, question and answer.",
-    ),
-]
-Context = Annotated[int, typer.Option(parser=at_least(128), metavar="TOKENS", help="Length of the texts.")]
-Questions = Annotated[
-    int, typer.Option(parser=at_least(1, 1_000_000), metavar="N", help="Questions in all, a dozen per text.")
-]
-RecipePath = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Recipe to write; what it knows already stays. Put it beside the model's config.json to have it found. "
-        "Default: saccade.json in the results folder.",
-        show_default=False,
-    ),
-]
-OutputDir = Annotated[
-    Path,
-    typer.Option(
-        metavar="DIR",
-        help="Results folder. A run that was interrupted goes on where it stopped if it gets the same one.",
-    ),
-]
-Threads = Annotated[
-    int,
-    typer.Option(
-        parser=at_least(1, 1024), metavar="N", help="CPU threads of decoding; with 1, texts are shared out among cores."
-    ),
-]
-Budgets = Annotated[str, typer.Option(metavar="N,N", help="Budgets in tokens.")]
+from .options import (
+    Budgets,
+    Context,
+    Device,
+    Dtype,
+    Model,
+    OutputDir,
+    Questions,
+    RecipePath,
+    Seed,
+    Task,
+    Threads,
+    count,
+    words,
+)
 
 calibrate = typer.Typer(
     cls=OneLineErrors, help="Find the layers and the heads of a model that retrieve, and write them into a recipe."
@@ -67,15 +46,10 @@ def layers(
     budgets: Budgets = "32,64,128,256",
     questions: Questions = 144,
     policy: Annotated[
-        str, typer.Option(metavar="SPEC", help="tidal or less_is_more, with options other than reselect and budget.")
+        str, words("SPEC", "tidal or less_is_more, with options other than reselect and budget.")
     ] = "tidal",
     most: Annotated[
-        int,
-        typer.Option(
-            parser=at_least(1, 8),
-            metavar="N",
-            help="Most layers to choose; a further one is taken if it is better with 95% confidence.",
-        ),
+        int, count("Most layers to choose; a further one is taken if it is better with 95% confidence.", maximum=8)
     ] = 1,
     output_dir: OutputDir = Path("results/layers"),
     recipe: RecipePath = None,
@@ -98,7 +72,7 @@ def layers(
     """
     from ..calibrate.layers import LayerSearch, LayerSettings
     from ..report.layers import layer_report, layer_table
-    from .terminal import output, progress, quiet_libraries
+    from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = common(
@@ -106,12 +80,7 @@ def layers(
         device=device, dtype=dtype, seed=seed, threads=threads,
     )  # fmt: skip
     search = LayerSearch.check(LayerSettings(shared, policy, budgets, most))
-    with progress(search.units) as advance:
-        results = search.run(advance)
-    picture = layer_report(results, output_dir)
-    console = output()
-    console.print(layer_table(results))
-    _written(console, search.target.recipe_path, picture)
+    run_and_show(search, layer_table, layer_report)
 
 
 @calibrate.command()
@@ -119,19 +88,17 @@ def heads(
     model: Model = None,
     target_heads: Annotated[
         int | None,
-        typer.Option(
-            parser=at_least(1),
-            metavar="N",
-            help="KV heads that may read everything, those of layer 0 among them. Default: four layers' worth, as "
+        count(
+            "KV heads that may read everything, those of layer 0 among them. Default: four layers' worth, as "
             "TidalDecode's four dense layers.",
             show_default=False,
         ),
     ] = None,
     method: Annotated[
         str,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="hardkuma, direct, hardconcrete: gates trained by distillation; score: copying in one dense pass; "
+        words(
+            "NAME,NAME",
+            "hardkuma, direct, hardconcrete: gates trained by distillation; score: copying in one dense pass; "
             "random. The first one's first seed goes into the recipe, the others are compared with it.",
         ),
     ] = "hardkuma",
@@ -139,17 +106,13 @@ def heads(
         bool,
         typer.Option("--exact", help="Keep exactly --target-heads heads, the best; not those whose gate exceeds 0.5."),
     ] = False,
-    seeds: Annotated[int, typer.Option(parser=at_least(1, 100), metavar="N", help="Runs of every method.")] = 1,
-    steps: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Training steps, one text each.")] = 3000,
-    rate: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of gates and multiplier.")] = 0.01,
-    kept: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the text that a sparse head attends to in training.")
-    ] = 0.3,
-    lengths: Annotated[
-        str, typer.Option(metavar="N,N", help="Shortest and longest text of training, in tokens.")
-    ] = "1024,10240",
-    asked: Annotated[int, typer.Option(parser=at_least(1, 64), metavar="N", help="Questions per training text.")] = 10,
-    every: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Steps between two records.")] = 10,
+    seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
+    steps: Annotated[int, count("Training steps, one text each.")] = 3000,
+    rate: Annotated[float, words("RATE", "Learning rate of gates and multiplier.")] = 0.01,
+    kept: Annotated[float, words("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
+    lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
+    asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
+    every: Annotated[int, count("Steps between two records.")] = 10,
     task: Task = "passkey",
     context: Context = 4096,
     budgets: Budgets = "64,256,1024",
@@ -174,7 +137,7 @@ def heads(
     """
     from ..calibrate.heads import HeadSearch, HeadSettings
     from ..report.heads import head_report, head_table
-    from .terminal import output, progress, quiet_libraries
+    from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = common(
@@ -187,12 +150,7 @@ def heads(
             shared, method, target_heads, exact, seeds, steps, rate, kept, (shortest, longest), asked, every, budgets
         )
     )
-    with progress(search.units) as advance:
-        results = search.run(advance)
-    picture = head_report(results, output_dir)
-    console = output()
-    console.print(head_table(results))
-    _written(console, search.target.recipe_path, picture)
+    run_and_show(search, head_table, head_report)
 
 
 def _pair(option: str, text: str) -> tuple[int, int]:
@@ -204,20 +162,25 @@ def _pair(option: str, text: str) -> tuple[int, int]:
     return numbers[0], numbers[-1]
 
 
-def _written(console: Any, recipe: Path, picture: Path) -> None:
-    for name, path in (("picture", picture), ("recipe", recipe)):
-        console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
+def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
+    """Run what was checked, under a bar; draw its picture, print its table and what it has written."""
+    from .terminal import output, progress, say
+
+    with progress(calibration.units) as advance:
+        results = calibration.run(advance)
+    target = calibration.target
+    picture = report(results, target.settings.output_dir)
+    console = output()
+    console.print(table(results))
+    say(console, f"picture: {picture}", f"recipe: {target.recipe_path}")
 
 
 @calibrate.command()
 def promise(
-    results: Annotated[Path, typer.Option(metavar="DIR", help="Results folder of `saccade tune --full`.")] = Path(
-        "results/tune"
-    ),
-    splits: Annotated[int, typer.Option(parser=at_least(1, 1_000_000), metavar="N", help="Random halvings.")] = 1000,
+    results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
+    splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
     quality: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Another share than the run's own, on its answers.", show_default=False),
+        float | None, words("SHARE", "Another share than the run's own, on its answers.", show_default=False)
     ] = None,
     seed: Seed = 0,
 ) -> None:
@@ -230,21 +193,21 @@ def promise(
     from ..calibrate.promise import resampled
     from ..calibrate.tune import read_tables
     from ..eval.interval import wilson
-    from .terminal import output
+    from .terminal import output, say
 
     families, tables, dense, costs, own = read_tables(results)
     quality = own if quality is None else quality
     if not 0 < quality < 1:
         raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
     kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
-    console = output()
     half = dense.shape[0] // 2 * dense.shape[1]
-    console.print(f"{splits} halvings of {dense.size} questions, quality {quality:g}:", highlight=False)
-    for name, count in (
+    lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
+    for name, missed in (
         (f"missed on the other half ({dense.size - half} questions)", kept.broken),
         ("missed on the whole table", kept.below),
     ):
-        low, high = wilson(count, splits)
-        console.print(f"  {count / splits:.1%} ({low:.1%} to {high:.1%}) {name}", highlight=False)
-    for spec, count in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
-        console.print(f"  {count:>6} {spec or 'dense: nothing passed'}", highlight=False, soft_wrap=True)
+        low, high = wilson(missed, splits)
+        lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
+    for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
+        lines.append(f"  {chosen:>6} {spec or 'dense: nothing passed'}")
+    say(output(), *lines)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .group import INTERRUPTED
-from .options import Device, Document, Dtype, Model, Seed, at_least
+from .options import Device, Document, Dtype, Model, Seed, Threads, count, words
 
 
 def compare(
@@ -17,48 +17,35 @@ def compare(
     document: Document = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. Also auto, the "
+        words(
+            "SPEC",
+            "Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. Also auto, the "
             "path of a recipe, recipe:NAME. Default: every method, with what a recipe beside the model says.",
             show_default=False,
         ),
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(
-            metavar="N,N",
-            help="Budgets in tokens, for policies that have one and were not given one; too small for one: left out.",
+        words(
+            "N,N", "Budgets in tokens, for policies that have one and were not given one; too small for one: left out."
         ),
     ] = "64,256",
     context: Annotated[
-        int,
-        typer.Option(
-            parser=at_least(1024), metavar="TOKENS", help="Length of the contexts taken from the built-in text."
-        ),
+        int, count("Length of the contexts taken from the built-in text.", 1024, metavar="TOKENS")
     ] = 8192,
-    limit: Annotated[
-        int, typer.Option(parser=at_least(1, 100_000), metavar="N", help="Questions in all, a dozen per context.")
-    ] = 48,
+    limit: Annotated[int, count("Questions in all, a dozen per context.", maximum=100_000)] = 48,
     output_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Results folder; files of the same names are overwritten. Default: results/DATE-TIME.",
+        words(
+            "DIR",
+            "Results folder; files of the same names are overwritten. Default: results/DATE-TIME.",
             show_default=False,
         ),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
-    threads: Annotated[
-        int,
-        typer.Option(
-            parser=at_least(1, 1024),
-            metavar="N",
-            help="CPU threads of decoding. One is steady on a shared machine; prefill uses what torch would.",
-        ),
-    ] = 1,
+    threads: Threads = 1,
 ) -> None:
     """Ask a long document the same questions under every policy; compare answers and speed.
 
@@ -83,40 +70,24 @@ def compare(
     from ..eval.output import check_folder
     from ..report.page import comparison_page
     from ..report.table import comparison_table
-    from .terminal import output, progress, quiet_libraries
+    from .terminal import output, quiet_libraries, say, until_stopped
 
     quiet_libraries()
     folder_path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     job = ComparisonJob.check(
         ComparisonSettings(
-            model=model,
-            document=document,
-            policies=tuple(policy or ()),
-            budget=budget,
-            context=context,
-            limit=limit,
-            output_dir=folder_path,
-            device=device,
-            dtype=dtype,
-            seed=seed,
-            threads=threads,
+            model=model, document=document, policies=tuple(policy or ()), budget=budget, context=context, limit=limit,
+            output_dir=folder_path, device=device, dtype=dtype, seed=seed, threads=threads,
         )
-    )
+    )  # fmt: skip
     check_folder(folder_path)
     loaded = job.subject.load()
     with ResultsFolder(folder_path) as folder:
         environment = job.environment(loaded)
         folder.write(CONFIGURATION, {**job.configuration(), "environment": environment})
-        complete = False
         comparison = job.comparison(loaded, folder)
-        try:
-            with progress(comparison.units) as advance:
-                comparison.run(advance)
-            complete = True
-        except KeyboardInterrupt:
-            pass
-        finally:
-            # Whatever ended the run: what it has measured is kept.
+
+        def keep(complete: bool) -> dict[str, Any]:
             results = {
                 "complete": complete,
                 "rows": comparison.rows(),
@@ -125,8 +96,11 @@ def compare(
             }
             folder.write(RESULTS, results)
             folder.write_report(comparison_page(results, folder.lines(GAZE), folder.lines(SAMPLES)))
+            return results
+
+        results = until_stopped(comparison, keep)
     console = output()
     console.print(comparison_table(results, job.notes, console.width))
-    console.print(f"report: {folder_path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
-    if not complete:
+    say(console, f"report: {folder_path / 'report.html'}")
+    if not results["complete"]:
         raise typer.Exit(INTERRUPTED)

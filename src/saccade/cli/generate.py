@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Document, Dtype, Model, Seed, at_least
+from .options import Device, Document, Dtype, Model, Seed, count, words
 
 
 def generate(
@@ -18,20 +18,17 @@ def generate(
     document: Document = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Policy to decode with: a spec, see `saccade policies`; auto; the path of a recipe; recipe:NAME. "
+        words(
+            "SPEC",
+            "Policy to decode with: a spec, see `saccade policies`; auto; the path of a recipe; recipe:NAME. "
             "Default: that of the recipe beside the model, else less_is_more.",
             show_default=False,
         ),
     ] = None,
     budget: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Budget in tokens, for a policy that was not given one.", show_default=False),
+        str | None, words("N", "Budget in tokens, for a policy that was not given one.", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(parser=at_least(1), metavar="N", help="Most tokens to generate.")
-    ] = 256,
+    max_new_tokens: Annotated[int, count("Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
     device: Device = "auto",
     dtype: Dtype = "auto",

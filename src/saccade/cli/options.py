@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,32 +24,78 @@ def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
+def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, **more: Any) -> Any:
+    """An option that takes a whole number."""
+    return typer.Option(**{"parser": at_least(minimum, maximum), "metavar": "N", "help": help, **more})
+
+
+def words(metavar: str, help: str, **more: Any) -> Any:
+    """An option that takes anything; where it is left out, its help says what happens then."""
+    return typer.Option(metavar=metavar, help=help, **more)
+
+
 Model = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR_OR_HUB_ID",
-        help="A model folder or hub id (safetensors only, no remote code). Default: the bundled model.",
+    words(
+        "DIR_OR_HUB_ID",
+        "A model folder or hub id (safetensors only, no remote code). Default: the bundled model.",
         show_default=False,
     ),
 ]
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, mps. auto: an accelerator if there is one.")
-]
+Device = Annotated[str, words("NAME", "auto, cpu, cuda, cuda:1, mps. auto: an accelerator if there is one.")]
 Dtype = Annotated[
     str,
-    typer.Option(
-        metavar="NAME",
-        help="auto, float32, bfloat16, float16. auto: what the checkpoint holds; "
+    words(
+        "NAME",
+        "auto, float32, bfloat16, float16. auto: what the checkpoint holds; "
         "float32 for the bundled model on a CPU, where it is faster.",
     ),
 ]
-Seed = Annotated[
+Seed = Annotated[int, count("Seed of everything random; the same seed gives the same answers.", 0)]
+Threads = Annotated[
     int,
-    typer.Option(
-        parser=at_least(0), metavar="N", help="Seed of everything random; the same seed gives the same answers."
+    count(
+        "CPU threads of decoding; prefill uses what torch would. One is steady on a shared machine, and lets questions "
+        "that are not timed be shared out among cores.",
+        maximum=1024,
     ),
 ]
-Document = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="A UTF-8 text file.", show_default=False),
+Document = Annotated[Path | None, words("FILE", "A UTF-8 text file.", show_default=False)]
+OutputDir = Annotated[
+    Path,
+    words("DIR", "Results folder. A run that was interrupted goes on where it stopped if it gets the same one."),
 ]
+
+# Of calibrations.
+Task = Annotated[
+    str,
+    words(
+        "NAME_OR_FILE",
+        "kv: facts in sentences; listing: facts in code; passkey: ten passkeys of 32 words, as in the paper; or a "
+        "file FILE.jsonl of objects with context, question and answer.",
+    ),
+]
+Context = Annotated[int, count("Length of the texts.", 128, metavar="TOKENS")]
+Questions = Annotated[int, count("Questions in all, a dozen per text.", maximum=1_000_000)]
+Budgets = Annotated[str, words("N,N", "Budgets in tokens.")]
+RecipePath = Annotated[
+    Path | None,
+    words(
+        "FILE",
+        "Recipe to write; what it knows already stays. Put it beside the model's config.json to have it found. "
+        "Default: saccade.json in the results folder.",
+        show_default=False,
+    ),
+]
+
+# Of benchmarks. Lists repeat, or are joined by commas.
+Shape = Annotated[str, words("NAME_OR_DIR", "smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder.")]
+Policies = Annotated[list[str], words("SPEC", "Policy to time; give it once per policy.")]
+TimedBudgets = Annotated[list[str], words("N,N", "Budgets for policies that have one and were not given one.")]
+Batches = Annotated[list[str], words("N,N", "Rows decoded together.")]
+ThreadCounts = Annotated[list[str], words("N,N", "CPU threads; one is steady on a shared machine.")]
+ONE = ["1"]
+Steps = Annotated[int, typer.Option(min=2, help="Timed steps per variant.")]
+RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
+JsonFile = Annotated[Path | None, words("FILE", "Write everything measured there.", show_default=False)]
+Picture = Annotated[Path | None, words("FILE.svg", "Draw it there.", show_default=False)]

@@ -7,21 +7,19 @@ from typing import Annotated
 
 import typer
 
-from .calibrate import OutputDir, Questions, RecipePath, Task, Threads, common
-from .options import Device, Dtype, Model, Seed, at_least
+from .calibrate import common, run_and_show
+from .options import Device, Dtype, Model, OutputDir, Questions, RecipePath, Seed, Task, Threads, count, words
 
 
 def tune(
     model: Model = None,
-    quality: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of dense attention's right answers that must be kept.")
-    ] = 0.99,
+    quality: Annotated[float, words("SHARE", "Share of dense attention's right answers that must be kept.")] = 0.99,
     context: Annotated[
         int | None,
-        typer.Option(
-            parser=at_least(128),
+        count(
+            "Length of the texts. Default: 32768, or what the model has room for; a task file has its own.",
+            128,
             metavar="TOKENS",
-            help="Length of the texts. Default: 32768, or what the model has room for; a task file has its own.",
             show_default=False,
         ),
     ] = None,
@@ -29,22 +27,18 @@ def tune(
     questions: Questions = 1200,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="A family of candidates, without a budget; once per family. Default: every method, with the layers "
+        words(
+            "SPEC",
+            "A family of candidates, without a budget; once per family. Default: every method, with the layers "
             "and heads that calibration has found.",
             show_default=False,
         ),
     ] = None,
     budgets: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N", help="Budgets in tokens. Default: a 4th to a 64th of the context.", show_default=False
-        ),
+        words("N,N", "Budgets in tokens. Default: a 4th to a 64th of the context.", show_default=False),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(parser=at_least(1), metavar="N", help="Rows decoded together, for the bytes.")
-    ] = 1,
+    batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
     measure: Annotated[
         bool, typer.Option("--measure", help="Choose by measured time per token instead of bytes.")
     ] = False,
@@ -74,8 +68,7 @@ def tune(
     from ..calibrate.target import default_context
     from ..calibrate.tune import TuneSettings, Tuning
     from ..report.tune import front_report, front_table
-    from .calibrate import _written
-    from .terminal import output, progress, quiet_libraries
+    from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = common(
@@ -83,9 +76,4 @@ def tune(
         recipe=recipe, device=device, dtype=dtype, seed=seed, threads=threads,
     )  # fmt: skip
     tuning = Tuning.check(TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full))
-    with progress(tuning.units) as advance:
-        results = tuning.run(advance)
-    picture = front_report(results, output_dir)
-    console = output()
-    console.print(front_table(results))
-    _written(console, tuning.target.recipe_path, picture)
+    run_and_show(tuning, front_table, front_report)

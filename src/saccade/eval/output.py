@@ -98,7 +98,5 @@ def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit()) or int(part) < at_least:
-            raise SaccadeError(
-                f"{option} {part!r} is not valid: whole numbers of at least {at_least}, joined by commas"
-            )
+            raise SaccadeError(f"{option} {part!r} is not valid: whole numbers of at least {at_least}, such as 64,256")
     return tuple(dict.fromkeys(map(int, parts)))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from .drawing import as_svg, canvas
 from .palette import MUTED, marks
+from .wording import Row, grouped
 
 PARTS = ("other", "attention", "selection", "index", "rectify")
 _SHADES = ("#cbd5dc", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
@@ -18,11 +18,10 @@ _SHADES = ("#cbd5dc", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
 def decode_picture(results: Mapping[str, Any]) -> str:
     """Time per token against the context, and its parts at the longest one, as SVG: a line of panels per setting."""
     rows = results["rows"]
-    settings = list(dict.fromkeys((row["batch"], row["threads"]) for row in rows))
+    settings = grouped(rows, lambda row: (row["batch"], row["threads"]))
     with canvas(12.0, 5.6 * len(settings)) as figure:
         panels = figure.subplots(len(settings), 2, squeeze=False)
-        for (batch, threads), (left, right) in zip(settings, panels, strict=True):
-            own = [row for row in rows if (row["batch"], row["threads"]) == (batch, threads)]
+        for ((batch, threads), own), (left, right) in zip(settings.items(), panels, strict=True):
             _against_context(left, own)
             _parts(right, own)
             left.set_title(f"batch {batch}, {threads} thread(s): milliseconds per token, lower is better")
@@ -33,35 +32,34 @@ def decode_picture(results: Mapping[str, Any]) -> str:
         return as_svg(figure)
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _name(row: Row) -> str:
     if row["policy"] == "stock":
         return "stock transformers"
     return f"dense ({row['runtime']})" if row["policy"] == "dense" else str(row["policy"])
 
 
-def _against_context(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
+def _against_context(axes: Axes, rows: list[Row]) -> None:
     contexts = sorted({row["context"] for row in rows})
-    names = list(dict.fromkeys(_name(row) for row in rows))
-    drawn = marks(names)
-    for name in names:
-        line = sorted((row["context"], row["ms_per_token"]) for row in rows if _name(row) == name)
+    lines = grouped(rows, _name)
+    drawn = marks(lines)
+    for name, own in lines.items():
+        line = sorted((row["context"], row["ms_per_token"]) for row in own)
         axes.plot(
             [contexts.index(context) for context, _ in line],
             [milliseconds for _, milliseconds in line],
-            color=drawn[name].color,
-            marker=drawn[name].marker,
+            **drawn[name].style,
             markersize=5,
             linestyle="--" if name.startswith(("dense", "stock")) else "-",
             label=name,
         )
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
     axes.set_xlabel("tokens in the cache")
     axes.legend(fontsize=7.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
-def _parts(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
+def _parts(axes: Axes, rows: list[Row]) -> None:
     longest = max(row["context"] for row in rows)
     # Others' dense attention would leave no width for ours.
     own = [row for row in rows if row["runtime"] == "saccade"]

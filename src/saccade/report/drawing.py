@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .palette import GRID, INK, MUTED
+from ..eval.output import write_text
+from .palette import GRID, INK, MUTED, Mark
 
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 9.5,
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
-    "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -37,9 +38,9 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def canvas(width: float, height: float) -> Iterator[Figure]:
-    """A figure of so many inches in the package's style; draw and export it inside."""
-    with matplotlib.rc_context(_STYLE):
+def canvas(width: float, height: float, font: float = 9.5) -> Iterator[Figure]:
+    """A figure of so many inches in the package's style and size of letters; draw and export it inside."""
+    with matplotlib.rc_context({**_STYLE, "font.size": font, "axes.titlesize": font + 0.5}):
         yield Figure(figsize=(width, height), layout="constrained")
 
 
@@ -49,6 +50,40 @@ def as_svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
     return buffer.getvalue()
+
+
+def write_picture(path: Path, svg: str) -> Path:
+    """Put a picture into a file; gives the file's path back.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    write_text(path, svg)
+    return path
+
+
+def headline(figure: Figure, text: str) -> None:
+    """A title of the whole figure, from its left edge."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10)
+
+
+def side_by_side(number: int, count: int, apart: float = 0.12, room: float = 0.8) -> float:
+    """How far to shift one of `count` series that share places on an axis, so that none hides another."""
+    return min(apart, room / count) * (number - (count - 1) / 2)
+
+
+def with_intervals(
+    axes: Axes,
+    places: Sequence[float],
+    values: Sequence[float],
+    intervals: Sequence[Sequence[float]],
+    mark: Mark,
+    **style: Any,
+) -> None:
+    """Marks with whiskers from the lower to the upper end of each value's interval."""
+    below = [max(value - low, 0.0) for value, (low, _) in zip(values, intervals, strict=True)]
+    above = [max(high - value, 0.0) for value, (_, high) in zip(values, intervals, strict=True)]
+    axes.errorbar(places, values, yerr=[below, above], **{"linestyle": "none", **mark.style, **style})
 
 
 def _settle(figure: Figure) -> None:

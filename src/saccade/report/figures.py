@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PatchCollection
@@ -16,39 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .palette import DENSE, FACT, GRID, INK, MUTED, marks
-from .wording import short
-
-Row = Mapping[str, Any]
+from .drawing import as_svg, canvas, side_by_side, with_intervals
+from .palette import DENSE, FACT, GRID, INK, marks
+from .wording import Row, short
 
 _WIDTH = 10.0  # inches; the page scales figures to its own width
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "grid.color": GRID,
-    "svg.fonttype": "path",
-    # Without these two the same results would give another file every time.
-    "svg.hashsalt": "saccade",
-}
+_FONT = 10
 _LOOKS = LinearSegmentedColormap.from_list("looks", ["#ffffff", "#c6dbef", "#4a90c4", "#08306b"])
 
 
 def accuracy_against_budget(rows: Sequence[Row]) -> str:
     """Share of right answers with intervals, policies side by side at each budget, dense as a band."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
+    with canvas(_WIDTH, 4.2, _FONT) as figure:
         axes = figure.add_subplot()
         sparse = _sparse(rows)
         budgets = _budgets(sparse)
@@ -59,43 +36,28 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
         for number, label in enumerate(labels):
             own = [row for row in sparse if row["label"] == label and row["n"]]
             own.sort(key=lambda row: position[row["budget"]])
-            shift = min(0.12, 0.8 / len(labels)) * (number - (len(labels) - 1) / 2)
-            x = [position[row["budget"]] + shift for row in own]
+            x = [position[row["budget"]] + side_by_side(number, len(labels)) for row in own]
             y = [row["correct"] / row["n"] for row in own]
-            low = [share - row["interval"][0] for share, row in zip(y, own, strict=True)]
-            high = [row["interval"][1] - share for share, row in zip(y, own, strict=True)]
-            mark = drawn[label]
-            axes.plot(x, y, color=mark.color, linewidth=1, alpha=0.45)
-            axes.errorbar(
-                x,
-                y,
-                yerr=[numpy.clip(low, 0, None), numpy.clip(high, 0, None)],
-                color=mark.color,
-                marker=mark.marker,
-                markersize=7,
-                linestyle="none",
-                capsize=3,
-                label=short(label),
-            )
+            intervals = [row["interval"] for row in own]
+            axes.plot(x, y, color=drawn[label].color, linewidth=1, alpha=0.45)
+            with_intervals(axes, x, y, intervals, drawn[label], markersize=7, capsize=3, label=short(label))
         axes.set_xticks(
             list(position.values()), ["no fixed budget" if budget is None else f"{budget:,}" for budget in budgets]
         )
         axes.set_xlim(-0.5, max(len(budgets), 1) - 0.5)
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.grid(axis="y")
         axes.set_xlabel("budget (tokens a sparse head attends to)")
         axes.set_ylabel("answers right")
-        figure.legend(loc="outside right upper", frameon=False)
+        figure.legend(loc="outside right upper")
         return _data_uri(figure)
 
 
 def recalls_per_layer(rows: Sequence[Row]) -> str:
     """Attention recall and token recall over the layers, one column of panels per budget."""
-    with matplotlib.rc_context(_STYLE):
-        sparse = [row for row in _sparse(rows) if row["recall"] is not None]
-        budgets = _budgets(sparse)
-        figure = Figure(figsize=(_WIDTH, 7.2), layout="constrained")
+    sparse = [row for row in _sparse(rows) if row["recall"] is not None]
+    budgets = _budgets(sparse)
+    with canvas(_WIDTH, 7.2, _FONT) as figure:
         panels = figure.subplots(2, max(len(budgets), 1), sharex=True, sharey=True, squeeze=False)
         order = list(dict.fromkeys(row["label"] for row in sparse))
         drawn = marks(order)
@@ -103,14 +65,12 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
         for row in sparse:
             label, column = row["label"], budgets.index(row["budget"])
             # Policies that agree would hide each other.
-            shift = min(0.06, 0.5 / len(order)) * (order.index(label) - (len(order) - 1) / 2)
+            shift = side_by_side(order.index(label), len(order), apart=0.06, room=0.5)
             for axes, measure in zip(panels[:, column], ("recall_per_layer", "token_recall_per_layer"), strict=True):
-                layers = numpy.arange(len(row[measure])) + shift
-                style = {"color": drawn[label].color, "marker": drawn[label].marker}
-                handles[label] = axes.plot(layers, row[measure], **style, markersize=5, linewidth=1.4, alpha=0.9)[0]
+                layers, style = numpy.arange(len(row[measure])) + shift, drawn[label].style
+                (handles[label],) = axes.plot(layers, row[measure], **style, markersize=5, linewidth=1.4, alpha=0.9)
         for axes in panels.flat:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(axis="y")
             axes.set_ylim(-0.03, 1.03)
         for axes, budget in zip(panels[0], budgets, strict=False):
             axes.set_title(_budget_title(budget))
@@ -118,22 +78,19 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
             axes.set_xlabel("layer")
         for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
             axes.set_ylabel(measure)
-        figure.legend(
-            list(handles.values()), list(map(short, handles)), loc="outside lower center", ncols=4, frameon=False
-        )
+        figure.legend(list(handles.values()), list(map(short, handles)), loc="outside lower center", ncols=4)
         return _data_uri(figure)
 
 
 def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
     """Where each policy looked (columns: the document) for each question (rows: by the depth of its fact)."""
-    with matplotlib.rc_context(_STYLE):
-        looked = {gaze["spec"] for gaze in gazes}
-        sparse = [row for row in rows if row["spec"] in looked]
-        labels = list(dict.fromkeys(row["label"] for row in sparse))
-        budgets = [budget for budget in _budgets(sparse) if budget is not None]
-        questions = len(gazes) / max(len(looked), 1)
-        height = min(max(questions * 0.04, 0.9), 4.0) + 0.55
-        figure = Figure(figsize=(_WIDTH, height * len(labels) + 0.8), layout="constrained")
+    looked = {gaze["spec"] for gaze in gazes}
+    sparse = [row for row in rows if row["spec"] in looked]
+    labels = list(dict.fromkeys(row["label"] for row in sparse))
+    budgets = [budget for budget in _budgets(sparse) if budget is not None]
+    questions = len(gazes) / max(len(looked), 1)
+    height = min(max(questions * 0.04, 0.9), 4.0) + 0.55
+    with canvas(_WIDTH, height * len(labels) + 0.8, _FONT) as figure:
         panels = figure.subplots(max(len(labels), 1), max(len(budgets), 1), squeeze=False, sharex=True)
         for axes in panels.flat:
             axes.set_visible(False)
@@ -160,6 +117,7 @@ def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
 def _gaze_map(axes: Axes, gazes: Sequence[Row]) -> Any:
     shares = numpy.array([gaze["bins"] for gaze in gazes])
     count, bins = shares.shape
+    axes.grid(visible=False)
     # Faint looks matter as much as strong ones, hence the power.
     image = axes.imshow(
         shares,
@@ -212,6 +170,4 @@ def _budget_title(budget: int | None) -> str:
 
 def _data_uri(figure: Figure) -> str:
     """The figure as SVG inside the page: nothing is fetched when it is read."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode("ascii")

@@ -15,17 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.ticker import FixedLocator
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from ..calibrate.gates import KINDS, HardKuma
 from ..calibrate.gates.gate import P, Q
 from ..eval.interval import wilson
-from ..eval.output import write_text
-from .drawing import as_svg, canvas
+from .drawing import as_svg, canvas, side_by_side, with_intervals, write_picture
 from .palette import GRID, INK, MUTED, marks
-from .wording import NOTHING
+from .table import new_table
+from .wording import Row, about, asked, grouped, number
 
 PICTURE = "heads.svg"
 
@@ -57,7 +55,7 @@ class _Group:
 
     method: str
     roles: str
-    rows: list[Mapping[str, Any]]
+    rows: list[Row]
 
     @property
     def label(self) -> str:
@@ -79,24 +77,11 @@ def head_table(results: Mapping[str, Any]) -> Table:
     """Right answers and recall by method, kind of roles and budget, all seeds together."""
     dense, groups = results["dense"], _groups(results)
     title = (
-        f"heads that retrieve: model {results['model']}, task {results['task']}, context {results['context']:,}, "
-        f"{results['target_heads']} heads wanted, {results['seeds']} seed(s), {dense['n']:,} questions each in "
-        f"{results['texts']:,} texts; dense attention {dense['correct']:,}/{dense['n']:,}"
+        f"heads that retrieve: {about(results)}, {results['target_heads']} heads wanted, {results['seeds']} seed(s), "
+        f"{asked(results, dense['n'], dense['correct']).replace('questions', 'questions each')}"
     )
-    table = Table(
-        title=Text(title),
-        caption=Text("\n".join(_notes(results))),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("method", no_wrap=True)
-    table.add_column("roles", no_wrap=True)
-    for header in ("seeds", "heads", "grey", "budget", "right", "95%\ninterval", "recall"):
-        table.add_column(header, justify="right", no_wrap=True)
+    columns = ("method", "roles", "seeds", "heads", "grey", "budget", "right", "95%\ninterval", "recall")
+    table = new_table(title, columns, columns[:2], _notes(results))
     grey = _grey(results)
     method, roles = _written_down(results)
     for group in groups:
@@ -109,7 +94,7 @@ def head_table(results: Mapping[str, Any]) -> Table:
                 group.roles,
                 str(len({row["seed"] for row in group.rows})),
                 group.heads,
-                f"{grey[group.method]:.0%}" if group.method in grey else NOTHING,
+                number(grey.get(group.method), "{:.0%}"),
                 f"{budget:,}",
                 f"{right:,}/{count:,}",
                 f"{low:.2f}-{high:.2f}",
@@ -120,15 +105,9 @@ def head_table(results: Mapping[str, Any]) -> Table:
 
 
 def head_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw how gates polarised, from the logs below `folder`, and what roles achieve; returns the picture's path.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
+    """Draw how gates polarised, from the logs below `folder`, and what roles achieve; returns the picture's path."""
     runs = [_read(folder, found) for found in results["found"] if found["grey"] is not None]
-    path = folder / PICTURE
-    write_text(path, _picture(results, runs))
-    return path
+    return write_picture(folder / PICTURE, _picture(results, runs))
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
@@ -228,14 +207,14 @@ def _densities(panels: Sequence[Axes], run: _Run) -> None:
     for axes, flat in zip(panels, (int(final.argmax()), int(final.argmin())), strict=True):
         layer, head = divmod(flat, heads)
         highest = 0.0
-        for number, moment in enumerate(moments):
+        for drawn, moment in enumerate(moments):
             record = run.records[moment]
             gates = HardKuma(final.shape)
             gates.load({name: torch.tensor(value) for name, value in record["parameters"].items()})
             density = gates.density(x)[layer, head].numpy()
             highest = max(highest, density.max())
-            shade = 0.25 + 0.75 * (number + 1) / len(moments)
-            axes.plot(x.numpy(), density, color=INK, alpha=shade, linewidth=0.6 + 0.4 * number, label=record["step"])
+            shade = 0.25 + 0.75 * (drawn + 1) / len(moments)
+            axes.plot(x.numpy(), density, color=INK, alpha=shade, linewidth=0.6 + 0.4 * drawn, label=record["step"])
         for low, high, gate in ((0.0, -P / (Q - P), "z = 0"), ((1 - P) / (Q - P), 1.0, "z = 1")):
             axes.axvspan(low, high, color=GRID, zorder=0)
             axes.text((low + high) / 2, 0.97, gate, transform=axes.get_xaxis_transform(), rotation=90, fontsize=7.5,
@@ -252,20 +231,16 @@ def _answers(axes: Axes, results: Mapping[str, Any]) -> None:
     budgets, groups, dense = _budgets(results), _groups(results), results["dense"]
     drawn = marks(group.label for group in groups)
     axes.axhline(dense["accuracy"], color=MUTED, linestyle="dashed", linewidth=1, label="dense")
-    for number, group in enumerate(groups):
+    for place, group in enumerate(groups):
         counted = [group.at(budget)[:2] for budget in budgets]
-        shares = numpy.array([right / count for right, count in counted])
-        low, high = numpy.array([wilson(right, count) for right, count in counted]).T
-        shift = min(0.12, 0.8 / len(groups)) * (number - (len(groups) - 1) / 2)
-        axes.errorbar(
-            numpy.arange(len(budgets)) + shift,
-            shares,
-            yerr=[numpy.clip(shares - low, 0, None), numpy.clip(high - shares, 0, None)],
-            color=drawn[group.label].color,
-            marker=drawn[group.label].marker,
+        with_intervals(
+            axes,
+            [budget + side_by_side(place, len(groups)) for budget in range(len(budgets))],
+            [right / count for right, count in counted],
+            [wilson(right, count) for right, count in counted],
+            drawn[group.label],
             markersize=5,
             linewidth=1,
-            linestyle="none",
             capsize=2,
             label=f"{group.label} ({group.heads} heads)",
         )
@@ -286,11 +261,8 @@ def _read(folder: Path, found: Mapping[str, Any]) -> _Run:
 
 def _groups(results: Mapping[str, Any]) -> list[_Group]:
     """Rows by method and kind of roles, in order of appearance."""
-    names = dict.fromkeys((row["method"], row["roles"]) for row in results["rows"])
-    return [
-        _Group(method, roles, [row for row in results["rows"] if (row["method"], row["roles"]) == (method, roles)])
-        for method, roles in names
-    ]
+    found = grouped(results["rows"], lambda row: (row["method"], row["roles"]))
+    return [_Group(method, roles, rows) for (method, roles), rows in found.items()]
 
 
 def _budgets(results: Mapping[str, Any]) -> list[int]:
@@ -299,11 +271,8 @@ def _budgets(results: Mapping[str, Any]) -> list[int]:
 
 def _grey(results: Mapping[str, Any]) -> dict[str, float]:
     """Share of undecided gates by trained method, mean over seeds."""
-    found: dict[str, list[float]] = {}
-    for one in results["found"]:
-        if one["grey"] is not None:
-            found.setdefault(one["method"], []).append(one["grey"])
-    return {method: fmean(shares) for method, shares in found.items()}
+    trained = grouped((one for one in results["found"] if one["grey"] is not None), lambda one: str(one["method"]))
+    return {method: fmean(one["grey"] for one in ones) for method, ones in trained.items()}
 
 
 def _written_down(results: Mapping[str, Any]) -> tuple[str, str]:

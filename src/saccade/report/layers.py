@@ -11,14 +11,12 @@ import matplotlib
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
-from ..eval.output import write_text
-from .drawing import as_svg, canvas
+from .drawing import as_svg, canvas, headline, write_picture
 from .palette import FACT, GRID, INK
-from .wording import NOTHING
+from .table import new_table
+from .wording import NOTHING, Row, about, asked, grouped, number
 
 PICTURE = "layers.svg"
 
@@ -35,25 +33,12 @@ def layer_table(results: Mapping[str, Any]) -> Table:
     """Right answers of every candidate and budget, beside the means and the cheap guesses; the verdict below."""
     dense, budgets, chosen = results["dense"], results["budgets"], tuple(results["chosen"])
     title = (
-        f"layers that select again under {results['policy']}: model {results['model']}, task {results['task']}, "
-        f"context {results['context']:,}, {dense['n']:,} questions in {results['texts']:,} texts; "
-        f"dense attention {dense['correct']:,}/{dense['n']:,}"
+        f"layers that select again under {results['policy']}: {about(results)}, "
+        f"{asked(results, dense['n'], dense['correct'])}"
     )
-    table = Table(
-        title=Text(title),
-        caption=Text("\n".join(_verdict(results))),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column("layer")
-    for budget in budgets:
-        table.add_column(f"right\nof {dense['n']:,}\nat {budget:,}", justify="right", no_wrap=True)
-    for header in ("mean\nrecall", "gold\nmass", "predicted\nrecall"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("")
+    counts = [f"right\nof {dense['n']:,}\nat {budget:,}" for budget in budgets]
+    columns = ("layer", *counts, "mean\nrecall", "gold\nmass", "predicted\nrecall", "")
+    table = new_table(title, columns, ("layer", ""), _verdict(results))
     found = _outcomes(results)
     sizes = {0}
     for candidate, rows in found.items():
@@ -66,7 +51,7 @@ def layer_table(results: Mapping[str, Any]) -> Table:
             _name(candidate),
             *(f"{row['correct']:,}" for row in rows),
             f"{fmean(row['recall'] for row in rows):.3f}",
-            NOTHING if gold is None else f"{gold:.3f}",
+            number(gold, "{:.3f}"),
             NOTHING if predicted is None else f"{fmean(predicted):.3f}",
             "chosen" if candidate == chosen else "",
             style="bold" if candidate == chosen else None,
@@ -75,14 +60,8 @@ def layer_table(results: Mapping[str, Any]) -> Table:
 
 
 def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw the search into the results folder; returns the picture's path.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    path = folder / PICTURE
-    write_text(path, _picture(results))
-    return path
+    """Draw the search into the results folder; returns the picture's path."""
+    return write_picture(folder / PICTURE, _picture(results))
 
 
 def _verdict(results: Mapping[str, Any]) -> list[str]:
@@ -95,8 +74,8 @@ def _verdict(results: Mapping[str, Any]) -> list[str]:
         lines.append("rank correlation over single layers, of what one dense pass says with what was measured:")
     for proxy, found in results["rank_correlation"].items():
         lines.append(
-            f"  {proxy.replace('_', ' ')}: {_signed(found['with_accuracy'])} with right answers, "
-            f"{_signed(found['with_recall'])} with recall; its best layer is {found['its_best']}"
+            f"  {proxy.replace('_', ' ')}: {number(found['with_accuracy'], '{:+.2f}')} with right answers, "
+            f"{number(found['with_recall'], '{:+.2f}')} with recall; its best layer is {found['its_best']}"
         )
     if results["gold_mass"] is None:
         lines.append("no gold mass: no answer stands in its text")
@@ -150,13 +129,7 @@ def _picture(results: Mapping[str, Any]) -> str:
                 )
             )  # fmt: skip
         _layer_ticks(panels[0], [_name(candidate) for candidate in shown], chosen, points)
-        figure.suptitle(
-            f"{results['policy']}: model {results['model']}, task {results['task']}, context {results['context']:,}; "
-            f"chosen: {_named(results['chosen'])}",
-            x=0.01,
-            ha="left",
-            fontsize=10,
-        )
+        headline(figure, f"{results['policy']}: {about(results)}; chosen: {_named(results['chosen'])}")
         return as_svg(figure)
 
 
@@ -203,12 +176,9 @@ def _written(values: Values) -> list[list[str]]:
     return [["" if numpy.isnan(value) else f"{value:.2f}" for value in line] for line in values]
 
 
-def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Mapping[str, Any]]]:
+def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Row]]:
     """Rows by candidate, in the order of the budgets."""
-    found: dict[Candidate, list[Mapping[str, Any]]] = {}
-    for row in results["rows"]:
-        found.setdefault(tuple(row["reselect"]), []).append(row)
-    return found
+    return grouped(results["rows"], lambda row: tuple(row["reselect"]))
 
 
 def _name(reselect: Sequence[int]) -> str:
@@ -218,7 +188,3 @@ def _name(reselect: Sequence[int]) -> str:
 def _named(reselect: Sequence[int]) -> str:
     layers = "layer" if len(reselect) == 1 else "layers"
     return f"{layers} {_name(reselect)}" if reselect else "no further layer"
-
-
-def _signed(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:+.2f}"

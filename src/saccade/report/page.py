@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from . import figures
-from .wording import COLUMNS, cells, lengths
+from .wording import COLUMNS, cells, grouped, lengths
 
 _TEMPLATE = "page.html"
 
@@ -46,16 +46,10 @@ def comparison_page(
 
 def _examples(samples: Sequence[Mapping[str, Any]], count: int = 6) -> list[dict[str, Any]]:
     """A few questions with the answer under every policy, those on which policies differ first."""
-    questions: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        questions.setdefault((sample["context"], sample["question"]), []).append(sample)
-    differing = sorted(questions.values(), key=_verdicts, reverse=True)
+    questions = grouped(samples, lambda sample: (sample["context"], sample["question"]))
+    # Those whose answers are partly right and partly wrong.
+    differing = sorted(questions.values(), key=lambda asked: len({one["correct"] for one in asked}), reverse=True)
     return [
         {"question": answers[0]["question"], "expected": answers[0]["expected"], "answers": answers}
         for answers in differing[:count]
     ]
-
-
-def _verdicts(answers: Sequence[Mapping[str, Any]]) -> int:
-    """2 if some answers are right and some wrong, else 1."""
-    return len({answer["correct"] for answer in answers})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 INK = "#1f2933"
 MUTED = "#66727f"
@@ -22,6 +23,11 @@ class Mark:
 
     color: str
     marker: str
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """As arguments of a drawing call."""
+        return {"color": self.color, "marker": self.marker}
 
 
 DENSE = Mark(MUTED, "_")

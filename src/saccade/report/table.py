@@ -1,18 +1,54 @@
-"""The table that a comparison prints."""
+"""Tables for a terminal: what all have in common, and the one that a comparison prints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .wording import COLUMNS, TOKEN_RECALL, cells, lengths
+from .wording import COLUMNS, TOKEN_RECALL, Row, cells, lengths
 
 WIDE = 100
 """Columns from which on a terminal has room for token recall."""
+
+
+def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), notes: Sequence[str] = ()) -> Table:
+    """A table without rows yet; brackets in its title and notes are no markup.
+
+    Args:
+        columns: headers. Numbers stand to the right and are never broken.
+        words: headers of the columns that hold words.
+        notes: lines below it.
+    """
+    table = Table(
+        title=Text(title),
+        caption=Text("\n".join(notes)) if notes else None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    words = set(words)
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right", no_wrap=column not in words,
+                         overflow="fold")  # fmt: skip
+    return table
+
+
+def with_sections(table: Table, rows: Iterable[Row], *keys: str) -> Iterator[Row]:
+    """The rows, with a line in the table wherever one of these values changes."""
+    previous = None
+    for row in rows:
+        setting = [row[key] for key in keys]
+        if previous not in (None, setting):
+            table.add_section()
+        previous = setting
+        yield row
 
 
 def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: int = WIDE) -> Table:
@@ -29,25 +65,10 @@ def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: in
     title = f"{asked} questions in {where}: {here['document']}, model {here['model']}"
     if not results["complete"]:
         title += " (interrupted)"
-    table = Table(
-        title=Text(title),
-        caption=Text("\n".join(notes)) if notes else None,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for number in shown:
-        # Headers of two lines let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
-        header = "\n".join(COLUMNS[number].rsplit(" ", 1))
-        table.add_column(header, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
-    previous = None
-    for row in results["rows"]:
-        if previous not in (None, row["label"]):
-            table.add_section()
-        previous = row["label"]
+    # Headers of two lines let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
+    headers = ["\n".join(COLUMNS[number].rsplit(" ", 1)) for number in shown]
+    table = new_table(title, headers, headers[:1], notes)
+    for row in with_sections(table, results["rows"], "label"):
         texts = cells(row)
         table.add_row(*(Text(texts[number]) for number in shown))
     return table

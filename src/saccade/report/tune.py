@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
-from rich import box
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from rich.table import Table
 from rich.text import Text
 
-from ..eval.output import write_text
-from .drawing import as_svg, canvas
+from .drawing import as_svg, canvas, headline, write_picture
 from .palette import FACT, INK, MUTED, Mark, marks
-from .wording import NOTHING, short
+from .table import new_table
+from .wording import NOTHING, Row, about, asked, grouped, number, short
 
 PICTURE = "front.svg"
 ZOOM = 5
 """The second panel shows the wanted quality with so many times its distance from 1."""
-
-Row = Mapping[str, Any]
 
 _NARROWEST = 18
 """Columns of a terminal that a family's name gets at least."""
@@ -31,25 +28,13 @@ def front_table(results: Mapping[str, Any]) -> Table:
     """Every candidate that was asked, family by family; the promise and what was chosen below."""
     times, name, size = results.get("ms_per_token"), *_unit(results["rows"])
     title = (
-        f"candidates that read less than dense attention: model {results['model']}, task {results['task']}, context "
-        f"{results['context']:,}, batch {results['batch']}, {results['n']:,} questions in {results['texts']:,} texts; "
-        f"dense attention {results['dense_correct']:,}/{results['n']:,}"
+        f"candidates that read less than dense attention: {about(results)}, batch {results['batch']}, "
+        f"{asked(results, results['n'], results['dense_correct'])}"
     )
-    table = Table(
-        title=Text(title),
-        caption=Text("\n".join(_notes(results))),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("family", overflow="fold", min_width=_NARROWEST)
-    headers = ["budget", f"right of\n{results['n']:,}", "share\nof dense", "shown\nat 95%", f"{name} per\ntoken"]
-    for header in [*headers, "ms per\ntoken"] if times else headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("status")
+    columns = ["family", "budget", f"right of\n{results['n']:,}", "share\nof dense", "shown\nat 95%"]
+    columns += [f"{name} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
+    table = new_table(title, columns, ("family", "status"), _notes(results))
+    table.columns[0].min_width = _NARROWEST
     for family, rows in _families(results).items():
         table.add_section()
         for row in rows:
@@ -57,7 +42,7 @@ def front_table(results: Mapping[str, Any]) -> Table:
             cells = [_rung(row, rows), f"{row['correct']:,}", f"{row['share']:.4f}", f"{row['shown']:.4f}"]
             cells.append(f"{row['bytes'] / size:,.4g}")
             if times:
-                cells.append(f"{times[row['spec']]:.2f}" if row["spec"] in times else NOTHING)
+                cells.append(number(times.get(row["spec"]), "{:.2f}"))
             status = f"{row['status']}, chosen" if chosen else row["status"]
             # A family of learnt roles has a name of many lines; once is enough.
             label = Text(family if row is rows[0] else "")
@@ -66,14 +51,8 @@ def front_table(results: Mapping[str, Any]) -> Table:
 
 
 def front_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw quality against bytes into the results folder; returns the picture's path.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    path = folder / PICTURE
-    write_text(path, _picture(results))
-    return path
+    """Draw quality against bytes into the results folder; returns the picture's path."""
+    return write_picture(folder / PICTURE, _picture(results))
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
@@ -115,13 +94,10 @@ def _picture(results: Mapping[str, Any]) -> str:
         panels[0].set_ylabel("share of dense attention's right answers")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3 if closer else 2, fontsize=8)
-        figure.suptitle(
-            f"model {results['model']}, task {results['task']}, context {results['context']:,}, batch "
-            f"{results['batch']}, {results['n']:,} questions\n"
+        headline(
+            figure,
+            f"{about(results)}, batch {results['batch']}, {results['n']:,} questions\n"
             "filled: kept the promise; hollow: not; whiskers reach down to the share that is shown",
-            x=0.01,
-            ha="left",
-            fontsize=10,
         )
         return as_svg(figure)
 
@@ -155,7 +131,7 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.plot(edge / size, 1, marker="_", markersize=14, markeredgewidth=3, color=MUTED, linestyle="none")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(f"{unit} per token")
@@ -170,10 +146,8 @@ def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: floa
     )
     for row, place, share in zip(rows, places, shares, strict=True):
         face = mark.color if row["status"] == "kept" else "white"
-        axes.plot(
-            place, share, marker=mark.marker, color=mark.color, markerfacecolor=face, markersize=6.5, linestyle=""
-        )
-    axes.plot([], [], marker=mark.marker, color=mark.color, markersize=6.5, linestyle="", label=short(family))
+        axes.plot(place, share, **mark.style, markerfacecolor=face, markersize=6.5, linestyle="")
+    axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=short(family))
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:
@@ -186,10 +160,7 @@ def _best(rows: Sequence[Row]) -> list[Row]:
 
 
 def _families(results: Mapping[str, Any]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in results["rows"]:
-        found.setdefault(row["family"], []).append(row)
-    return found
+    return grouped(results["rows"], lambda row: str(row["family"]))
 
 
 def _rung(row: Row, rows: Sequence[Row]) -> str:

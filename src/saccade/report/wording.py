@@ -1,9 +1,12 @@
-"""How numbers are written in tables and figures; what was not measured is a dash."""
+"""How rows are put into words in tables and figures; what was not measured is a dash."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+Row = Mapping[str, Any]
+Key = TypeVar("Key", bound=Hashable)
 
 NOTHING = "-"
 
@@ -25,19 +28,27 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = row["interval"]
     return (
         row["label"],
-        NOTHING if row["budget"] is None else f"{row['budget']:,}",
-        _number(row["share_attended"], "{:.1%}"),
-        _number(row["recall"], "{:.2f}"),
-        _number(row["token_recall"], "{:.2f}"),
+        number(row["budget"], "{:,}"),
+        number(row["share_attended"], "{:.1%}"),
+        number(row["recall"], "{:.2f}"),
+        number(row["token_recall"], "{:.2f}"),
         f"{row['correct']}/{row['n']}",
         f"{low:.2f}-{high:.2f}" if row["n"] else NOTHING,
-        _number(row["ms_per_token"], "{:.2f}"),
-        _number(row["speedup"], "{:.2f}x"),
+        number(row["ms_per_token"], "{:.2f}"),
+        number(row["speedup"], "{:.2f}x"),
     )
 
 
 TOKEN_RECALL = COLUMNS.index("token recall")
 """The column that a narrow terminal has no room for."""
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Rows by what `key` says of them, in order of appearance."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def lengths(contexts: Sequence[int]) -> str:
@@ -47,8 +58,18 @@ def lengths(contexts: Sequence[int]) -> str:
     return f"{len(contexts)} context{'s' if len(contexts) > 1 else ''} of {span} tokens"
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
+
+
+def about(results: Mapping[str, Any]) -> str:
+    """What every calibration says of itself."""
+    return f"model {results['model']}, task {results['task']}, context {results['context']:,}"
+
+
+def asked(results: Mapping[str, Any], questions: int, correct: int) -> str:
+    """How much was asked, and what dense attention has right of it."""
+    return f"{questions:,} questions in {results['texts']:,} texts; dense attention {correct:,}/{questions:,}"
 
 
 def short(name: str, longest: int = 40) -> str:

@@ -1,0 +1,136 @@
+"""What a benchmark is repeated at: contexts, batches and numbers of threads, each with each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import torch
+
+from ..checkpoints.load import DTYPES, pick_device
+from ..checkpoints.presets import read_config
+from ..checkpoints.shape import shape_of
+from ..errors import SaccadeError
+from ..eval.entry import at_budgets, parse_budgets
+from ..eval.output import whole_numbers
+from ..machine import environment
+from ..methods.policy import Policy
+from ..recipes.resolve import resolve_all
+from ..types import ModelShape
+
+OnUnit = Callable[[str, dict[str, Any]], None]
+"""Called after every setting with its name and all results so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridSettings:
+    """What the user says of every benchmark; lists hold numbers joined by commas."""
+
+    shape: str
+    contexts: Sequence[str]
+    batches: Sequence[str]
+    threads: Sequence[str]
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings(GridSettings):
+    """What the user says of a benchmark of policies."""
+
+    policies: Sequence[str]
+    budgets: Sequence[str]
+    steps: int
+
+    def resolve(self, shape: ModelShape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+        """The policies at every budget, dense first, and notes.
+
+        Raises:
+            SaccadeError: a policy that is none, does not fit the shape, or has a budget too small.
+        """
+        # The weights are random ones: a recipe is held against the sizes.
+        chosen, said = resolve_all(self.policies, self.shape, lambda: shape)
+        policies, notes = at_budgets(chosen, parse_budgets(",".join(self.budgets)))
+        for policy in policies:
+            policy.plan(shape)
+        return policies, (*said, *notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Checked settings.
+
+    Attributes:
+        name: of the shape, as the user gave it.
+        config: the model's.
+    """
+
+    name: str
+    config: Any
+    shape: ModelShape
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    threads: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def check(cls, settings: GridSettings, *, shortest: int = 1) -> Grid:
+        """Read the settings; a context has at least `shortest` tokens.
+
+        Raises:
+            SaccadeError: one line about the first setting that is not valid.
+        """
+        config = read_config(settings.shape)
+        if settings.dtype not in DTYPES:
+            raise SaccadeError(f"unknown dtype {settings.dtype!r}; valid: {', '.join(DTYPES)}")
+        return cls(
+            settings.shape,
+            config,
+            shape_of(config),
+            contexts=whole_numbers("context", ",".join(settings.contexts), at_least=shortest),
+            batches=whole_numbers("batch", ",".join(settings.batches), at_least=1),
+            threads=whole_numbers("threads", ",".join(settings.threads), at_least=1),
+            dtype=DTYPES[settings.dtype],
+            device=pick_device(settings.device),
+        )
+
+    @property
+    def units(self) -> int:
+        """How many settings there are."""
+        return len(self.contexts) * len(self.batches) * len(self.threads)
+
+    def results(self, **more: Any) -> dict[str, Any]:
+        """What the JSON file holds before anything is measured."""
+        torch.set_num_threads(max(self.threads))
+        here = environment(threads=max(self.threads), dtype=self.dtype, device=self.device)
+        return {"shape": self.name, **more, "rows": [], "environment": here}
+
+    def run(
+        self, results: dict[str, Any], measure: Callable[[int, int, int], Iterable[Any]], on_unit: OnUnit
+    ) -> dict[str, Any]:
+        """Add the rows that `measure` gives for every context, batch and number of threads."""
+        for context, batch, threads in product(self.contexts, self.batches, self.threads):
+            torch.set_num_threads(threads)
+            results["rows"] += [asdict(row) for row in measure(context, batch, threads)]
+            on_unit(f"context {context}, batch {batch}, threads {threads}", results)
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class GridJob(ABC):
+    """A checked benchmark.
+
+    Attributes:
+        notes: what the user should know about policies and budgets, each once.
+    """
+
+    grid: Grid
+    notes: tuple[str, ...]
+
+    @abstractmethod
+    def run(self, on_unit: OnUnit) -> dict[str, Any]:
+        """Measure everything; gives what the JSON file holds."""

@@ -1,0 +1,68 @@
+"""The tables that `saccade bench decode` and `saccade bench serve` print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from .table import new_table, with_sections
+from .wording import Row, number
+
+Columns = Mapping[str, Callable[[Row], str]]
+"""Headers, and what stands below them."""
+
+SETTING: Columns = {
+    "context": lambda row: f"{row['context']:,}",
+    "batch": lambda row: str(row["batch"]),
+    "threads": lambda row: str(row["threads"]),
+}
+COLUMNS: Columns = {
+    **SETTING,
+    "policy": lambda row: row["policy"],
+    "runtime": lambda row: row["runtime"],
+    "ms": lambda row: f"{row['ms_per_token']:.1f}",
+    "select": lambda row: number(row["ms_selection"], "{:.1f}"),
+    "attend": lambda row: number(row["ms_attention"], "{:.1f}"),
+    "index": lambda row: number(row["ms_index"], "{:.1f}"),
+    "rectify": lambda row: number(row["ms_rectify"], "{:.1f}"),
+    "other": lambda row: number(row["ms_other"], "{:.1f}"),
+    "MB": lambda row: f"{row['bytes'] / 1e6:,.0f}",
+    "ideal": lambda row: f"{row['ideal_ms']:.1f}",
+    "of ceiling": lambda row: f"{row['share_of_ceiling']:.0%}",
+    "over dense": lambda row: number(row["speedup_over_best_dense"], "{:.2f}×"),
+}
+SERVING_COLUMNS: Columns = {
+    "context": SETTING["context"],
+    "batch": SETTING["batch"],
+    "policy": lambda row: row["policy"],
+    "ms per token": lambda row: f"{row['ms_per_token']:.1f}",
+    "quartiles": lambda row: f"{row['ms_fast']:.1f} to {row['ms_slow']:.1f}",
+    "bytes": lambda row: f"{row['bytes'] / 1e9:.2f} GB",
+    "ideal ms": lambda row: f"{row['ideal_ms']:.1f}",
+    "share of ceiling": lambda row: f"{row['share_of_ceiling']:.0%}",
+    "over stock": lambda row: number(row["speedup_over_stock"], "{:.2f}×"),
+}
+
+
+def decode_table(results: Mapping[str, Any]) -> Table:
+    """Rows of a benchmark, one section per context, batch and number of threads."""
+    return timing_table(results, COLUMNS)
+
+
+def serving_table(results: Mapping[str, Any]) -> Table:
+    """Rows of a benchmark of vLLM, one section per context and batch."""
+    return timing_table(results, SERVING_COLUMNS)
+
+
+def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
+    here = results["environment"]
+    title = (
+        f"{results['shape']}, {here['dtype']}, {here['processor']}, "
+        f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
+    )
+    table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"))
+    for row in with_sections(table, results["rows"], "context", "batch", "threads"):
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table
