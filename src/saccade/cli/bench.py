@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .group import need_eval
 from .options import Device
 
 bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baselines in the same run.")
@@ -67,6 +68,8 @@ def decode(
 
       saccade bench decode --context 0,32768,131072 --threads 1 --policy tidal --policy quest --json bench.json
     """
+    if picture is not None:
+        need_eval("saccade bench decode --picture")
     # Imported here, so that --help does not wait for torch.
     from ..bench.job import BenchJob
     from ..bench.table import decode_table

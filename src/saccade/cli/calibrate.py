@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SaccadeError
-from .group import OneLineErrors
+from .group import NeedsEval, OneLineErrors
 from .options import Device, Dtype, Model, Seed, at_least
 
 Task = Annotated[
@@ -59,7 +59,7 @@ def common(**given: Any) -> Any:
     return Common(**given)
 
 
-@calibrate.command()
+@calibrate.command(cls=NeedsEval)
 def layers(
     model: Model = None,
     task: Task = "kv",
@@ -114,7 +114,7 @@ def layers(
     _written(console, search.target.recipe_path, picture)
 
 
-@calibrate.command()
+@calibrate.command(cls=NeedsEval)
 def heads(
     model: Model = None,
     target_heads: Annotated[
@@ -209,7 +209,7 @@ def _written(console: Any, recipe: Path, picture: Path) -> None:
         console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
-@calibrate.command()
+@calibrate.command(cls=NeedsEval)
 def promise(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Results folder of `saccade tune --full`.")] = Path(
         "results/tune"

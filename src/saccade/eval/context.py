@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from ..errors import DocumentError
-from .document import language_reference
+from .document import language_reference, read_document
 from .facts import Fact, hide, make_facts, question, sentence, sentence_ends
 
 QUESTIONS_PER_CONTEXT = 12
@@ -86,23 +86,6 @@ def document_contexts(tokenizer: Any, document: Path, *, limit: int, positions: 
         rng = numpy.random.default_rng([seed, number])
         contexts.append(_with_facts(tokenizer, text, make_facts(FACTS_PER_CONTEXT, rng, "eval"), asked, rng, name))
     return _fitting(contexts, name, positions)
-
-
-def read_document(path: Path) -> str:
-    """The text of a document.
-
-    Raises:
-        DocumentError: if it is absent, empty or not UTF-8.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"document {str(path)!r} is not UTF-8: byte {error.start} cannot be read") from None
-    except OSError as error:
-        raise DocumentError(f"document {str(path)!r} cannot be read: {error.strerror}") from None
-    if not text.strip():
-        raise DocumentError(f"document {str(path)!r} is empty")
-    return text
 
 
 def _fitting(contexts: list[Context], name: str, positions: int) -> list[Context]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from zlib import crc32
 
+from ..errors import DocumentError
+
 _SKIPPED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "encodings", "__pycache__")
 
 
@@ -57,3 +59,20 @@ def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> s
             if characters <= 0:
                 break
     return "\n\n".join(texts)
+
+
+def read_document(path: Path) -> str:
+    """The text of a document.
+
+    Raises:
+        DocumentError: if it is absent, empty or not UTF-8.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"document {str(path)!r} is not UTF-8: byte {error.start} cannot be read") from None
+    except OSError as error:
+        raise DocumentError(f"document {str(path)!r} cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise DocumentError(f"document {str(path)!r} is empty")
+    return text
