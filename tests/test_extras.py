@@ -74,9 +74,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "ABSENT": json.dumps(absent), "EVAL": json.dumps(EVAL)}
 
 
-def saccade(bare: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(bare: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "saccade", *arguments],
+        [sys.executable, *arguments],
         **{"env": bare, "capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "check": False},
     )
 
@@ -90,27 +90,31 @@ def test_dependencies() -> None:
     assert [str(one) for one in extras["dev"] if one.name == "saccade"] == ["saccade[eval]"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_without_the_extra(bare: dict[str, str], tmp_path: Path) -> None:
+    rows, shape = tmp_path / "rows.json", str(write_model(tmp_path / "model"))
+    small = ("--policy", "tidal:budget=32,reselect=2", "--context", "64", "--steps", "2", "--baseline", "none")
+    commands = [
+        ("policies",),
         ("policies", "--recipes"),
         ("policies", "--cost"),
         ("serve", "--help"),
         ("generate", "The with statement is used to", "--max-new-tokens", "8"),
-    ],
-    ids=" ".join,
-)
-def test_without_the_extra(bare: dict[str, str], arguments: tuple[str, ...]) -> None:
-    done = saccade(bare, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-
-
-def test_benchmark_without_the_extra(bare: dict[str, str], tmp_path: Path) -> None:
-    shape, rows = write_model(tmp_path / "model"), tmp_path / "rows.json"
-    settings = ("--context", "64", "--steps", "2", "--baseline", "none", "--device", "cpu", "--dtype", "float32")
-    done = saccade(bare, "bench", "decode", "--shape", str(shape), "--policy", "tidal:budget=32,reselect=2", *settings, "--json", str(rows))
-    assert done.returncode == 0, done.stderr
+        ("bench", "decode", "--shape", shape, "--device", "cpu", "--dtype", "float32", "--json", str(rows), *small),
+    ]
+    # One interpreter for all of them: most of the time goes into importing torch.
+    code = f"""
+import sys
+from saccade.cli import main
+for arguments in {commands}:
+    sys.argv = ["saccade", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        print("end of", arguments[0], end.code or 0)
+"""
+    done = python(bare, "-c", code)
+    ended = [line for line in done.stdout.splitlines() if line.startswith("end of")]
+    assert ended == [f"end of {name} 0" for name, *_ in commands], done.stderr
     assert rows.is_file()
 
 
@@ -127,7 +131,7 @@ def test_benchmark_without_the_extra(bare: dict[str, str], tmp_path: Path) -> No
     ids=" ".join,
 )
 def test_what_needs_the_extra_says_so(bare: dict[str, str], command: tuple[str, ...]) -> None:
-    done = saccade(bare, *command)
+    done = python(bare, "-m", "saccade", *command)
     assert done.returncode == 2
     assert not done.stdout
     name = " ".join(command).removesuffix(" picture.svg")
