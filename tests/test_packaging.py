@@ -131,8 +131,8 @@ def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "test_served.py").write_text("raise ImportError('no vLLM here')\n")
+    (tmp_path / "serving").mkdir()
+    (tmp_path / "serving" / "test_served.py").write_text("raise ImportError('no vLLM here')\n")
     (tmp_path / "test_plain.py").write_text("def test_plain():\n    pass\n")
     plain = pytest_run(tmp_path)
     assert plain.returncode == 0, plain.stdout
@@ -140,7 +140,7 @@ def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
     assert len(left_out) == 1
     assert left_out[0].startswith("left out: ")
     assert "make test-vllm" in left_out[0]
-    named = pytest_run(tmp_path, "vllm")
+    named = pytest_run(tmp_path, "serving")
     assert named.returncode == 2
     assert "no vLLM here" in named.stdout
     assert "left out" not in named.stdout
