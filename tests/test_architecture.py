@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "saccade"
-MAX_LINES = 400
+TESTS = Path(__file__).parent
+MAX_LINES, MAX_TEST_LINES = 400, 500
 MEASURING = ("eval", "calibrate", "bench", "report", "cli")
 """Rooms that measure or show instead of decoding."""
 
@@ -339,6 +340,11 @@ def test_files_are_short() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     most = {path: 500 if "kernels" in path.parts else MAX_LINES for path in lengths}
     assert {path: length for path, length in lengths.items() if length > most[path]} == {}
+
+
+def test_test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in TESTS.rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > MAX_TEST_LINES} == {}
 
 
 def python(code: str) -> str:
