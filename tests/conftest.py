@@ -12,7 +12,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from saccade.machine import read_bandwidth
+
 torch.set_num_threads(1)
+
+# No test judges the bandwidth, and reading a gigabyte takes a second.
+read_bandwidth.__kwdefaults__["megabytes"] = 16
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None, print_blob=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "saccade"
-MAX_LINES = 400
+TESTS = Path(__file__).parent
+MAX_LINES, MAX_TEST_LINES = 400, 500
 MEASURING = ("eval", "calibrate", "bench", "report", "cli")
 """Rooms that measure or show instead of decoding."""
 
@@ -80,7 +81,7 @@ LIBRARIES: dict[str, set[str]] = {
     "vllm": {"adapters.vllm", "bench"},
     "prometheus_client": {"adapters.vllm"},
     "uvloop": {"adapters.vllm"},
-    "numpy": {"eval", "calibrate", "report", "cli"},
+    "numpy": {"eval", "calibrate", "report"},
     "scipy": {"eval", "calibrate", "report"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
@@ -219,6 +220,18 @@ def test_arrows() -> None:
     assert broken_arrows(PACKAGE) == []
 
 
+def test_only_rooms_that_may_import_numpy_make_arrays_of_tensors() -> None:
+    # `tensor.numpy()` needs numpy without importing it.
+    arrays = [
+        f"{name}:{node.lineno} {node.attr}"
+        for name, path in modules(PACKAGE).items()
+        if room(name) not in LIBRARIES["numpy"]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("numpy", "from_numpy")
+    ]
+    assert arrays == []
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     assert circles(PACKAGE) == []
 
@@ -329,6 +342,11 @@ def test_files_are_short() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     most = {path: 500 if "kernels" in path.parts else MAX_LINES for path in lengths}
     assert {path: length for path, length in lengths.items() if length > most[path]} == {}
+
+
+def test_test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in TESTS.rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > MAX_TEST_LINES} == {}
 
 
 def python(code: str) -> str:

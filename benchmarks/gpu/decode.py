@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dense
 import torch
-from caches import dense_oracle
-from timing import Captured, Deadline, bandwidth, elapsed, reason, summary, write
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, PreTrainedModel, StaticCache
@@ -25,6 +22,10 @@ from saccade.checkpoints.shape import shape_of
 from saccade.methods.policy import Policy
 from saccade.plans.cost import cost_of
 from saccade.types import ModelShape
+
+from . import dense
+from .caches import dense_oracle
+from .timing import Captured, Deadline, bandwidth, elapsed, reason, summary, write
 
 POLICIES = (
     "dense",

@@ -6,10 +6,11 @@ import importlib
 from collections.abc import Callable, Iterator
 
 import torch
-from timing import Call, reason, relative_error
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from .timing import Call, reason, relative_error
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q `[B, Hq, d]`, k and v `[B, Hkv, T, d]` to `[B, Hq, d]`; every token of every row is attended to."""

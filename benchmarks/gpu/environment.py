@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import bandwidth, reason, write
+
+from .timing import bandwidth, reason, write
 
 
 def main() -> None:

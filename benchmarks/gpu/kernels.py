@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dense
 import torch
-from caches import Cell, Heads, bounds_oracle, page_score_oracle, score_oracle, sparse_oracle
-from timing import Call, Captured, Deadline, bandwidth, interleaved, reason, relative_error, write
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -30,6 +27,10 @@ from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio
 from saccade.selection.rules.top_k import TopK
 from saccade.types import Rows, Selection
+
+from . import dense
+from .caches import Cell, Heads, bounds_oracle, page_score_oracle, score_oracle, sparse_oracle
+from .timing import Call, Captured, Deadline, bandwidth, interleaved, reason, relative_error, write
 
 PAGE = 16
 BUDGETS = (4096, 2048)

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
 SHARES = {"environment": 0.06, "checks": 0.2, "kernels": 0.3, "decode": 0.38, "sanitizer": 0.06}
 """Of the time that is left for all sections asked for; what one leaves over the next ones get."""
 
@@ -70,7 +69,8 @@ def command_of(section: str, folder: Path, seconds: float, smoke: bool) -> list[
         return [tool, "--tool", "memcheck", "--error-exitcode", "9", "--target-processes", "all", *tests]
     script = [
         sys.executable,
-        str(HERE / f"{section}.py"),
+        "-m",
+        f"benchmarks.gpu.{section}",
         str(folder / f"{section}.json"),
         "--seconds",
         f"{seconds:.0f}",

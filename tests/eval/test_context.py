@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from saccade.errors import DocumentError
-from saccade.eval.context import Context, built_in_contexts, document_contexts, read_document
+from saccade.eval.context import Context, built_in_contexts, document_contexts
+from saccade.eval.document import read_document
 from saccade.eval.facts import sentence
 
 

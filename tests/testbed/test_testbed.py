@@ -50,9 +50,8 @@ def test_the_model_loads_and_is_small() -> None:
     assert (model_path() / "model.safetensors").stat().st_size <= 16e6
 
 
-@given(st.text())
-def test_every_text_round_trips(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
+@given(text=st.text())
+def test_every_text_round_trips(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 

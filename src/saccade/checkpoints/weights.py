@@ -33,7 +33,7 @@ def hash_of(rows: Tensor) -> str:
     """The hash of rows `[3, hidden]`, rounded so that a bfloat16 model in another dtype is still the same one."""
     rounded = rows.to("cpu", torch.bfloat16).contiguous()
     rounded = rounded.masked_fill(rounded.abs() < _TINY, 0)
-    return hashlib.sha256(rounded.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(bytes(rounded.view(torch.uint8).flatten().tolist())).hexdigest()[:16]
 
 
 def stored_hash(model: str) -> str | None:

@@ -11,7 +11,7 @@ from .bench import bench
 from .calibrate import calibrate
 from .compare import compare
 from .generate import generate
-from .group import OneLineErrors
+from .group import NeedsEval, OneLineErrors
 from .policies import policies
 from .serve import SETTINGS, serve
 from .tune import tune
@@ -49,11 +49,11 @@ def _saccade(
         typer.echo(context.get_help())
 
 
-app.command()(compare)
+app.command(cls=NeedsEval)(compare)
 app.command()(generate)
 app.command()(policies)
 app.command(context_settings=SETTINGS)(serve)
-app.command()(tune)
+app.command(cls=NeedsEval)(tune)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(bench, name="bench")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from . import options
+from .group import need_eval
 from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, words
 
 CONTEXTS, POLICIES, BUDGET = ["0,4096,32768"], ["dense", "tidal", "less_is_more"], ["2048"]
@@ -50,6 +51,8 @@ def decode(
 
       saccade bench decode --context 0,32768,131072 --threads 1 --policy tidal --policy quest --json bench.json
     """
+    if picture is not None:
+        need_eval("saccade bench decode --picture")
     # Imported here, so that --help does not wait for torch.
     from ..bench.job import BenchJob, BenchSettings
     from ..eval.output import check_file, write_text

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SaccadeError
-from .group import OneLineErrors
+from .group import NeedsEval, OneLineErrors
 from .options import (
     Budgets,
     Context,
@@ -38,7 +38,7 @@ def common(**given: Any) -> Any:
     return TargetSettings(**given)
 
 
-@calibrate.command()
+@calibrate.command(cls=NeedsEval)
 def layers(
     model: Model = None,
     task: Task = "kv",
@@ -83,7 +83,7 @@ def layers(
     run_and_show(search, layer_table, layer_report)
 
 
-@calibrate.command()
+@calibrate.command(cls=NeedsEval)
 def heads(
     model: Model = None,
     target_heads: Annotated[
@@ -175,7 +175,7 @@ def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable
     say(console, f"picture: {picture}", f"recipe: {target.recipe_path}")
 
 
-@calibrate.command()
+@calibrate.command(cls=NeedsEval)
 def promise(
     results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
     splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,

@@ -53,7 +53,7 @@ def generate(
     from ..adapters.hf.run import sparsify
     from ..checkpoints.load import ModelSource, pick_device, pick_dtype
     from ..errors import DocumentError, PolicyError
-    from ..eval.context import read_document
+    from ..eval.document import read_document
     from ..eval.entry import parse_budgets
     from ..recipes.resolve import default, resolve
     from .terminal import quiet_libraries

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SaccadeError
 
 INTERRUPTED = 130
+EVAL = ("numpy", "scipy", "matplotlib", "jinja2")
+"""What the extra `[eval]` installs."""
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """Base of typer's own errors; typer does not export it, and it has moved between versions."""
 
@@ -29,6 +32,26 @@ class OneLineErrors(TyperGroup):
             _fail(error.format_message(), 2)
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", INTERRUPTED)
+
+
+class NeedsEval(TyperCommand):
+    """A command that judges or draws, which takes the extra `[eval]`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run, if everything is installed; see `click.Command.invoke`."""
+        need_eval("saccade" + ctx.command_path.removeprefix(ctx.find_root().command_path))
+        return super().invoke(ctx)
+
+
+def need_eval(what: str) -> None:
+    """Check, importing nothing, that the extra `[eval]` is installed.
+
+    Raises:
+        SaccadeError: `what` needs packages that are missing.
+    """
+    missing = [name for name in EVAL if find_spec(name) is None]
+    if missing:
+        raise SaccadeError(f'{what} needs {", ".join(missing)}: pip install "saccade[eval]"')
 
 
 def _fail(message: str, code: int) -> NoReturn:

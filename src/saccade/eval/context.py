@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from ..errors import DocumentError
-from .document import language_reference, read_text
+from .document import language_reference, read_document
 from .facts import Fact, make_facts, question, sentence, sentence_ends
 from .tokens import encode, token_ends, with_facts
 
@@ -87,18 +87,6 @@ def document_contexts(tokenizer: Any, document: Path, *, limit: int, positions: 
         rng = numpy.random.default_rng([seed, number])
         contexts.append(_with_facts(tokenizer, text, make_facts(FACTS_PER_CONTEXT, rng, "eval"), asked, rng, name))
     return _fitting(contexts, name, positions)
-
-
-def read_document(path: Path) -> str:
-    """The text of a document.
-
-    Raises:
-        DocumentError: if it is absent, empty or not UTF-8.
-    """
-    text = read_text(path, f"document {str(path)!r}")
-    if not text.strip():
-        raise DocumentError(f"document {str(path)!r} is empty")
-    return text
 
 
 def _fitting(contexts: list[Context], name: str, positions: int) -> list[Context]:

@@ -73,3 +73,15 @@ def read_text(path: Path, name: str) -> str:
         raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
     except OSError as error:
         raise DocumentError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def read_document(path: Path) -> str:
+    """The text of a document.
+
+    Raises:
+        DocumentError: if it is absent, empty or not UTF-8.
+    """
+    text = read_text(path, f"document {str(path)!r}")
+    if not text.strip():
+        raise DocumentError(f"document {str(path)!r} is empty")
+    return text

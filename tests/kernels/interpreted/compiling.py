@@ -1,6 +1,7 @@
 """Compiles Triton kernels for a GPU that need not be there, in a process of its own without the interpreter.
 
-Used as `compiled = compile_kernel("saccade.kernels.topk.triton", "_select", ...)`; the child imports the module anew.
+Used as `compiled = compile_kernel("saccade.kernels.topk.triton", "_select", ...)`; the child imports the module anew,
+and stays for the next kernel: importing torch and Triton takes longer than most compilations.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +57,38 @@ def compile_kernel(
         "warps": warps,
         "stages": stages,
     }
+    compiler = _compiler()
+    assert compiler.stdin is not None and compiler.stdout is not None
+    compiler.stdin.write(f"{json.dumps(job)}\n")
+    compiler.stdin.flush()
+    line = compiler.stdout.readline()
+    if not line:
+        _compiler.cache_clear()
+    assert line, f"the compiler died with {compiler.wait()} over {kernel} for sm_{capability}"
+    answer = json.loads(line)
+    assert "error" not in answer, answer["error"][-4000:]
+    return Compiled(**answer)
+
+
+@cache
+def _compiler() -> subprocess.Popen[str]:
+    """Answers a job a line; it ends when this process does, and with it its standard input."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Compiled(**json.loads(done.stdout.splitlines()[-1]))
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True, env=environment)
+
+
+def _answer() -> None:
+    # Standard output is for answers alone, whatever compilers print.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer = _compile(json.loads(line))
+        except Exception:  # whatever a compiler raises, the test that asked fails
+            answer = {"error": traceback.format_exc()}
+        answers.write(f"{json.dumps(answer)}\n")
+        answers.flush()
 
 
 def _compile(job: dict[str, Any]) -> dict[str, Any]:
@@ -97,4 +121,4 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_compile(json.loads(sys.stdin.read()))))  # noqa: T201
+    _answer()

@@ -1,0 +1,200 @@
+"""Verification inside plain generation: what was drafted sparsely is decided about densely."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+import saccade
+from forcing import sparse_below_the_budget
+
+from . import tiny
+from .rectified import SMALLEST, specs, twin
+from .ways import WAYS, generate
+
+LONG = 200
+
+
+@functools.cache
+def dense_greedy(rows: tuple[int, ...] = ()) -> list[list[int]]:
+    model = twin()
+    inputs = tiny.padded(list(rows)) if rows else {"input_ids": tiny.prompt()}
+    return generate(model, **inputs, max_new_tokens=LONG).tolist()
+
+
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_verified_greedy_is_dense_greedy(policy: str) -> None:
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]) as run:
+        tokens = generate(tiny.llama(), max_new_tokens=LONG)
+        stats = run.stats()
+    assert tokens.tolist() == dense_greedy()
+    done = stats
+    assert 0 < done.accepted < done.drafted <= 4 * done.dense_passes
+    # Every token but the first comes from a dense pass or from a draft that stood.
+    assert done.dense_passes + done.accepted == LONG - 1
+    assert stats.acceptance_rate == pytest.approx(done.accepted / done.drafted)
+    assert stats.tokens_per_dense_pass == pytest.approx((LONG - 1) / done.dense_passes)
+
+
+@pytest.mark.parametrize("policy", SMALLEST)
+def test_verified_batches_are_dense_batches(policy: str) -> None:
+    rows = (30, 7, 19)
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]):
+        tokens = generate(tiny.llama(), **tiny.padded(list(rows)), max_new_tokens=60)
+    assert tokens.tolist() == [row[:90] for row in dense_greedy(rows)]
+
+
+@pytest.mark.parametrize("policy", ["quest", "tidal", "resa"])
+@pytest.mark.parametrize("rows", [(30,), (30, 7, 19)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_verified_sampling_is_stock_sampling(policy: str, rows: tuple[int, ...], seed: int) -> None:
+    options: dict[str, Any] = {
+        **tiny.padded(list(rows)),
+        "max_new_tokens": 40,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 5,
+    }
+
+    def sampled(model: PreTrainedModel) -> list[list[int]]:
+        torch.manual_seed(seed)
+        return model.generate(**options).tolist()  # type: ignore[no-any-return]
+
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]) as run:
+        ours = sampled(tiny.llama())
+        assert run.stats().drafted > 0
+    assert ours == sampled(twin())
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> None:
+    batch = tiny.padded([30, 7, 19])
+    plain = generate(twin(), **batch, max_new_tokens=40)[:, -40:]
+    # A token that ends the rows one after the other, and none of them at once.
+    firsts = {int(t): [row.tolist().index(t) if t in row.tolist() else 99 for row in plain] for t in plain.unique()}
+    token = next(t for t, at in firsts.items() if len(set(at)) == 3 and min(at) > 2 and sorted(at)[1] < 99)
+    ends = {"eos_token_id": token, "pad_token_id": 0, "max_new_tokens": 40, **options}
+    expected = generate(twin(), **batch, **ends)
+    policy = specs(4, mode)["quest"] if mode == "verify" else "quest:page=4,budget=200,rectify=3"
+    with sparse_below_the_budget(), saccade.sparsify(tiny.llama(), policy) as run:
+        assert generate(tiny.llama(), **batch, **ends).tolist() == expected.tolist()
+        done = run.stats()
+    assert done.dense_passes > 0
+    if mode == "verify":
+        # An ended row's padding is no rejection: else one dense pass per token would follow.
+        assert done.accepted > 0
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+def test_streaming_gives_every_token_once(mode: str) -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None: ...
+
+    streamer = Streamer()
+    with saccade.sparsify(tiny.llama(), specs(4, mode)["tidal"]):
+        tokens = generate(tiny.llama(), max_new_tokens=30, streamer=streamer)
+    assert streamer.tokens == tokens[0].tolist()
+
+
+def test_verify_in_a_static_cache_stops_at_its_end() -> None:
+    with saccade.sparsify(tiny.llama(), specs(7, "verify")["quest"]) as run:
+        tokens = generate(tiny.llama(), max_new_tokens=40, cache_implementation="static")
+        assert run.stats().accepted > 0
+    assert tokens.tolist() == [row[:70] for row in dense_greedy()]
+
+
+def test_verify_by_hand_and_over_turns() -> None:
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
+        by_hand = tiny.by_hand(tiny.llama(), tiny.prompt(), 30)
+        turns = WAYS["several turns"](tiny.llama())
+        alone = WAYS["new turn alone"](tiny.llama())
+    assert by_hand.tolist() == [row[:60] for row in dense_greedy()]
+    assert turns.tolist() == WAYS["several turns"](twin()).tolist()
+    assert alone.tolist() == WAYS["new turn alone"](twin()).tolist()
+
+
+@torch.no_grad()
+def test_a_cropped_cache_forgets_its_drafts() -> None:
+    """What the user takes back and replaces must not meet the logits of the old draft."""
+    model = tiny.llama()
+    with saccade.sparsify(model, specs(4, "verify")["quest"]):
+        cache = DynamicCache()
+        token = model(tiny.prompt(), past_key_values=cache).logits[:, -1:].argmax(-1)
+        following = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+        cache.crop(-1)
+        other = (token + 1) % 60 + 1
+        model(other, past_key_values=cache)
+        logits = model(following, past_key_values=cache).logits
+    expected = twin()(torch.cat((tiny.prompt(), other, following), dim=1)).logits[:, -1:]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "cannot follow beams"),
+        ({"prompt_lookup_num_tokens": 3}, "drafts by itself; prompt_lookup_num_tokens"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is not available"),
+    ],
+    ids=str,
+)
+def test_verify_refuses_before_any_work(options: dict[str, Any], message: str) -> None:
+    calls: list[int] = []
+    with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
+        hook = tiny.llama().get_decoder().register_forward_pre_hook(lambda m, a: calls.append(1))
+        with pytest.raises(saccade.UnsupportedModelError, match=message):
+            generate(tiny.llama(), **options)
+        hook.remove()
+    assert not calls
+
+
+@torch.no_grad()
+def test_decoded_embeddings_are_refused() -> None:
+    """Also as a new turn behind sparse steps, which would have to be run again together with it."""
+    model = tiny.llama()
+    embedded = model.get_input_embeddings()(tiny.prompt(8))
+    with saccade.sparsify(model, specs(4)["quest"]):
+        cache = DynamicCache()
+        model(tiny.prompt(), past_key_values=cache)
+        with pytest.raises(saccade.UnsupportedModelError, match="needs input_ids"):
+            model(inputs_embeds=embedded[:, :1], past_key_values=cache)
+        model(tiny.prompt(1), past_key_values=cache)
+        with pytest.raises(saccade.UnsupportedModelError, match="needs input_ids"):
+            model(inputs_embeds=embedded, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"inputs_embeds": True}, {"output_hidden_states": True}, {"return_dict": False}, {"labels": True}],
+    ids=str,
+)
+@torch.no_grad()
+def test_calls_that_want_more_than_logits_are_dense(options: dict[str, Any]) -> None:
+    """Drafts hold logits only, so such a call is run as the stock model would run it."""
+    model, token = tiny.llama(), tiny.prompt(1, seed=3)
+    given: dict[str, Any] = {"input_ids": token, **options}
+    if "inputs_embeds" in options:
+        given = {"inputs_embeds": model.get_input_embeddings()(token)}
+    if "labels" in options:
+        given["labels"] = token
+    with saccade.sparsify(model, specs(4, "verify")["quest"]) as run:
+        cache = DynamicCache()
+        model(tiny.prompt(), past_key_values=cache)
+        ours = model(**given, past_key_values=cache)
+        assert run.stats().drafted == 0
+    expected = twin()(torch.cat((tiny.prompt(), token), dim=1), output_hidden_states=True)
+    logits = ours[0] if isinstance(ours, tuple) else ours.logits
+    torch.testing.assert_close(logits, expected.logits[:, -1:], rtol=0, atol=1e-4)
+    if "output_hidden_states" in options:
+        torch.testing.assert_close(ours.hidden_states[-1], expected.hidden_states[-1][:, -1:], rtol=0, atol=1e-4)
