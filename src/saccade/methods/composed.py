@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..plans.plan import Plan, layer_roles
 from ..plans.roles import RoleMap
@@ -102,8 +102,9 @@ class ComposedOptions(CutOptions):
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
         return ScoredSelector(scorer, self.cut, self.grouping)
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> ComposedOptions:
+    def model_post_init(self, context: object, /) -> None:
+        """Refuse what makes no sense together."""
+        super().model_post_init(context)
         for name, owner in OWNERS.items():
             value = getattr(self, name)
             if value is not None and self.rule != owner:
@@ -132,9 +133,6 @@ class ComposedOptions(CutOptions):
             )
         if self.chunking != "text":
             self.check_page(self.unit)
-        # Rules and selectors know what they cannot hold and say so.
-        _ = self.selector
-        return self
 
     def _check_cluster(self) -> None:
         """Refuse what an index of chunks has no use for."""

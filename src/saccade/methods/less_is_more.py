@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
-
 from ..plans.plan import Plan, reselecting_roles
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
@@ -24,20 +22,14 @@ class LessIsMoreOptions(Options):
     rectify: RectifyField = None
 
     @property
-    def rule(self) -> RankUnion:
-        return RankUnion(budget=self.budget, sinks=self.sinks, recent=self.recent)
-
-    @model_validator(mode="after")
-    def _cuts(self) -> LessIsMoreOptions:
-        # The rule knows its smallest budget and says so.
-        _ = self.rule
-        return self
+    def selector(self) -> ScoredSelector:
+        rule = RankUnion(budget=self.budget, sinks=self.sinks, recent=self.recent)
+        return ScoredSelector(ExactScorer("each"), rule, heads="all")
 
 
 def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
     """Merge every query head's ranking rank by rank into one set; all heads and following layers attend to it."""
-    selector = ScoredSelector(ExactScorer("each"), options.rule, heads="all")
-    return Plan(selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
+    return Plan(options.selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
 
 
 METHOD = Method(

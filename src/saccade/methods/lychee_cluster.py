@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
-
 from ..plans.plan import Plan, layer_roles
 from ..selection.clusters.selector import ClusterSelector
 from ..types import ModelShape
@@ -29,12 +27,6 @@ class LycheeClusterOptions(Options):
     def selector(self) -> ClusterSelector:
         settings = self.model_dump(exclude={"dense_layers", "rectify"})
         return ClusterSelector(**settings, every=0 if self.rectify is None else self.rectify.every)
-
-    @model_validator(mode="after")
-    def _cuts(self) -> LycheeClusterOptions:
-        # The selector knows what fits its budget and says so.
-        _ = self.selector
-        return self
 
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:

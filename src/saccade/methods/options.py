@@ -6,11 +6,21 @@ import math
 import os
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from ..errors import PolicyError
 from ..plans.head_list import KIND, HeadList
 from ..plans.rectify import Rectify
+from ..selection.selector import Selector
 
 DEFAULT_BUDGET = 2048
 
@@ -24,6 +34,16 @@ class Options(BaseModel):
     def budgeted(self) -> bool:
         """Whether a fixed number of tokens bounds the sets."""
         return "budget" in type(self).model_fields
+
+    @property
+    def selector(self) -> Selector | None:
+        """What chooses, if the options decide about it; made at their birth, since it knows what it cannot hold."""
+        return None
+
+    @model_validator(mode="after")
+    def _selects(self) -> Options:
+        _ = self.selector
+        return self
 
     def at_share(self, share: float) -> dict[str, Any]:
         """Options that make sets of this share of a row; none if something else decides about their size."""

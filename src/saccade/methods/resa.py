@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import model_validator
-
 from ..plans.plan import Plan, layer_roles
 from ..plans.rectify import Rectify
 from ..selection.rules import Ratio
@@ -32,20 +30,14 @@ class ReSAOptions(Options):
         return {} if "ratio" in self.model_fields_set else {"ratio": share, "min_pages": 1}
 
     @property
-    def cut(self) -> Ratio:
-        return Ratio(self.ratio, minimum=self.min_pages, local=self.local_pages)
-
-    @model_validator(mode="after")
-    def _cuts(self) -> ReSAOptions:
-        # The rule knows how many last pages it can keep and says so.
-        _ = self.cut
-        return self
+    def selector(self) -> ScoredSelector:
+        rule = Ratio(self.ratio, minimum=self.min_pages, local=self.local_pages)
+        return ScoredSelector(PageBoundScorer(self.page, "mean"), rule)
 
 
 def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
     """Score pages by the group's mean query, keep n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
-    selector = ScoredSelector(PageBoundScorer(options.page, "mean"), options.cut)
-    return Plan(selector, layer_roles(shape, options.dense_layers))
+    return Plan(options.selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
-
 from ..plans.plan import Plan, layer_roles
 from ..selection.selector import WindowSelector
 from ..types import ModelShape, Role
@@ -22,12 +20,6 @@ class StreamingOptions(Options):
     @property
     def selector(self) -> WindowSelector:
         return WindowSelector(budget=self.budget, sinks=self.sinks)
-
-    @model_validator(mode="after")
-    def _selects(self) -> StreamingOptions:
-        # The selector knows its smallest budget and says so.
-        _ = self.selector
-        return self
 
 
 def plan(options: StreamingOptions, shape: ModelShape) -> Plan:
