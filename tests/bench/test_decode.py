@@ -113,6 +113,20 @@ def test_a_rectified_policy_carries_its_passes(shape: str, tmp_path: Path) -> No
     assert rectified["steps"] == 2 * 5
 
 
+def test_steps_with_a_dense_pass_are_told_from_the_others(shape: str) -> None:
+    model = random_model(shape, positions=128, dtype=torch.float32, device=torch.device("cpu"))
+    memory = variants.Memory(model, 60, 1, 6)
+    variant = variants.Attached(model, memory, Policy.from_spec("quest:rectify=4,budget=16"))
+    passes = []
+    for _ in range(2):
+        before = variant.run.stats().dense_passes
+        variant.turn(5)
+        passes.append(variant.run.stats().dense_passes - before)
+    assert passes == [1, 1]
+    assert [step.passes for step in variant.steps] == [False, False, False, False, True] * 2
+    variant.close()
+
+
 def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
     right = baselines.folded_sdpa

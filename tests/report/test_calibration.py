@@ -356,12 +356,32 @@ def test_measured_times_stand_beside_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [ROWS, ROWS[:1], [one | {"share": 0.1, "shown": 0.05} for one in ROWS[:2]], [one | {"bytes": 3e9} for one in ROWS]],
+    ("rows", "panels"),
+    [
+        (ROWS, 2),
+        (ROWS[:1], 1),
+        ([one | {"share": 0.1, "shown": 0.05} for one in ROWS[:2]], 1),
+        ([one | {"bytes": 3e9} for one in ROWS], 2),
+    ],
     ids=["all", "one", "far below", "equal bytes"],
 )
-def test_the_front_is_drawn(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_front_is_drawn(
+    rows: list[dict[str, Any]], panels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A mark for every candidate, filled if it kept the promise, and a ring around the chosen one; twice if near."""
+    figures = kept_figures(tune_module, monkeypatch)
     drawn_twice(front_report, front_results(rows=rows), tmp_path, "front.svg")
+    assert len(figures[0].axes) == panels
+    unit = 1e9 if rows[0]["bytes"] == 3e9 else 1e6
+    wanted = sorted((one["share"], one["bytes"] / unit, one["status"] == "kept") for one in rows)
+    ring = [(one["bytes"] / unit, one["share"]) for one in rows if one["spec"].startswith("tidal")]
+    for axes in figures[0].axes:
+        lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 1]
+        marks = [(line.get_ydata()[0], line.get_xdata()[0], line.get_markerfacecolor() != "white")
+                 for line in lines if line.get_markersize() == 6.5]  # fmt: skip
+        assert sorted(marks) == wanted
+        rings = [line for line in lines if line.get_label() == "chosen"]
+        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in rings] == ring
 
 
 def test_the_front_line_is_what_nothing_cheaper_reaches() -> None:
