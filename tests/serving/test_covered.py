@@ -36,7 +36,8 @@ def expected() -> list[Answer]:
 
 
 @pytest.fixture(scope="module", params=POLICIES)
-def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
+def engine(request: pytest.FixtureRequest, expected: list[Answer]) -> Iterator[LLM]:
+    """Made after stock is gone: whichever engine ends takes the process's groups of ranks with it."""
     engines = Engines()
     yield engines.sparse(request.param, **CHUNKED)
     engines.close()

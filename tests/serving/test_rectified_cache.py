@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,14 +21,6 @@ POLICIES = (
     "lychee_cluster:budget=64,rectify=8",
 )
 LENGTHS = (300, 87, 210)
-
-
-@pytest.fixture(scope="module")
-def stock() -> Iterator[LLM]:
-    """vLLM as it comes, which prefills densely whatever a test asks of it."""
-    engines = Engines()
-    yield engines.stock()
-    engines.close()
 
 
 def grow(engine: LLM, name: str, prompt: list[int], steps: int) -> None:
@@ -59,10 +50,10 @@ def running(engine: LLM, name: str) -> Any:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_cache_is_that_of_a_dense_prefill(policy: str, stock: LLM, engines: Engines) -> None:
+def test_the_cache_is_that_of_a_dense_prefill(policy: str, engines: Engines) -> None:
     """Three requests in one batch; all layers; float32, 1e-5. Between two passes the cache is another one."""
     every = int(policy.rpartition("rectify=")[2])
-    engine = engines.sparse(policy, max_num_batched_tokens=128)
+    engine, stock = engines.sparse(policy, max_num_batched_tokens=128), engines.stock()
     inner = engine.llm_engine
     for number, prompt in enumerate(prompts(*LENGTHS)):
         inner.add_request(str(number), TokensPrompt(prompt_token_ids=prompt), greedy(90))
