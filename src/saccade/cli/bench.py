@@ -17,11 +17,6 @@ SERVED_CONTEXTS, SERVED_BATCHES, SERVED_POLICIES = ["8192,32768"], ["1,4"], ["le
 bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baselines in the same run.")
 
 
-@bench.callback()
-def _bench() -> None:
-    """Time decoding, with the baselines in the same run."""
-
-
 @bench.command()
 def decode(
     shape: Shape = "smollm2-135m",

@@ -44,10 +44,6 @@ class _Run:
     target: int
     records: list[dict[str, Any]]
 
-    @property
-    def steps(self) -> list[int]:
-        return [record["step"] for record in self.records]
-
 
 @dataclass(frozen=True, slots=True)
 class _Group:
@@ -150,7 +146,7 @@ def _polarisation(figure: Figure, panels: Sequence[Axes], runs: Sequence[_Run]) 
     for axes, run in zip(panels, runs, strict=True):
         means = numpy.array([record["mean"] for record in run.records])
         layers, heads = means.shape[1:]
-        steps = numpy.array(run.steps, dtype=float)
+        steps = numpy.array([record["step"] for record in run.records], dtype=float)
         edges = numpy.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
         image = axes.pcolormesh(
             edges,
