@@ -62,8 +62,7 @@ Threads = Annotated[
 ]
 Document = Annotated[Path | None, words("FILE", "A UTF-8 text file.", show_default=False)]
 OutputDir = Annotated[
-    Path,
-    words("DIR", "Results folder. A run that was interrupted goes on where it stopped if it gets the same one."),
+    Path, words("DIR", "Results folder. A run that was interrupted goes on where it stopped if it gets the same one.")
 ]
 
 # Of calibrations.

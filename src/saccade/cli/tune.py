@@ -35,16 +35,14 @@ def tune(
         ),
     ] = None,
     budgets: Annotated[
-        str | None,
-        words("N,N", "Budgets in tokens. Default: a 4th to a 64th of the context.", show_default=False),
+        str | None, words("N,N", "Budgets in tokens. Default: a 4th to a 64th of the context.", show_default=False)
     ] = None,
     batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
     measure: Annotated[
         bool, typer.Option("--measure", help="Choose by measured time per token instead of bytes.")
     ] = False,
     full: Annotated[
-        bool,
-        typer.Option("--full", help="Ask everything of every candidate, also of budgets below one that failed."),
+        bool, typer.Option("--full", help="Ask everything of every candidate, also of budgets below one that failed.")
     ] = False,
     output_dir: OutputDir = Path("results/tune"),
     recipe: RecipePath = None,
