@@ -55,7 +55,8 @@ def decode(
         need_eval("saccade bench decode --picture")
     # Imported here, so that --help does not wait for torch.
     from ..bench.job import BenchJob, BenchSettings
-    from ..eval.output import check_file, write_text
+    from ..eval.output import check_file
+    from ..files import replace_text
     from ..report.timings import decode_table
     from .terminal import quiet_libraries, time_and_show
 
@@ -71,7 +72,7 @@ def decode(
     if picture is not None:
         from ..report.decode import decode_picture
 
-        write_text(picture, decode_picture(results))
+        replace_text(picture, decode_picture(results))
 
 
 @bench.command()

@@ -12,7 +12,7 @@ from .options import Device, Document, Dtype, Model, Seed, count, words
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; read from standard input if it is left out.", show_default=False)
+        str | None, typer.Argument(help="The prompt; read from standard input if it is left out.")
     ] = None,
     model: Model = None,
     document: Document = None,
@@ -22,12 +22,9 @@ def generate(
             "SPEC",
             "Policy to decode with: a spec, see `saccade policies`; auto; the path of a recipe; recipe:NAME. "
             "Default: that of the recipe beside the model, else less_is_more.",
-            show_default=False,
         ),
     ] = None,
-    budget: Annotated[
-        str | None, words("N", "Budget in tokens, for a policy that was not given one.", show_default=False)
-    ] = None,
+    budget: Annotated[str | None, words("N", "Budget in tokens, for a policy that was not given one.")] = None,
     max_new_tokens: Annotated[int, count("Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
     device: Device = "auto",

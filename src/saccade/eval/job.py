@@ -8,7 +8,6 @@ from typing import Any
 
 from ..methods.policy import Policy
 from .comparison import Comparison
-from .conditions import conditions
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
 from .entry import at_budgets, parse_budgets, policies_for
 from .folder import ResultsFolder
@@ -66,13 +65,9 @@ class ComparisonJob:
 
     def environment(self, model: Any) -> dict[str, Any]:
         """Versions, machine, model and texts."""
-        return conditions(
-            model,
-            self.subject,
-            document=BUILT_IN if self.settings.document is None else str(self.settings.document),
-            contexts=self.contexts,
-            threads=self.settings.threads,
-            seed=self.settings.seed,
+        settings, document = self.settings, str(self.settings.document or BUILT_IN)
+        return self.subject.conditions(
+            model, document=document, contexts=self.contexts, threads=settings.threads, seed=settings.seed
         )
 
     def configuration(self) -> dict[str, Any]:
@@ -91,11 +86,5 @@ class ComparisonJob:
 
     def comparison(self, model: Any, folder: ResultsFolder) -> Comparison:
         """The work itself, ready to run."""
-        return Comparison(
-            model=model,
-            tokenizer=self.subject.tokenizer,
-            contexts=self.contexts,
-            policies=self.policies,
-            folder=folder,
-            threads=self.settings.threads,
-        )
+        tokenizer, threads = self.subject.tokenizer, self.settings.threads
+        return Comparison(model, tokenizer, self.contexts, self.policies, folder, threads)
