@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..decode.indexes import Indexes
 from ..decode.state import AttentionOperations, DecodeState
-from ..selection.selector import Selector
 
 PARTS = ("selection", "attention", "index")
 
@@ -44,9 +42,11 @@ class Clock:
 def watch(state: DecodeState, clock: Clock) -> None:
     """Let a state's attention, selection and index upkeep be timed."""
     state.attention = wrapped(state.attention, lambda operation: clock.timed("attention", operation))
-    state.indexes = _TimedIndexes(state.indexes, clock)
-    if state.plan.selector is not None:
-        timed: Any = _TimedSelector(state.plan.selector, clock)
+    indexes, selector = state.indexes, state.plan.selector
+    timed: Any = _Timed(indexes, of=clock.timed("index", indexes.of))
+    state.indexes = timed
+    if selector is not None:
+        timed = _Timed(selector, select=clock.timed("selection", selector.select))
         state.plan = replace(state.plan, selector=timed)
 
 
@@ -56,23 +56,11 @@ def wrapped(operations: AttentionOperations, around: Callable[[Callable[..., Any
     return replace(operations, dense=dense, sparse=sparse, hybrid=hybrid)
 
 
-class _TimedSelector:
-    """A selector that is what it was, but for the time its choices are seen to take."""
+class _Timed:
+    """What it was, but for the time that a method is seen to take."""
 
-    def __init__(self, selector: Selector, clock: Clock) -> None:
-        self._selector = selector
-        self.select = clock.timed("selection", selector.select)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._selector, name)
-
-
-class _TimedIndexes:
-    """Indexes whose upkeep is timed."""
-
-    def __init__(self, indexes: Indexes, clock: Clock) -> None:
-        self._indexes = indexes
-        self.of = clock.timed("index", indexes.of)
+    def __init__(self, what: object, **methods: Callable[..., Any]) -> None:
+        self.__dict__.update(methods, _what=what)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._indexes, name)
+        return getattr(self._what, name)

@@ -54,7 +54,7 @@ def decode(
     if picture is not None:
         need_eval("saccade bench decode --picture")
     # Imported here, so that --help does not wait for torch.
-    from ..bench.job import BenchJob, BenchSettings
+    from ..bench.decode import BenchJob, BenchSettings
     from ..eval.output import check_file
     from ..files import replace_text
     from ..report.timings import decode_table
