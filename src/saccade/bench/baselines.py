@@ -19,11 +19,7 @@ NAMES = (STOCK, "torch-sdpa", "vllm")
 
 
 def choose(names: Sequence[str], device: torch.device, head_dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The baselines asked for that can run here, and why others cannot.
-
-    Raises:
-        SaccadeError: an unknown name.
-    """
+    """The baselines asked for that can run here, and why others cannot; an unknown name is a SaccadeError."""
     chosen, notes = [], []
     asked = [name.strip() for given in names for name in given.split(",")]
     if "none" in asked:

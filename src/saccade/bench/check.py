@@ -92,11 +92,7 @@ def compare_attention(
 
 
 def _tokens(selection: Selection, query: int, query_heads: int, kv: KVView) -> Tensor:
-    """Positions that a query head of row 0 attends to.
-
-    Raises:
-        SaccadeError: if they are no ascending positions of the row.
-    """
+    """Positions that a query head of row 0 attends to, or a SaccadeError if they do not ascend within the row."""
     each = query * selection.groups // query_heads
     count = int(selection.counts[0, each])
     units = selection.ids[0, each, :count].long()

@@ -46,11 +46,7 @@ class BenchJob(GridJob):
 
     @classmethod
     def check(cls, settings: BenchSettings) -> BenchJob:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
         grid = Grid.check(settings, shortest=0)
         policies, notes = settings.resolve(grid.shape)
         for policy in policies:
@@ -140,8 +136,7 @@ def _variants(
     def baseline(name: str) -> Variant:
         if name == baselines.STOCK:
             return Variant(model, memory)
-        operations = baselines.operations(name, memory.context, memory.batch)
-        return Attached(model, memory, DENSE, operations, label=name)
+        return Attached(model, memory, DENSE, baselines.operations(name, memory.context, memory.batch))
 
     return [*map(baseline, names), *(Attached(model, memory, policy) for policy in policies)]
 

@@ -45,11 +45,7 @@ class ServingJob(GridJob):
 
     @classmethod
     def check(cls, settings: ServingSettings) -> ServingJob:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
         block = settings.block
         if block % 16:
             raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")

@@ -135,22 +135,16 @@ class Attached(Variant):
     """The model under a policy.
 
     Args:
-        operations: what dense layers attend with; None: ours.
-        label: the runtime's name in rows.
+        operations: what dense layers attend with, named as rows name the runtime; None: ours.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        memory: Memory,
-        policy: Policy,
-        operations: AttentionOperations | None = None,
-        label: str = "saccade",
+        self, model: PreTrainedModel, memory: Memory, policy: Policy, operations: AttentionOperations | None = None
     ) -> None:
         # The same weights under another tree of modules, which carries the policy.
         shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
         super().__init__(copy.deepcopy(model, shared), memory)
-        self.policy, self.runtime = str(policy), label
+        self.policy, self.runtime = str(policy), "saccade" if operations is None else operations.name
         self.run: Run = sparsify(self.model, policy)
         self.plan, self.rectify, self.phase = self.run.plan, policy.rectify, policy.phase
         self._first(operations)

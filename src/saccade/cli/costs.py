@@ -37,11 +37,7 @@ def print_costs(
     acceptance: float = 1.0,
     policy: list[str] | None = None,
 ) -> None:
-    """Check everything, then print the table and what it assumes.
-
-    Raises:
-        SaccadeError: one line about the first setting that is not valid.
-    """
+    """Print the table and what it assumes; or raise a SaccadeError about the first setting that is not valid."""
     quiet_libraries()
     weights = weights or dtype
     itemsize, weight_size = _size("dtype", dtype, CACHE_BYTES), _size("weights", weights, WEIGHT_BYTES)

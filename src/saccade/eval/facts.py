@@ -78,7 +78,8 @@ def hide(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Insert the facts' sentences, in random order, behind sentences spread evenly over the text; `state` writes them.
 
-    Returns the new text and, fact by fact, the character span (begin, end) of its sentence.
+    Returns the new text and, fact by fact, the character span (begin, end) of its sentence; a ValueError if no sentence
+    ends in the text.
     """
     ends = sentence_ends(text)
     if not ends:

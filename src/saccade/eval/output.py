@@ -69,11 +69,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
-    """Read `4096,32768`; each number once, in the order given.
-
-    Raises:
-        SaccadeError: for anything that is not a list of whole numbers of at least `at_least`.
-    """
+    """Read `4096,32768`, each number once, in the order given; or raise a SaccadeError that says what is valid."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit()) or int(part) < at_least:

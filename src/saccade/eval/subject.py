@@ -36,11 +36,7 @@ class Subject:
 
     @classmethod
     def check(cls, model: str | None, device: str, dtype: str) -> Subject:
-        """Resolve what the command line gives.
-
-        Raises:
-            SaccadeError: a model that cannot be found or read, an unknown device or dtype.
-        """
+        """Resolve what the command line gives, or raise a SaccadeError: no such model, device or dtype."""
         source = ModelSource.locate(model)
         picked = pick_device(device)
         return cls(source, picked, pick_dtype(dtype, source, picked), source.tokenizer(), *source.shape())
@@ -50,12 +46,7 @@ class Subject:
         return str(self.dtype).removeprefix("torch.")
 
     def load(self) -> Any:
-        """The model, on its device.
-
-        Raises:
-            ModelFolderError: weights that cannot be read.
-            UnsupportedModelError: a model that cannot decode sparsely.
-        """
+        """The model, on its device; or a ModelFolderError or an UnsupportedModelError, if it cannot decode sparsely."""
         model = self.source.weights(self.device, self.dtype)
         refuse_unsupported(model)
         return model
