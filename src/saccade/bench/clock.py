@@ -13,15 +13,22 @@ PARTS = ("selection", "attention", "index")
 
 
 class Clock:
-    """Seconds per part since the last reading.
+    """Seconds that a state's attention, selection and index upkeep take, since the last reading.
 
     The parts do not overlap, and a clock read takes less than a microsecond, so that timed steps can carry it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: DecodeState) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
+        state.attention = wrapped(state.attention, lambda operation: self._timed("attention", operation))
+        indexes, selector = state.indexes, state.plan.selector
+        timed: Any = _Timed(indexes, of=self._timed("index", indexes.of))
+        state.indexes = timed
+        if selector is not None:
+            timed = _Timed(selector, select=self._timed("selection", selector.select))
+            state.plan = replace(state.plan, selector=timed)
 
-    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same call with its time counted."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -37,17 +44,6 @@ class Clock:
         """Seconds of each part; starts again at zero."""
         read, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
         return read
-
-
-def watch(state: DecodeState, clock: Clock) -> None:
-    """Let a state's attention, selection and index upkeep be timed."""
-    state.attention = wrapped(state.attention, lambda operation: clock.timed("attention", operation))
-    indexes, selector = state.indexes, state.plan.selector
-    timed: Any = _Timed(indexes, of=clock.timed("index", indexes.of))
-    state.indexes = timed
-    if selector is not None:
-        timed = _Timed(selector, select=clock.timed("selection", selector.select))
-        state.plan = replace(state.plan, selector=timed)
 
 
 def wrapped(operations: AttentionOperations, around: Callable[[Callable[..., Any]], Any]) -> AttentionOperations:

@@ -135,7 +135,7 @@ def _variants(
 ) -> list[Variant]:
     def baseline(name: str) -> Variant:
         if name == baselines.STOCK:
-            return Variant(model, memory)
+            return Variant(model, memory, memory.cache())
         return Attached(model, memory, DENSE, baselines.operations(name, memory.context, memory.batch))
 
     return [*map(baseline, names), *(Attached(model, memory, policy) for policy in policies)]

@@ -22,7 +22,7 @@ from ..machine import synchronize
 from ..methods.policy import Policy
 from ..plans.rectify import Phase, Rectify
 from .check import checked
-from .clock import Clock, watch
+from .clock import Clock
 
 STOCK = "stock"
 DENSE = Policy.from_spec("dense")
@@ -89,16 +89,13 @@ class Variant:
     phase = Phase(None)
     clock: Clock | None = None
 
-    def __init__(self, model: PreTrainedModel, memory: Memory) -> None:
+    def __init__(self, model: PreTrainedModel, memory: Memory, cache: DynamicCache) -> None:
         self.model, self.plan = model, DENSE.plan(shape_of(model.config))
         self.context, self.batch = memory.context, memory.batch
-        self.cache = self._cache(memory)
+        self.cache = cache
         self.logits: Tensor | None = None
         self.steps: list[Step] = []
         self._token = torch.full((memory.batch, 1), 7, device=model.device)
-
-    def _cache(self, memory: Memory) -> DynamicCache:
-        return memory.cache()
 
     @torch.inference_mode()
     def turn(self, steps: int) -> None:
@@ -143,14 +140,11 @@ class Attached(Variant):
     ) -> None:
         # The same weights under another tree of modules, which carries the policy.
         shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-        super().__init__(copy.deepcopy(model, shared), memory)
+        super().__init__(copy.deepcopy(model, shared), memory, memory.shared_cache())
         self.policy, self.runtime = str(policy), "saccade" if operations is None else operations.name
         self.run: Run = sparsify(self.model, policy)
         self.plan, self.rectify, self.phase = self.run.plan, policy.rectify, policy.phase
         self._first(operations)
-
-    def _cache(self, memory: Memory) -> DynamicCache:
-        return memory.shared_cache()
 
     @torch.inference_mode()
     def _first(self, operations: AttentionOperations | None) -> None:
@@ -166,8 +160,7 @@ class Attached(Variant):
                 self._decode(0)
             self.cache.crop(-1)
         if self.model.device.type == "cpu":
-            self.clock = Clock()
-            watch(session.state, self.clock)
+            self.clock = Clock(session.state)
 
     def turn(self, steps: int) -> None:
         with self.run.decoding():

@@ -112,25 +112,18 @@ def heads(
     """
     from ..calibrate.heads import HeadSearch, HeadSettings
     from ..calibrate.target import TargetSettings
+    from ..eval.output import whole_numbers
     from ..report.heads import head_report, head_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
-    between = _pair("--lengths", lengths)
-    settings = HeadSettings(
-        shared, method, target_heads, exact, seeds, steps, rate, kept, between, asked, every, budgets
-    )
+    between = whole_numbers("--lengths", lengths, at_least=128)
+    if len(between) > 2:
+        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    span = between[0], between[-1]
+    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, rate, kept, span, asked, every, budgets)
     run_and_show(HeadSearch.check(settings), head_table, head_report)
-
-
-def _pair(option: str, text: str) -> tuple[int, int]:
-    from ..eval.output import whole_numbers
-
-    numbers = whole_numbers(option, text, at_least=128)
-    if len(numbers) > 2:
-        raise SaccadeError(f"{option} {text!r} is not valid: the shortest and the longest, such as 1024,10240")
-    return numbers[0], numbers[-1]
 
 
 def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
