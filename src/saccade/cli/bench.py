@@ -61,10 +61,7 @@ def decode(
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    settings = BenchSettings(
-        shape=shape, contexts=context, batches=batch, threads=threads, dtype=dtype, device=device,
-        policies=policy, budgets=budget, steps=steps, baselines=baseline,
-    )  # fmt: skip
+    settings = BenchSettings(shape, context, batch, threads, dtype, device, policy, budget, steps, baseline)
     job = BenchJob.check(settings)
     if picture is not None:
         check_file(picture)
@@ -102,8 +99,5 @@ def serve(
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    settings = ServingSettings(
-        shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device="cpu",
-        policies=policy, budgets=budget, steps=steps, block=block,
-    )  # fmt: skip
+    settings = ServingSettings(shape, context, batch, [str(threads)], dtype, "cpu", policy, budget, steps, block)
     time_and_show(ServingJob.check(settings), serving_table, json)

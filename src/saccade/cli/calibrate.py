@@ -164,10 +164,8 @@ def promise(
     kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
     half = dense.shape[0] // 2 * dense.shape[1]
     lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
-    for name, missed in (
-        (f"missed on the other half ({dense.size - half} questions)", kept.broken),
-        ("missed on the whole table", kept.below),
-    ):
+    other = f"missed on the other half ({dense.size - half} questions)"
+    for name, missed in ((other, kept.broken), ("missed on the whole table", kept.below)):
         low, high = wilson(missed, splits)
         lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
     for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):

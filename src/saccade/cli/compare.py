@@ -60,6 +60,7 @@ def compare(
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
+    from ..eval.comparison import Comparison
     from ..eval.folder import CONFIGURATION, GAZE, REPORT, RESULTS, SAMPLES, ResultsFolder
     from ..eval.job import ComparisonJob, ComparisonSettings
     from ..eval.output import check_folder, read_lines, write_json
@@ -80,7 +81,7 @@ def compare(
         environment = job.environment(loaded)
         configuration = {**job.configuration(), "environment": environment}
         write_json(path / CONFIGURATION, configuration, indent=2)
-        comparison = job.comparison(loaded, folder)
+        comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads)
 
         def keep(complete: bool) -> dict[str, Any]:
             results = {"complete": complete, "rows": comparison.rows(), "notes": list(job.notes)}

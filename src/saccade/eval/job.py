@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..methods.policy import Policy
-from .comparison import Comparison
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
 from .entry import at_budgets, parse_budgets, policies_for
-from .folder import ResultsFolder
 from .subject import Subject
 
 
@@ -83,8 +81,3 @@ class ComparisonJob:
             "policies": [policy.to_dict() for policy in self.policies],
             "specs": [policy.to_spec() for policy in self.policies],
         }
-
-    def comparison(self, model: Any, folder: ResultsFolder) -> Comparison:
-        """The work itself, ready to run."""
-        tokenizer, threads = self.subject.tokenizer, self.settings.threads
-        return Comparison(model, tokenizer, self.contexts, self.policies, folder, threads)
