@@ -12,7 +12,8 @@ from saccade.cli import options
 from saccade.cli.group import INTERRUPTED, OneLineErrors
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, words
 from saccade.cli.terminal import Work, output, quiet_libraries, say, time_and_show, until_stopped
-from saccade.eval.output import check_file, write_json, write_text
+from saccade.eval.output import check_file, write_json
+from saccade.files import replace_text
 
 CONTEXTS, AUTO = ["32768,131072"], ["auto"]
 
@@ -31,8 +32,7 @@ def kernels(
     batch: options.Batches = options.ONE,
     threads: options.ThreadCounts = options.ONE,
     operation: Annotated[
-        list[str] | None,
-        words("NAME", "Operation; give it once per operation. Default: all.", show_default=False),
+        list[str] | None, words("NAME", "Operation; give it once per operation. Default: all.")
     ] = None,
     implementation: Annotated[
         list[str], words("NAME", "auto, native, cpu, triton, reference; left out where refused.")
@@ -67,11 +67,7 @@ def soak(
     model: Model = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Policy to run; give it once per policy. Default: lychee_cluster, resa.",
-            show_default=False,
-        ),
+        typer.Option(metavar="SPEC", help="Policy to run; give it once per policy. Default: lychee_cluster, resa."),
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens that are read densely first.")] = 4096,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens that are decoded then.")] = 20_000,
@@ -123,7 +119,6 @@ def growth(
             min=1,
             metavar="N",
             help="Coarse units that a search keeps. Default: as many as hold 4 budgets, as lychee_cluster's own.",
-            show_default=False,
         ),
     ] = None,
     head_dim: Annotated[int, typer.Option(min=1, help="Size of the one KV head.")] = 64,
@@ -178,7 +173,7 @@ def _run(
         if json is not None:
             write_json(json, results)
         if picture is not None:
-            write_text(picture, draw(results))
+            replace_text(picture, draw(results))
         return results
 
     results = until_stopped(measurement, keep)

@@ -62,7 +62,7 @@ ARROWS["adapters.vllm"] = ARROWS["adapters.hf"]
 ARROWS["eval"] = {*CORE, "machine", "decode", "checkpoints", "recipes", "adapters.hf"}
 ARROWS["bench"] = {*ARROWS["eval"], "adapters.vllm", "eval"}
 ARROWS["calibrate"] = {*ARROWS["eval"], "eval"}
-ARROWS["report"] = {"eval", "bench", "calibrate"}
+ARROWS["report"] = {"files", "eval", "bench", "calibrate"}
 ARROWS["cli"] = {*ARROWS, "saccade"}
 ARROWS["__main__"] = {"cli"}
 

@@ -22,7 +22,6 @@ def accumulation(
             metavar="SPEC",
             help="Policy without its budget, which is the kept share of a passage; once per policy. "
             "Default: resa, tidal, less_is_more.",
-            show_default=False,
         ),
     ] = None,
     kept: Annotated[
@@ -50,7 +49,6 @@ def accumulation(
         typer.Option(
             metavar="DIR",
             help="Results folder; files of the same names are overwritten. Default: results/accumulation-DATE-TIME.",
-            show_default=False,
         ),
     ] = None,
     device: Device = "auto",
@@ -75,7 +73,8 @@ def accumulation(
     import torch
 
     from saccade.cli.terminal import output, progress, quiet_libraries
-    from saccade.eval.output import check_folder, write_json, write_text
+    from saccade.eval.output import check_folder, write_json
+    from saccade.files import replace_text
 
     from .job import AccumulationJob, AccumulationSettings
     from .report import accumulation_picture, accumulation_table
@@ -114,7 +113,7 @@ def accumulation(
         # Whatever ended the run: what it has measured is kept.
         results = job.results(experiment, complete=complete)
         write_json(folder / RESULTS, results)
-        write_text(folder / PICTURE, accumulation_picture(results))
+        replace_text(folder / PICTURE, accumulation_picture(results))
     console = output()
     for source in dict.fromkeys(row["source"] for row in results["rows"]):
         console.print(accumulation_table(results, source))

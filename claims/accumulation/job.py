@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import DocumentError, SaccadeError
-from saccade.eval.conditions import conditions
 from saccade.eval.entry import policies_for
 from saccade.eval.output import whole_numbers
 from saccade.eval.subject import Subject
@@ -110,13 +109,8 @@ class AccumulationJob:
             "settings": settings,
             "rows": experiment.rows(),
             "notes": list(self.notes),
-            "environment": conditions(
-                experiment.model,
-                self.subject,
-                document=texts,
-                contexts=(),
-                threads=self.settings.threads,
-                seed=self.settings.seed,
+            "environment": self.subject.conditions(
+                experiment.model, document=texts, contexts=(), threads=self.settings.threads, seed=self.settings.seed
             ),
         }
 

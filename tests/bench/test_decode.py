@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from saccade.bench import baselines, decode, variants
-from saccade.bench.job import BenchJob, BenchSettings
+from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.presets import SHAPES, random_model
 from saccade.cli import app
 from saccade.errors import SaccadeError

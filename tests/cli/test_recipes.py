@@ -16,7 +16,7 @@ from benchmarks.__main__ import app as benchmarks_app
 from claims.__main__ import app as claims_app
 from commands import Invoke, invoker
 from saccade import Recipe
-from saccade.bench.job import BenchJob, BenchSettings
+from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.load import ModelSource
 from saccade.cli import app as saccade_app
 from saccade.recipes.published import MARK, PUBLISHED, note

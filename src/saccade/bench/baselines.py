@@ -19,26 +19,19 @@ NAMES = (STOCK, "torch-sdpa", "vllm")
 
 
 def choose(names: Sequence[str], device: torch.device, head_dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The baselines asked for that can run here, and why others cannot.
-
-    Raises:
-        SaccadeError: an unknown name.
-    """
-    chosen, notes = [], []
-    asked = [name.strip() for given in names for name in given.split(",")]
+    """The baselines asked for that can run here, and why others cannot; an unknown name is a SaccadeError."""
+    asked = dict.fromkeys(name.strip() for given in names for name in given.split(","))
     if "none" in asked:
-        if len(set(asked)) > 1:
-            raise SaccadeError(f"baseline none beside {', '.join(sorted(set(asked) - {'none'}))} is not valid")
+        if len(asked) > 1:
+            raise SaccadeError(f"baseline none beside {', '.join(sorted({*asked} - {'none'}))} is not valid")
         return (), ()
-    for name in dict.fromkeys(asked):
+    for name in asked:
         if name not in NAMES:
             raise SaccadeError(f"unknown baseline {name!r}; valid: {', '.join(NAMES)}, or none")
-        reason = _missing(device, head_dim) if name == "vllm" else None
-        if reason is None:
-            chosen.append(name)
-        else:
-            notes.append(f"baseline {name} is left out: {reason}")
-    return tuple(chosen), tuple(notes)
+    reason = _missing(device, head_dim) if "vllm" in asked else None
+    if reason is None:
+        return tuple(asked), ()
+    return tuple(name for name in asked if name != "vllm"), (f"baseline vllm is left out: {reason}",)
 
 
 def _missing(device: torch.device, head_dim: int) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,41 +15,38 @@ from ..types import KVView, Selection
 from .clock import wrapped
 
 
-class Check:
-    """Compares the first call of each attention operation of a step with float64 arithmetic on row 0.
+@contextmanager
+def checked(state: DecodeState, label: str) -> Iterator[None]:
+    """Compare the first call of each attention operation of a state with float64 arithmetic on row 0.
 
-    Args:
-        label: whose, for the message.
+    Raises:
+        SaccadeError: if they differ by more than the dtype's rounding, or nothing was computed; `label` says whose.
     """
+    calls = 0
 
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self.calls = 0
-
-    def on(self, state: DecodeState) -> None:
-        """Check the operations of a state until `off`."""
-        self._state, self._operations = state, state.attention
-        state.attention = wrapped(state.attention, self._checked)
-
-    def off(self) -> None:
-        self._state.attention = self._operations
-
-    def _checked(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+    def around(operation: Callable[..., Any]) -> Callable[..., Any]:
         seen = False
 
-        def checked(q: Tensor, kv: KVView, *given: Any, scale: float, **rest: Any) -> Any:
-            nonlocal seen
+        def compared(q: Tensor, kv: KVView, *given: Any, scale: float, **rest: Any) -> Any:
+            nonlocal calls, seen
             result = operation(q, kv, *given, scale=scale, **rest)
             if not seen:
                 seen = True
-                self.calls += 1
+                calls += 1
                 output = result[0] if isinstance(result, tuple) else result
                 # A dense operation is given neither a selection nor which heads are dense.
                 selection, dense = (*given, None, None)[:2]
-                compare_attention(self._label, output, q, kv, selection, dense, scale)
+                compare_attention(label, output, q, kv, selection, dense, scale)
             return result
 
-        return checked
+        return compared
+
+    operations = state.attention
+    state.attention = wrapped(operations, around)
+    yield
+    state.attention = operations
+    if calls == 0:
+        raise SaccadeError(f"{label}: no attention was computed; nothing to time")
 
 
 def compare_attention(
@@ -94,11 +92,7 @@ def compare_attention(
 
 
 def _tokens(selection: Selection, query: int, query_heads: int, kv: KVView) -> Tensor:
-    """Positions that a query head of row 0 attends to.
-
-    Raises:
-        SaccadeError: if they are no ascending positions of the row.
-    """
+    """Positions that a query head of row 0 attends to, or a SaccadeError if they do not ascend within the row."""
     each = query * selection.groups // query_heads
     count = int(selection.counts[0, each])
     units = selection.ids[0, each, :count].long()

@@ -7,23 +7,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..decode.indexes import Indexes
 from ..decode.state import AttentionOperations, DecodeState
-from ..selection.selector import Selector
 
 PARTS = ("selection", "attention", "index")
 
 
 class Clock:
-    """Seconds per part since the last reading.
+    """Seconds that a state's attention, selection and index upkeep take, since the last reading.
 
     The parts do not overlap, and a clock read takes less than a microsecond, so that timed steps can carry it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: DecodeState) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
+        state.attention = wrapped(state.attention, lambda operation: self._timed("attention", operation))
+        indexes, selector = state.indexes, state.plan.selector
+        timed: Any = _Timed(indexes, of=self._timed("index", indexes.of))
+        state.indexes = timed
+        if selector is not None:
+            timed = _Timed(selector, select=self._timed("selection", selector.select))
+            state.plan = replace(state.plan, selector=timed)
 
-    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same call with its time counted."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -41,38 +46,17 @@ class Clock:
         return read
 
 
-def watch(state: DecodeState, clock: Clock) -> None:
-    """Let a state's attention, selection and index upkeep be timed."""
-    state.attention = wrapped(state.attention, lambda operation: clock.timed("attention", operation))
-    state.indexes = _TimedIndexes(state.indexes, clock)
-    if state.plan.selector is not None:
-        timed: Any = _TimedSelector(state.plan.selector, clock)
-        state.plan = replace(state.plan, selector=timed)
-
-
 def wrapped(operations: AttentionOperations, around: Callable[[Callable[..., Any]], Any]) -> AttentionOperations:
     """The same operations, each with something around it."""
     dense, sparse, hybrid = (around(each) for each in (operations.dense, operations.sparse, operations.hybrid))
     return replace(operations, dense=dense, sparse=sparse, hybrid=hybrid)
 
 
-class _TimedSelector:
-    """A selector that is what it was, but for the time its choices are seen to take."""
+class _Timed:
+    """What it was, but for the time that a method is seen to take."""
 
-    def __init__(self, selector: Selector, clock: Clock) -> None:
-        self._selector = selector
-        self.select = clock.timed("selection", selector.select)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._selector, name)
-
-
-class _TimedIndexes:
-    """Indexes whose upkeep is timed."""
-
-    def __init__(self, indexes: Indexes, clock: Clock) -> None:
-        self._indexes = indexes
-        self.of = clock.timed("index", indexes.of)
+    def __init__(self, what: object, **methods: Callable[..., Any]) -> None:
+        self.__dict__.update(methods, _what=what)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._indexes, name)
+        return getattr(self._what, name)

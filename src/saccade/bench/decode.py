@@ -1,27 +1,76 @@
-"""Time per decoded token on a synthetic cache: dense decoders and policies, interleaved."""
+"""`saccade bench decode`: time per token on a synthetic cache, dense decoders and policies interleaved."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from ..checkpoints.presets import random_model
 from ..checkpoints.shape import parameters_read, shape_of
 from ..errors import SaccadeError
 from ..machine import read_bandwidth
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from . import baselines
+from .grid import Grid, GridJob, OnUnit, PolicySettings
 from .rows import DecodeRow, complete, row_of
-from .variants import Attached, Memory, Variant
+from .variants import DENSE, Attached, Memory, Variant
 
 TURN = 3
 """Timed steps a variant takes before the next one has its turn."""
 
-DENSE = Policy.from_spec("dense")
+ROOM = 256
+"""Positions behind the longest context: a rectified policy decodes a whole period."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings(PolicySettings):
+    """What the user can choose; see `saccade bench decode --help`."""
+
+    baselines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchJob(GridJob):
+    """Checked settings; dense is always among the policies, since every speed is quoted against it."""
+
+    policies: tuple[Policy, ...]
+    steps: int
+    baselines: tuple[str, ...]
+
+    @classmethod
+    def check(cls, settings: BenchSettings) -> BenchJob:
+        """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
+        grid = Grid.check(settings, shortest=0)
+        policies, notes = settings.resolve(grid.shape)
+        for policy in policies:
+            if policy.rectify is not None and policy.rectify.mode == "verify":
+                raise SaccadeError(
+                    f"{policy}: how many drafts stand depends on the text, and random keys have none; "
+                    f"use rectify={policy.rectify.every}"
+                )
+        names, left_out = baselines.choose(settings.baselines, grid.device, grid.shape.head_dim)
+        return cls(grid, (*notes, *left_out), policies, settings.steps, names)
+
+    def run(self, on_unit: OnUnit) -> dict[str, Any]:
+        grid = self.grid
+        model = random_model(grid.name, positions=max(grid.contexts) + ROOM, dtype=grid.dtype, device=grid.device)
+        results = grid.results()
+        bandwidths = results["environment"]["bandwidths"] = []
+
+        def measured(context: int, batch: int, threads: int) -> list[DecodeRow]:
+            setting = {"context": context, "batch": batch, "threads": threads}
+            rows, bandwidth = measure(model, self.policies, **setting, steps=self.steps, names=self.baselines)
+            bandwidths.append({**setting, "read_gb_s": round(bandwidth, 1)})
+            return rows
+
+        return grid.run(results, measured, on_unit)
 
 
 def measure(
@@ -54,12 +103,11 @@ def measure(
     """
     longest = max(policy.phase.period for policy in policies) + 1
     variants = _variants(model, policies, Memory(model, context, batch, longest), names)
-    empty = _variants(
-        model, [DENSE], Memory(model, 0, batch, longest), [name for name in names if name == baselines.STOCK]
-    )
+    stock = [name for name in names if name == baselines.STOCK]
+    empty = _variants(model, [DENSE], Memory(model, 0, batch, longest), stock)
     for variant in (*variants, *empty):
         variant.turn(0)
-    _check([variant for variant in variants if variant.plan is None or variant.plan.selector is None])
+    _check([variant for variant in variants if variant.plan.selector is None])
     bandwidth = []
     for done in range(0, steps, TURN):
         count = min(TURN, steps - done)
@@ -70,8 +118,10 @@ def measure(
                 # Two whole periods at once: quartiles want two plain steps.
                 variant.turn(2 * variant.phase.period)
         bandwidth.append(read_bandwidth(model.device, repeats=1))
-    weight_bytes = parameters_read(model) * model.dtype.itemsize
-    rows = [row_of(variant, threads, _bytes(variant, model, weight_bytes)) for variant in variants]
+    shape, size = shape_of(model.config), model.dtype.itemsize
+    weight_bytes = parameters_read(model) * size
+    sizes = {"context": context, "batch": batch, "kv_itemsize": size, "weight_bytes": weight_bytes}
+    rows = [row_of(one, threads, cost_of(one.plan, one.rectify, shape, **sizes).total) for one in variants]
     speed = statistics.median(bandwidth)
     least = min(1e3 * statistics.median(step.seconds for step in variant.steps) for variant in empty)
     for variant in (*variants, *empty):
@@ -83,29 +133,12 @@ def measure(
 def _variants(
     model: PreTrainedModel, policies: Sequence[Policy], memory: Memory, names: Sequence[str]
 ) -> list[Variant]:
-    made: list[Variant] = []
-    for name in names:
+    def baseline(name: str) -> Variant:
         if name == baselines.STOCK:
-            made.append(Variant(model, memory))
-        else:
-            made.append(
-                Attached(model, memory, DENSE, baselines.operations(name, memory.context, memory.batch), label=name)
-            )
-    return [*made, *(Attached(model, memory, policy) for policy in policies)]
+            return Variant(model, memory, memory.cache())
+        return Attached(model, memory, DENSE, baselines.operations(name, memory.context, memory.batch))
 
-
-def _bytes(variant: Variant, model: PreTrainedModel, weight_bytes: float) -> float:
-    """What a step moves, by the cost model."""
-    shape = shape_of(model.config)
-    return cost_of(
-        DENSE.plan(shape) if variant.plan is None else variant.plan,
-        variant.rectify,
-        shape,
-        context=variant.context,
-        batch=variant.batch,
-        kv_itemsize=model.dtype.itemsize,
-        weight_bytes=weight_bytes,
-    ).total
+    return [*map(baseline, names), *(Attached(model, memory, policy) for policy in policies)]
 
 
 def _check(dense: Sequence[Variant]) -> None:

@@ -46,11 +46,7 @@ class PolicySettings(GridSettings):
     steps: int
 
     def resolve(self, shape: ModelShape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
-        """The policies at every budget, dense first, and notes.
-
-        Raises:
-            SaccadeError: a policy that is none, does not fit the shape, or has a budget too small.
-        """
+        """Policies at every budget, dense first, and notes; a SaccadeError if one is none or does not fit the shape."""
         # The weights are random ones: a recipe is held against the sizes.
         chosen, said = resolve_all(self.policies, self.shape, lambda: shape)
         policies, notes = at_budgets(chosen, parse_budgets(",".join(self.budgets)))
@@ -79,11 +75,7 @@ class Grid:
 
     @classmethod
     def check(cls, settings: GridSettings, *, shortest: int = 1) -> Grid:
-        """Read the settings; a context has at least `shortest` tokens.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Read settings, contexts of at least `shortest` tokens; or raise a SaccadeError about the first not valid."""
         config = read_config(settings.shape)
         if settings.dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {settings.dtype!r}; valid: {', '.join(DTYPES)}")

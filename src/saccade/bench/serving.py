@@ -19,7 +19,7 @@ from ..plans.cost import cost_of
 from .grid import Grid, GridJob, OnUnit, PolicySettings
 from .rows import Row, complete, quartiles
 from .synthetic import SyntheticEngine, prepare_process
-from .variants import STOCK
+from .variants import DENSE, STOCK
 
 TURN = 3
 """Timed steps an engine takes before the next one has its turn."""
@@ -45,11 +45,7 @@ class ServingJob(GridJob):
 
     @classmethod
     def check(cls, settings: ServingSettings) -> ServingJob:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
         block = settings.block
         if block % 16:
             raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")
@@ -123,12 +119,10 @@ class ServingJob(GridJob):
 
     def _rows(self, times: dict[str, list[float]], weights: float, context: int, batch: int, threads: int) -> list[Row]:
         """One row per engine; stock reads what a dense policy does."""
-        size, rows = self.grid.dtype.itemsize, []
+        shape, size, rows = self.grid.shape, self.grid.dtype.itemsize, []
         for name, taken in times.items():
-            plan = (self.policies[name] or Policy.from_spec("dense")).plan(self.grid.shape)
-            cost = cost_of(
-                plan, None, self.grid.shape, context=context, batch=batch, kv_itemsize=size, weight_bytes=weights
-            )
+            plan = (self.policies[name] or DENSE).plan(shape)
+            cost = cost_of(plan, None, shape, context=context, batch=batch, kv_itemsize=size, weight_bytes=weights)
             fast, median, slow = quartiles(taken)
             rows.append(
                 Row(

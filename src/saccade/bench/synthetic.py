@@ -12,17 +12,11 @@ from torch import Tensor
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..types import Rows
 
-_SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
 
 def prepare_process() -> None:
     """Set what vLLM reads from the environment; before its first import."""
-    os.environ.update(_SETTINGS)
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
 
 class SyntheticEngine:

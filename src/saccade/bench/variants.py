@@ -18,15 +18,14 @@ from ..adapters.hf.huge_pages import long_lived
 from ..adapters.hf.run import Run, sparsify
 from ..checkpoints.shape import shape_of
 from ..decode.state import AttentionOperations
-from ..errors import SaccadeError
 from ..machine import synchronize
 from ..methods.policy import Policy
-from ..plans.plan import Plan
 from ..plans.rectify import Phase, Rectify
-from .check import Check
-from .clock import Clock, watch
+from .check import checked
+from .clock import Clock
 
 STOCK = "stock"
+DENSE = Policy.from_spec("dense")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,10 @@ class Memory:
         """A stock cache that holds all tokens; appending to it does not change this memory."""
         cache = DynamicCache()
         if self.context:
-            cache.layers += [_held(keys, values, self.context) for keys, values in self._layers]
+            for keys, values in self._layers:
+                layer = DynamicLayer()
+                layer.update(keys[:, :, : self.context], values[:, :, : self.context])
+                cache.layers.append(layer)
         return cache
 
     def shared_cache(self) -> DynamicCache:
@@ -71,40 +73,29 @@ class Memory:
         return cache
 
 
-def _held(keys: Tensor, values: Tensor, length: int) -> DynamicLayer:
-    layer = DynamicLayer()
-    layer.update(keys[:, :, :length], values[:, :, :length])
-    return layer
-
-
 class Variant:
     """Stock transformers, decoding one token after another at a fixed context.
 
     Attributes:
-        policy: as rows name it.
-        runtime: as rows name it.
-        plan: what is attended to, None for the stock model; for counting bytes.
+        policy, runtime: as rows name them.
+        plan: what is attended to, for counting bytes.
         phase: when the work repeats itself.
         clock: tells the parts of a step, where they can be told.
     """
 
     policy = STOCK
     runtime = "transformers"
-    plan: Plan | None = None
     rectify: Rectify | None = None
     phase = Phase(None)
     clock: Clock | None = None
 
-    def __init__(self, model: PreTrainedModel, memory: Memory) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, memory: Memory, cache: DynamicCache) -> None:
+        self.model, self.plan = model, DENSE.plan(shape_of(model.config))
         self.context, self.batch = memory.context, memory.batch
-        self.cache = self._cache(memory)
+        self.cache = cache
         self.logits: Tensor | None = None
         self.steps: list[Step] = []
         self._token = torch.full((memory.batch, 1), 7, device=model.device)
-
-    def _cache(self, memory: Memory) -> DynamicCache:
-        return memory.cache()
 
     @torch.inference_mode()
     def turn(self, steps: int) -> None:
@@ -138,29 +129,22 @@ class Variant:
 
 
 class Attached(Variant):
-    """A model of its own module tree, with the same weights, under a policy.
+    """The model under a policy.
 
     Args:
-        operations: what dense layers attend with; None: ours.
-        label: the runtime's name in rows.
+        operations: what dense layers attend with, named as rows name the runtime; None: ours.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        memory: Memory,
-        policy: Policy,
-        operations: AttentionOperations | None = None,
-        label: str = "saccade",
+        self, model: PreTrainedModel, memory: Memory, policy: Policy, operations: AttentionOperations | None = None
     ) -> None:
-        super().__init__(twin(model), memory)
-        self.policy, self.runtime = str(policy), label
+        # The same weights under another tree of modules, which carries the policy.
+        shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+        super().__init__(copy.deepcopy(model, shared), memory, memory.shared_cache())
+        self.policy, self.runtime = str(policy), "saccade" if operations is None else operations.name
         self.run: Run = sparsify(self.model, policy)
         self.plan, self.rectify, self.phase = self.run.plan, policy.rectify, policy.phase
         self._first(operations)
-
-    def _cache(self, memory: Memory) -> DynamicCache:
-        return memory.shared_cache()
 
     @torch.inference_mode()
     def _first(self, operations: AttentionOperations | None) -> None:
@@ -172,16 +156,11 @@ class Attached(Variant):
             assert session is not None, "the run has just decoded from this cache"
             if operations is not None:
                 session.state.attention = operations
-            check = Check(f"{self.policy} on {self.runtime}")
-            check.on(session.state)
-            self._decode(0)
-            check.off()
+            with checked(session.state, f"{self.policy} on {self.runtime}"):
+                self._decode(0)
             self.cache.crop(-1)
-        if check.calls == 0:
-            raise SaccadeError(f"{self.policy} on {self.runtime}: no attention was computed; nothing to time")
         if self.model.device.type == "cpu":
-            self.clock = Clock()
-            watch(session.state, self.clock)
+            self.clock = Clock(session.state)
 
     def turn(self, steps: int) -> None:
         with self.run.decoding():
@@ -193,14 +172,4 @@ class Attached(Variant):
 
     def figures(self) -> dict[str, Any]:
         stats = self.run.stats()
-        return {
-            "share_attended": stats.share_attended,
-            "index_bytes": stats.index_bytes,
-            "build_seconds": stats.build_seconds,
-        }
-
-
-def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights under another tree of modules, so that each can carry its own policy."""
-    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    return copy.deepcopy(model, shared)
+        return {name: getattr(stats, name) for name in ("share_attended", "index_bytes", "build_seconds")}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError
-from ..eval.output import JsonLines
+from ..eval.output import JsonLines, writing
 
 
 class Ledger(JsonLines):
@@ -28,7 +28,7 @@ class Ledger(JsonLines):
         self.path, self._key = path, tuple(key)
         self.records: dict[Hashable, dict[str, Any]] = {}
         head = json.dumps({"settings": settings}, sort_keys=True) + "\n"
-        try:
+        with writing(path):
             old = path.read_bytes() if path.exists() else b""
             kept = old[: old.rfind(b"\n") + 1]
             if kept:
@@ -37,8 +37,6 @@ class Ledger(JsonLines):
                 path.write_bytes(head.encode())
             elif kept != old:
                 os.truncate(path, len(kept))
-        except OSError as error:
-            raise self._unwritten(error) from error
         super().__init__(path, "a")
 
     def _take_up(self, kept: bytes, settings: dict[str, Any]) -> None:

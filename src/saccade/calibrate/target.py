@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.load import ModelSource
-from ..errors import DocumentError, OutputError, SaccadeError
-from ..eval.output import check_folder, write_json
+from ..errors import DocumentError, SaccadeError
+from ..eval.output import check_folder, write_json, writing
 from ..eval.subject import Subject
 from ..machine import device_name, versions
 from ..methods.policy import Policy
@@ -69,11 +69,8 @@ class Target:
             raise SaccadeError(f"--task {settings.task!r} is not valid: {', '.join(TASKS)}, or a file FILE.jsonl")
         target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
         check_folder(settings.output_dir)
-        try:
-            with tempfile.TemporaryFile(dir=target.recipe_path.parent):
-                pass
-        except OSError as error:
-            raise OutputError(f"recipe {str(target.recipe_path)!r} cannot be written: {error.strerror}") from error
+        with writing(target.recipe_path, "recipe "):
+            tempfile.TemporaryFile(dir=target.recipe_path.parent).close()
         return target
 
     @property

@@ -49,16 +49,14 @@ def decode(
     if picture is not None:
         need_eval("saccade bench decode --picture")
     # Imported here, so that --help does not wait for torch.
-    from ..bench.job import BenchJob, BenchSettings
-    from ..eval.output import check_file, write_text
+    from ..bench.decode import BenchJob, BenchSettings
+    from ..eval.output import check_file
+    from ..files import replace_text
     from ..report.timings import decode_table
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    settings = BenchSettings(
-        shape=shape, contexts=context, batches=batch, threads=threads, dtype=dtype, device=device,
-        policies=policy, budgets=budget, steps=steps, baselines=baseline,
-    )  # fmt: skip
+    settings = BenchSettings(shape, context, batch, threads, dtype, device, policy, budget, steps, baseline)
     job = BenchJob.check(settings)
     if picture is not None:
         check_file(picture)
@@ -66,7 +64,7 @@ def decode(
     if picture is not None:
         from ..report.decode import decode_picture
 
-        write_text(picture, decode_picture(results))
+        replace_text(picture, decode_picture(results))
 
 
 @bench.command()
@@ -96,8 +94,5 @@ def serve(
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    settings = ServingSettings(
-        shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device="cpu",
-        policies=policy, budgets=budget, steps=steps, block=block,
-    )  # fmt: skip
+    settings = ServingSettings(shape, context, batch, [str(threads)], dtype, "cpu", policy, budget, steps, block)
     time_and_show(ServingJob.check(settings), serving_table, json)

@@ -9,54 +9,34 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SaccadeError
+from . import options
 from .group import NeedsEval, OneLineErrors
-from .options import (
-    Budgets,
-    Context,
-    Device,
-    Dtype,
-    Model,
-    OutputDir,
-    Questions,
-    RecipePath,
-    Seed,
-    Task,
-    Threads,
-    count,
-    words,
-)
+from .options import count, flag, words
 
 calibrate = typer.Typer(
     cls=OneLineErrors, help="Find the layers and the heads of a model that retrieve, and write them into a recipe."
 )
 
 
-def common(**given: Any) -> Any:
-    """Settings that all calibrations share."""
-    from ..calibrate.target import TargetSettings
-
-    return TargetSettings(**given)
-
-
 @calibrate.command(cls=NeedsEval)
 def layers(
-    model: Model = None,
-    task: Task = "kv",
-    context: Context = 4096,
-    budgets: Budgets = "32,64,128,256",
-    questions: Questions = 144,
+    model: options.Model = None,
+    task: options.Task = "kv",
+    context: options.Context = 4096,
+    budgets: options.Budgets = "32,64,128,256",
+    questions: options.Questions = 144,
     policy: Annotated[
         str, words("SPEC", "tidal or less_is_more, with options other than reselect and budget.")
     ] = "tidal",
     most: Annotated[
         int, count("Most layers to choose; a further one is taken if it is better with 95% confidence.", maximum=8)
     ] = 1,
-    output_dir: OutputDir = Path("results/layers"),
-    recipe: RecipePath = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    seed: Seed = 0,
-    threads: Threads = 1,
+    output_dir: options.OutputDir = Path("results/layers"),
+    recipe: options.RecipePath = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    seed: options.Seed = 0,
+    threads: options.Threads = 1,
 ) -> None:
     """Try every layer as the one that selects again, and write the best into a recipe.
 
@@ -71,27 +51,23 @@ def layers(
       saccade calibrate layers --model ./Qwen3-8B --task passkey --context 16384 --budgets 256,1024 --questions 60
     """
     from ..calibrate.layers import LayerSearch, LayerSettings
+    from ..calibrate.target import TargetSettings
     from ..report.layers import layer_report, layer_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
-    shared = common(
-        model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
-        device=device, dtype=dtype, seed=seed, threads=threads,
-    )  # fmt: skip
-    search = LayerSearch.check(LayerSettings(shared, policy, budgets, most))
-    run_and_show(search, layer_table, layer_report)
+    shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
+    run_and_show(LayerSearch.check(LayerSettings(shared, policy, budgets, most)), layer_table, layer_report)
 
 
 @calibrate.command(cls=NeedsEval)
 def heads(
-    model: Model = None,
+    model: options.Model = None,
     target_heads: Annotated[
         int | None,
         count(
             "KV heads that may read everything, those of layer 0 among them. Default: four layers' worth, as "
-            "TidalDecode's four dense layers.",
-            show_default=False,
+            "TidalDecode's four dense layers."
         ),
     ] = None,
     method: Annotated[
@@ -103,8 +79,7 @@ def heads(
         ),
     ] = "hardkuma",
     exact: Annotated[
-        bool,
-        typer.Option("--exact", help="Keep exactly --target-heads heads, the best; not those whose gate exceeds 0.5."),
+        bool, flag("--exact", "Keep exactly --target-heads heads, the best; not those whose gate exceeds 0.5.")
     ] = False,
     seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
@@ -113,16 +88,16 @@ def heads(
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
     asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
     every: Annotated[int, count("Steps between two records.")] = 10,
-    task: Task = "passkey",
-    context: Context = 4096,
-    budgets: Budgets = "64,256,1024",
-    questions: Questions = 144,
-    output_dir: OutputDir = Path("results/heads"),
-    recipe: RecipePath = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    seed: Seed = 0,
-    threads: Threads = 1,
+    task: options.Task = "passkey",
+    context: options.Context = 4096,
+    budgets: options.Budgets = "64,256,1024",
+    questions: options.Questions = 144,
+    output_dir: options.OutputDir = Path("results/heads"),
+    recipe: options.RecipePath = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    seed: options.Seed = 0,
+    threads: options.Threads = 1,
 ) -> None:
     """Learn which heads retrieve (LycheeDecode), and write them into a role file and a recipe.
 
@@ -136,30 +111,19 @@ def heads(
       saccade calibrate heads --task kv --lengths 256,2048 --steps 800 --method hardkuma,score --budgets 16,64
     """
     from ..calibrate.heads import HeadSearch, HeadSettings
+    from ..calibrate.target import TargetSettings
+    from ..eval.output import whole_numbers
     from ..report.heads import head_report, head_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
-    shared = common(
-        model=model, task=task, context=context, questions=questions, output_dir=output_dir, recipe=recipe,
-        device=device, dtype=dtype, seed=seed, threads=threads,
-    )  # fmt: skip
-    shortest, longest = _pair("--lengths", lengths)
-    search = HeadSearch.check(
-        HeadSettings(
-            shared, method, target_heads, exact, seeds, steps, rate, kept, (shortest, longest), asked, every, budgets
-        )
-    )
-    run_and_show(search, head_table, head_report)
-
-
-def _pair(option: str, text: str) -> tuple[int, int]:
-    from ..eval.output import whole_numbers
-
-    numbers = whole_numbers(option, text, at_least=128)
-    if len(numbers) > 2:
-        raise SaccadeError(f"{option} {text!r} is not valid: the shortest and the longest, such as 1024,10240")
-    return numbers[0], numbers[-1]
+    shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
+    between = whole_numbers("--lengths", lengths, at_least=128)
+    if len(between) > 2:
+        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    span = between[0], between[-1]
+    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, rate, kept, span, asked, every, budgets)
+    run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 
 def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
@@ -179,10 +143,8 @@ def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable
 def promise(
     results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
     splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
-    quality: Annotated[
-        float | None, words("SHARE", "Another share than the run's own, on its answers.", show_default=False)
-    ] = None,
-    seed: Seed = 0,
+    quality: Annotated[float | None, words("SHARE", "Another share than the run's own, on its answers.")] = None,
+    seed: options.Seed = 0,
 ) -> None:
     """Check the promise of a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
 
@@ -202,10 +164,8 @@ def promise(
     kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
     half = dense.shape[0] // 2 * dense.shape[1]
     lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
-    for name, missed in (
-        (f"missed on the other half ({dense.size - half} questions)", kept.broken),
-        ("missed on the whole table", kept.below),
-    ):
+    other = f"missed on the other half ({dense.size - half} questions)"
+    for name, missed in ((other, kept.broken), ("missed on the whole table", kept.below)):
         low, high = wilson(missed, splits)
         lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
     for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):

@@ -21,7 +21,6 @@ def compare(
             "SPEC",
             "Policy to compare, name:key=value,key=value; once per policy. See `saccade policies`. Also auto, the "
             "path of a recipe, recipe:NAME. Default: every method, with what a recipe beside the model says.",
-            show_default=False,
         ),
     ] = None,
     budget: Annotated[
@@ -36,11 +35,7 @@ def compare(
     limit: Annotated[int, count("Questions in all, a dozen per context.", maximum=100_000)] = 48,
     output_dir: Annotated[
         Path | None,
-        words(
-            "DIR",
-            "Results folder; files of the same names are overwritten. Default: results/DATE-TIME.",
-            show_default=False,
-        ),
+        words("DIR", "Results folder; files of the same names are overwritten. Default: results/DATE-TIME."),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -65,42 +60,40 @@ def compare(
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
-    from ..eval.folder import CONFIGURATION, GAZE, RESULTS, SAMPLES, ResultsFolder
+    from ..eval.comparison import Comparison
+    from ..eval.folder import CONFIGURATION, GAZE, REPORT, RESULTS, SAMPLES, ResultsFolder
     from ..eval.job import ComparisonJob, ComparisonSettings
-    from ..eval.output import check_folder
+    from ..eval.output import check_folder, read_lines, write_json
+    from ..files import replace_text
     from ..report.page import comparison_page
     from ..report.table import comparison_table
     from .terminal import output, quiet_libraries, say, until_stopped
 
     quiet_libraries()
-    folder_path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    job = ComparisonJob.check(
-        ComparisonSettings(
-            model=model, document=document, policies=tuple(policy or ()), budget=budget, context=context, limit=limit,
-            output_dir=folder_path, device=device, dtype=dtype, seed=seed, threads=threads,
-        )
-    )  # fmt: skip
-    check_folder(folder_path)
+    path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    settings = ComparisonSettings(
+        model, document, tuple(policy or ()), budget, context, limit, path, device, dtype, seed, threads
+    )
+    job = ComparisonJob.check(settings)
+    check_folder(path)
     loaded = job.subject.load()
-    with ResultsFolder(folder_path) as folder:
+    with ResultsFolder(path) as folder:
         environment = job.environment(loaded)
-        folder.write(CONFIGURATION, {**job.configuration(), "environment": environment})
-        comparison = job.comparison(loaded, folder)
+        configuration = {**job.configuration(), "environment": environment}
+        write_json(path / CONFIGURATION, configuration, indent=2)
+        comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads)
 
         def keep(complete: bool) -> dict[str, Any]:
-            results = {
-                "complete": complete,
-                "rows": comparison.rows(),
-                "notes": list(job.notes),
-                "environment": environment,
-            }
-            folder.write(RESULTS, results)
-            folder.write_report(comparison_page(results, folder.lines(GAZE), folder.lines(SAMPLES)))
+            results = {"complete": complete, "rows": comparison.rows(), "notes": list(job.notes)}
+            results["environment"] = environment
+            write_json(path / RESULTS, results, indent=2)
+            gaze, samples = (read_lines(path / name) for name in (GAZE, SAMPLES))
+            replace_text(path / REPORT, comparison_page(results, gaze, samples))
             return results
 
         results = until_stopped(comparison, keep)
     console = output()
     console.print(comparison_table(results, job.notes, console.width))
-    say(console, f"report: {folder_path / 'report.html'}")
+    say(console, f"report: {path / REPORT}")
     if not results["complete"]:
         raise typer.Exit(INTERRUPTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,13 @@ from ..errors import ModelFolderError, SaccadeError, UnsupportedModelError
 from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies
-from ..plans.cost import Cost, cost_of
+from ..plans.cost import PARTS, Cost, cost_of
 from ..recipes.resolve import Shape, resolve_all
 from ..types import ModelShape
 from .terminal import output, quiet_libraries
 
-BYTES = {
-    "float32": 4.0,
-    "fp32": 4.0,
-    "bfloat16": 2.0,
-    "bf16": 2.0,
-    "float16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "int4": 0.5,
-}
-CACHE_DTYPES = tuple(name for name in BYTES if not name.startswith("int"))
+CACHE_BYTES = {"float32": 4.0, "fp32": 4.0, "bfloat16": 2.0, "bf16": 2.0, "float16": 2.0, "fp16": 2.0, "fp8": 1.0}
+WEIGHT_BYTES = {**CACHE_BYTES, "int8": 1.0, "int4": 0.5}
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
@@ -48,31 +37,19 @@ def print_costs(
     acceptance: float = 1.0,
     policy: list[str] | None = None,
 ) -> None:
-    """Check everything, then print the table and what it assumes.
-
-    Raises:
-        SaccadeError: one line about the first setting that is not valid.
-    """
+    """Print the table and what it assumes; or raise a SaccadeError about the first setting that is not valid."""
     quiet_libraries()
     weights = weights or dtype
-    itemsize, weight_size = _size("dtype", dtype, CACHE_DTYPES), _size("weights", weights, tuple(BYTES))
+    itemsize, weight_size = _size("dtype", dtype, CACHE_BYTES), _size("weights", weights, WEIGHT_BYTES)
     name = ModelSource.locate(None).location if model is None else model
     chosen, said = _chosen(policy, name, lambda: shape_of(_config(model)))
     shape, parameters, notes = _model(model)
     notes += said
     costs: dict[str, Cost] = {}
+    sizes: Any = {"context": context, "batch": batch, "kv_itemsize": itemsize, "weight_bytes": parameters * weight_size}
     for entry in chosen:
         plan, label = entry.plan(shape), entry.to_spec()
-        costs[label] = cost_of(
-            plan,
-            entry.rectify,
-            shape,
-            context=context,
-            batch=batch,
-            kv_itemsize=itemsize,
-            weight_bytes=parameters * weight_size,
-            acceptance=acceptance,
-        )
+        costs[label] = cost_of(plan, entry.rectify, shape, **sizes, acceptance=acceptance)
         notes += [f"{label}: {note}" for note in costs[label].notes]
         notes += [note if note.startswith(entry.name) else f"{label}: {note}" for note in plan.notes]
     console = output()
@@ -85,10 +62,10 @@ def print_costs(
         console.print(note, highlight=False, soft_wrap=True)
 
 
-def _size(option: str, name: str, valid: tuple[str, ...]) -> float:
-    if name not in valid:
-        raise SaccadeError(f"--{option} {name!r} is not valid; valid: {', '.join(valid)}")
-    return BYTES[name]
+def _size(option: str, name: str, sizes: dict[str, float]) -> float:
+    if name not in sizes:
+        raise SaccadeError(f"--{option} {name!r} is not valid; valid: {', '.join(sizes)}")
+    return sizes[name]
 
 
 def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Policy], tuple[str, ...]]:
@@ -136,11 +113,7 @@ def _table(title: str, costs: dict[str, Cost]) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for label, cost in costs.items():
-        figures = (f"{value / size:.3f}" if value else "-" for value in _parts(cost))
+        parts = (getattr(cost, name).total for name in PARTS)
+        figures = (f"{value / size:.3f}" if value else "-" for value in parts)
         table.add_row(label, *figures, f"{cost.total / size:.3f}", f"{cost.ceiling_over_dense:.2f}×")
     return table
-
-
-def _parts(cost: Cost) -> Iterator[float]:
-    for part in (cost.weights, cost.kv, cost.scores, cost.index, cost.rectification):
-        yield part.total

@@ -12,7 +12,7 @@ from .options import Device, Document, Dtype, Model, Seed, count, words
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; read from standard input if it is left out.", show_default=False)
+        str | None, typer.Argument(help="The prompt; read from standard input if it is left out.")
     ] = None,
     model: Model = None,
     document: Document = None,
@@ -22,12 +22,9 @@ def generate(
             "SPEC",
             "Policy to decode with: a spec, see `saccade policies`; auto; the path of a recipe; recipe:NAME. "
             "Default: that of the recipe beside the model, else less_is_more.",
-            show_default=False,
         ),
     ] = None,
-    budget: Annotated[
-        str | None, words("N", "Budget in tokens, for a policy that was not given one.", show_default=False)
-    ] = None,
+    budget: Annotated[str | None, words("N", "Budget in tokens, for a policy that was not given one.")] = None,
     max_new_tokens: Annotated[int, count("Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
     device: Device = "auto",
@@ -53,7 +50,7 @@ def generate(
     from ..adapters.hf.run import sparsify
     from ..checkpoints.load import ModelSource, pick_device, pick_dtype
     from ..errors import DocumentError, PolicyError
-    from ..eval.document import read_document
+    from ..eval.document import decoded, read_document
     from ..eval.entry import parse_budgets
     from ..recipes.resolve import default, resolve
     from .terminal import quiet_libraries
@@ -73,7 +70,7 @@ def generate(
         chosen = filled
     parts = [] if document is None else [read_document(document)]
     if prompt is not None or document is None:
-        parts.append(_standard_input() if prompt is None else prompt)
+        parts.append(decoded(sys.stdin.buffer.read(), "standard input") if prompt is None else prompt)
     text = "\n\n".join(parts)
     if not text.strip():
         raise DocumentError("the prompt is empty")
@@ -97,12 +94,3 @@ def generate(
             sys.stderr.write(f"note: {note}\n")
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         loaded.generate(**inputs, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)
-
-
-def _standard_input() -> str:
-    from ..errors import DocumentError
-
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"standard input is not UTF-8: byte {error.start} cannot be read") from None

@@ -44,11 +44,7 @@ class NeedsEval(TyperCommand):
 
 
 def need_eval(what: str) -> None:
-    """Check, importing nothing, that the extra `[eval]` is installed.
-
-    Raises:
-        SaccadeError: `what` needs packages that are missing.
-    """
+    """Raise a SaccadeError if `what` needs packages of the extra `[eval]` that are missing; nothing is imported."""
     missing = [name for name in EVAL if find_spec(name) is None]
     if missing:
         raise SaccadeError(f'{what} needs {", ".join(missing)}: pip install "saccade[eval]"')

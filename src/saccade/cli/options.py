@@ -24,23 +24,24 @@ def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
-def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, **more: Any) -> Any:
+def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, *, metavar: str = "N") -> Any:
     """An option that takes a whole number."""
-    return typer.Option(**{"parser": at_least(minimum, maximum), "metavar": "N", "help": help, **more})
+    return typer.Option(parser=at_least(minimum, maximum), metavar=metavar, help=help)
 
 
-def words(metavar: str, help: str, **more: Any) -> Any:
+def words(metavar: str, help: str) -> Any:
     """An option that takes anything; where it is left out, its help says what happens then."""
-    return typer.Option(metavar=metavar, help=help, **more)
+    return typer.Option(metavar=metavar, help=help)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that takes no value."""
+    return typer.Option(name, help=help)
 
 
 Model = Annotated[
     str | None,
-    words(
-        "DIR_OR_HUB_ID",
-        "A model folder or hub id (safetensors only, no remote code). Default: the bundled model.",
-        show_default=False,
-    ),
+    words("DIR_OR_HUB_ID", "A model folder or hub id (safetensors only, no remote code). Default: the bundled model."),
 ]
 Device = Annotated[str, words("NAME", "auto, cpu, cuda, cuda:1, mps. auto: an accelerator if there is one.")]
 Dtype = Annotated[
@@ -60,10 +61,9 @@ Threads = Annotated[
         maximum=1024,
     ),
 ]
-Document = Annotated[Path | None, words("FILE", "A UTF-8 text file.", show_default=False)]
+Document = Annotated[Path | None, words("FILE", "A UTF-8 text file.")]
 OutputDir = Annotated[
-    Path,
-    words("DIR", "Results folder. A run that was interrupted goes on where it stopped if it gets the same one."),
+    Path, words("DIR", "Results folder. A run that was interrupted goes on where it stopped if it gets the same one.")
 ]
 
 # Of calibrations.
@@ -84,7 +84,6 @@ RecipePath = Annotated[
         "FILE",
         "Recipe to write; what it knows already stays. Put it beside the model's config.json to have it found. "
         "Default: saccade.json in the results folder.",
-        show_default=False,
     ),
 ]
 
@@ -97,5 +96,5 @@ ThreadCounts = Annotated[list[str], words("N,N", "CPU threads; one is steady on 
 ONE = ["1"]
 Steps = Annotated[int, typer.Option(min=2, help="Timed steps per variant.")]
 RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
-JsonFile = Annotated[Path | None, words("FILE", "Write everything measured there.", show_default=False)]
-Picture = Annotated[Path | None, words("FILE.svg", "Draw it there.", show_default=False)]
+JsonFile = Annotated[Path | None, words("FILE", "Write everything measured there.")]
+Picture = Annotated[Path | None, words("FILE.svg", "Draw it there.")]

@@ -4,67 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from ..errors import SaccadeError
-from .options import at_least
+from .options import count, flag, words
 
 
 def policies(
     cost: Annotated[
-        bool, typer.Option("--cost", help="Print what a decoded token reads and writes instead, and what that allows.")
+        bool, flag("--cost", "Print what a decoded token reads and writes instead, and what that allows.")
     ] = False,
-    recipes: Annotated[
-        bool, typer.Option("--recipes", help="List the papers' choices for single models instead.")
-    ] = False,
+    recipes: Annotated[bool, flag("--recipes", "List the papers' choices for single models instead.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME_OR_DIR",
-            help="With --cost: smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, a folder or a hub id; only its "
+        words(
+            "NAME_OR_DIR",
+            "With --cost: smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, a folder or a hub id; only its "
             "configuration is read. Default: the bundled model.",
-            show_default=False,
         ),
     ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            parser=at_least(0), metavar="N", help="With --cost: cached tokens per row. 131072.", show_default=False
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            parser=at_least(1), metavar="N", help="With --cost: rows decoded together. 1.", show_default=False
-        ),
-    ] = None,
+    context: Annotated[int | None, count("With --cost: cached tokens per row. 131072.", 0)] = None,
+    batch: Annotated[int | None, count("With --cost: rows decoded together. 1.", 1)] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="With --cost: of cache and weights: fp32, bf16, fp16, fp8 or the long names. bf16.",
-            show_default=False,
-        ),
+        str | None, words("NAME", "With --cost: of cache and weights: fp32, bf16, fp16, fp8 or the long names. bf16.")
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="With --cost: of the weights, if another: also int8, int4.", show_default=False
-        ),
-    ] = None,
+    weights: Annotated[str | None, words("NAME", "With --cost: of the weights, if another: also int8, int4.")] = None,
     acceptance: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="With --cost: mean share of a draft that stands under rectify=N:verify. 1.",
-            show_default=False,
-        ),
+        float | None, words("SHARE", "With --cost: mean share of a draft that stands under rectify=N:verify. 1.")
     ] = None,
     policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SPEC", help="With --cost: a policy, once per policy. Default: all of them.", show_default=False
-        ),
+        list[str] | None, words("SPEC", "With --cost: a policy, once per policy. Default: all of them.")
     ] = None,
 ) -> None:
     """List the policies, their options with defaults, and where they come from; or what they cost; or recipes.
@@ -75,15 +42,8 @@ def policies(
 
       saccade policies --cost --model llama-3.1-8b --context 131072 --batch 8
     """
-    given: dict[str, Any] = {
-        "model": model,
-        "context": context,
-        "batch": batch,
-        "dtype": dtype,
-        "weights": weights,
-        "acceptance": acceptance,
-        "policy": policy or None,
-    }
+    sizes: dict[str, Any] = {"model": model, "context": context, "batch": batch, "dtype": dtype, "weights": weights}
+    given = {**sizes, "acceptance": acceptance, "policy": policy or None}
     given = {name: value for name, value in given.items() if value is not None}
     if recipes and (cost or given):
         raise SaccadeError(f"--{next(iter(given), 'cost')} does not fit --recipes, which only lists them")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .options import words
+
 if TYPE_CHECKING:
     from ..adapters.vllm.server.serve import Server
 
@@ -18,34 +20,25 @@ def serve(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR_OR_HUB_ID",
-            help="A model folder or hub id. Default: the bundled model, on a CPU in float32 with 2 GiB of cache.",
-            show_default=False,
+        words(
+            "DIR_OR_HUB_ID",
+            "A model folder or hub id. Default: the bundled model, on a CPU in float32 with 2 GiB of cache.",
         ),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Policy that requests decode with: a spec, see `saccade policies`; auto; the path of a recipe; "
+        words(
+            "SPEC",
+            "Policy that requests decode with: a spec, see `saccade policies`; auto; the path of a recipe; "
             "recipe:NAME. Default: that of the recipe beside the model, else less_is_more.",
-            show_default=False,
         ),
     ] = None,
-    port: Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. 8000.", show_default=False)] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Address to listen on. Default: 127.0.0.1, this machine only.", show_default=False
-        ),
-    ] = None,
+    port: Annotated[str | None, words("N", "Port to listen on. 8000.")] = None,
+    host: Annotated[str | None, words("NAME", "Address to listen on. Default: 127.0.0.1, this machine only.")] = None,
     recall: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of decoding steps in which attention recall is measured, which reads all keys once more. 0.",
-            show_default=False,
+        words(
+            "SHARE", "Share of decoding steps in which attention recall is measured, which reads all keys once more. 0."
         ),
     ] = None,
 ) -> None:

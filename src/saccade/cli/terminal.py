@@ -42,21 +42,12 @@ def quiet_libraries() -> None:
 @contextmanager
 def progress(units: int) -> Iterator[Callable[[str], None]]:
     """A bar on stderr, if that and stdout are terminals; gives the function to call after every unit of work."""
-    columns = (
-        TextColumn("{task.description:<36}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
+    done = TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn()
+    times = TimeElapsedColumn(), TimeRemainingColumn(compact=True)
     watched = sys.stderr.isatty() and sys.stdout.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=not watched, transient=True) as bar:
+    with Progress(*done, *times, console=Console(stderr=True), disable=not watched, transient=True) as bar:
         task = bar.add_task("reading the first context", total=units)
-
-        def advance(what: str) -> None:
-            bar.update(task, advance=1, description=what)
-
-        yield advance
+        yield lambda what: bar.update(task, advance=1, description=what)
 
 
 class Work(Protocol):

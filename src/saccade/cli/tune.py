@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from .calibrate import common, run_and_show
-from .options import Device, Dtype, Model, OutputDir, Questions, RecipePath, Seed, Task, Threads, count, words
+from .calibrate import run_and_show
+from .options import Device, Dtype, Model, OutputDir, Questions, RecipePath, Seed, Task, Threads, count, flag, words
 
 
 def tune(
@@ -20,7 +18,6 @@ def tune(
             "Length of the texts. Default: 32768, or what the model has room for; a task file has its own.",
             128,
             metavar="TOKENS",
-            show_default=False,
         ),
     ] = None,
     task: Task = "kv",
@@ -31,20 +28,13 @@ def tune(
             "SPEC",
             "A family of candidates, without a budget; once per family. Default: every method, with the layers "
             "and heads that calibration has found.",
-            show_default=False,
         ),
     ] = None,
-    budgets: Annotated[
-        str | None,
-        words("N,N", "Budgets in tokens. Default: a 4th to a 64th of the context.", show_default=False),
-    ] = None,
+    budgets: Annotated[str | None, words("N,N", "Budgets in tokens. Default: a 4th to a 64th of the context.")] = None,
     batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Choose by measured time per token instead of bytes.")
-    ] = False,
+    measure: Annotated[bool, flag("--measure", "Choose by measured time per token instead of bytes.")] = False,
     full: Annotated[
-        bool,
-        typer.Option("--full", help="Ask everything of every candidate, also of budgets below one that failed."),
+        bool, flag("--full", "Ask everything of every candidate, also of budgets below one that failed.")
     ] = False,
     output_dir: OutputDir = Path("results/tune"),
     recipe: RecipePath = None,
@@ -65,15 +55,13 @@ def tune(
 
       saccade tune --model ./Qwen3-8B --quality 0.98 --policy less_is_more:reselect=12 --policy quest --measure
     """
-    from ..calibrate.target import default_context
+    from ..calibrate.target import TargetSettings, default_context
     from ..calibrate.tune import TuneSettings, Tuning
     from ..report.tune import front_report, front_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
-    shared = common(
-        model=model, task=task, context=context or default_context(model), questions=questions, output_dir=output_dir,
-        recipe=recipe, device=device, dtype=dtype, seed=seed, threads=threads,
-    )  # fmt: skip
-    tuning = Tuning.check(TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full))
-    run_and_show(tuning, front_table, front_report)
+    length = context or default_context(model)
+    shared = TargetSettings(model, task, length, questions, output_dir, recipe, device, dtype, seed, threads)
+    settings = TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full)
+    run_and_show(Tuning.check(settings), front_table, front_report)

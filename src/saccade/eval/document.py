@@ -62,25 +62,23 @@ def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> s
 
 
 def read_text(path: Path, name: str) -> str:
-    """A file of the user's, line ends as they are; `name` is what errors call it.
-
-    Raises:
-        DocumentError: if it is absent or not UTF-8.
-    """
+    """A file of the user's, line ends as they are; or a DocumentError, which calls it `name`."""
     try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
+        return decoded(path.read_bytes(), name)
     except OSError as error:
         raise DocumentError(f"{name} cannot be read: {error.strerror}") from None
 
 
-def read_document(path: Path) -> str:
-    """The text of a document.
+def decoded(text: bytes, name: str) -> str:
+    """UTF-8, or a DocumentError."""
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{name} is not UTF-8: byte {error.start} cannot be read") from None
 
-    Raises:
-        DocumentError: if it is absent, empty or not UTF-8.
-    """
+
+def read_document(path: Path) -> str:
+    """The text of a document, or a DocumentError: absent, empty or not UTF-8."""
     text = read_text(path, f"document {str(path)!r}")
     if not text.strip():
         raise DocumentError(f"document {str(path)!r} is empty")

@@ -28,8 +28,7 @@ def policies_for(
 ) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
     """What the user has named, or else every method (those of `methods`) with what was found for the model; and notes.
 
-    Raises:
-        PolicyError: no policy, no recipe, or one of another model.
+    What is named but is no policy and no recipe, or one of another model, is a PolicyError.
     """
     if written:
         return resolve_all(written, source.location, source.decoder)

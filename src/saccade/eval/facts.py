@@ -29,7 +29,7 @@ NOUNS: tuple[str, ...] = tuple(
     saddle salmon sparrow temple tiger violin wagon""".split()
 )
 
-_HELD_OUT = 5  # one key in five belongs to the eval split
+_HELD_OUT = 5  # one key in five, by the sum of its words' indices, belongs to the eval split
 _BOUNDARY = re.compile(r"(?<=[a-z)`][.])(?=\s)")
 
 
@@ -51,18 +51,13 @@ def question(fact: Fact) -> str:
     return f"\n\nQuestion: What is the code of the {fact.key}?\nAnswer: The code of the {fact.key} is"
 
 
-def split_of(adjective: int, noun: int) -> Split:
-    """The split that a combination of two words (their indices) belongs to."""
-    return "eval" if (adjective + noun) % _HELD_OUT == 0 else "train"
-
-
 def make_facts(count: int, rng: numpy.random.Generator, split: Split = "train") -> list[Fact]:
     """`count` facts with different keys, which share their words so that both words of a key matter."""
     share = 1 / _HELD_OUT if split == "eval" else 1 - 1 / _HELD_OUT
     for side in range(min(len(NOUNS), ceil(sqrt(1.5 * count / share)) + 1), len(NOUNS) + 1):
         adjectives = rng.permutation(len(ADJECTIVES))[:side]
         nouns = rng.permutation(len(NOUNS))[:side]
-        pairs = [(a, n) for a in adjectives for n in nouns if split_of(int(a), int(n)) == split]
+        pairs = [(a, n) for a in adjectives for n in nouns if ((a + n) % _HELD_OUT == 0) == (split == "eval")]
         if len(pairs) >= count:
             chosen = rng.permutation(len(pairs))[:count]
             values = rng.integers(1000, 10000, size=count)
@@ -83,7 +78,8 @@ def hide(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Insert the facts' sentences, in random order, behind sentences spread evenly over the text; `state` writes them.
 
-    Returns the new text and, fact by fact, the character span (begin, end) of its sentence.
+    Returns the new text and, fact by fact, the character span (begin, end) of its sentence; a ValueError if no sentence
+    ends in the text.
     """
     ends = sentence_ends(text)
     if not ends:

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..methods.policy import Policy
-from .comparison import Comparison
-from .conditions import conditions
 from .context import BUILT_IN, Context, built_in_contexts, document_contexts
 from .entry import at_budgets, parse_budgets, policies_for
-from .folder import ResultsFolder
 from .subject import Subject
 
 
@@ -66,13 +63,9 @@ class ComparisonJob:
 
     def environment(self, model: Any) -> dict[str, Any]:
         """Versions, machine, model and texts."""
-        return conditions(
-            model,
-            self.subject,
-            document=BUILT_IN if self.settings.document is None else str(self.settings.document),
-            contexts=self.contexts,
-            threads=self.settings.threads,
-            seed=self.settings.seed,
+        settings, document = self.settings, str(self.settings.document or BUILT_IN)
+        return self.subject.conditions(
+            model, document=document, contexts=self.contexts, threads=settings.threads, seed=settings.seed
         )
 
     def configuration(self) -> dict[str, Any]:
@@ -88,14 +81,3 @@ class ComparisonJob:
             "policies": [policy.to_dict() for policy in self.policies],
             "specs": [policy.to_spec() for policy in self.policies],
         }
-
-    def comparison(self, model: Any, folder: ResultsFolder) -> Comparison:
-        """The work itself, ready to run."""
-        return Comparison(
-            model=model,
-            tokenizer=self.subject.tokenizer,
-            contexts=self.contexts,
-            policies=self.policies,
-            folder=folder,
-            threads=self.settings.threads,
-        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,44 +13,31 @@ from ..errors import OutputError, SaccadeError
 from ..files import replace_text
 
 
-def check_folder(path: Path) -> None:
-    """Make a folder and try whether it can be written; nothing in it is touched.
-
-    Raises:
-        OutputError: if it cannot.
-    """
+@contextmanager
+def writing(path: Path, what: str = "") -> Iterator[None]:
+    """What the system says against writing there becomes an OutputError; `what` is the kind of file."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        yield
     except OSError as error:
-        raise OutputError(f"results folder {str(path)!r} cannot be written: {error.strerror}") from error
+        raise OutputError(f"{what}{str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Make a folder and try whether it can be written, or raise an OutputError; nothing in it is touched."""
+    with writing(path, "results folder "):
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
 
 
 def check_file(path: Path) -> None:
-    """Try whether a file can be written; what it holds stays.
-
-    Raises:
-        OutputError: if it cannot.
-    """
-    try:
+    """Try whether a file can be written, or raise an OutputError; what it holds stays."""
+    with writing(path):
         path.open("a").close()
-    except OSError as error:
-        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror}") from error
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int = 1) -> None:
-    """Write JSON as `write_text` does."""
-    write_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file by `text` at once, so that whoever reads it sees the old one or the new one.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    replace_text(path, text)
+    """Write JSON, whole or not at all; see `replace_text`."""
+    replace_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n")
 
 
 class JsonLines:
@@ -61,27 +49,18 @@ class JsonLines:
 
     def __init__(self, path: Path, mode: Literal["a", "w"]) -> None:
         self.path = path
-        try:
+        with writing(path):
             self._file = path.open(mode, encoding="utf-8")
-        except OSError as error:
-            raise self._unwritten(error) from error
 
     def add(self, record: dict[str, Any]) -> None:
         """Append a record."""
-        try:
+        with writing(self.path):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise self._unwritten(error) from error
 
     def close(self) -> None:
-        try:
+        with writing(self.path):  # what a full disk did not take is still in the buffer
             self._file.close()
-        except OSError as error:  # what a full disk did not take is still in the buffer
-            raise self._unwritten(error) from error
-
-    def _unwritten(self, error: OSError) -> OutputError:
-        return OutputError(f"{str(self.path)!r} cannot be written: {error.strerror}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -90,11 +69,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
-    """Read `4096,32768`; each number once, in the order given.
-
-    Raises:
-        SaccadeError: for anything that is not a list of whole numbers of at least `at_least`.
-    """
+    """Read `4096,32768`, each number once, in the order given; or raise a SaccadeError that says what is valid."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not (part.isascii() and part.isdigit()) or int(part) < at_least:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
+from numpy.random import Generator
 
 from .facts import Fact, hide, sentence
 
@@ -49,17 +49,9 @@ def token_ends(tokenizer: Any, text: str) -> list[int]:
 
 
 def with_facts(
-    tokenizer: Any,
-    text: str,
-    facts: Sequence[Fact],
-    rng: numpy.random.Generator,
-    state: Callable[[Fact], str] = sentence,
+    tokenizer: Any, text: str, facts: Sequence[Fact], rng: Generator, state: Callable[[Fact], str] = sentence
 ) -> tuple[TokenizedText, list[tuple[int, int]]]:
-    """A text with facts hidden in it, and which tokens hold each one's value; `state` writes their sentences.
-
-    Raises:
-        ValueError: a text without a sentence behind which they could be hidden.
-    """
+    """A text with facts hidden in it, and which tokens hold each one's value; see `hide`."""
     hidden, spans = hide(text, facts, rng, state)
     held = TokenizedText.of(tokenizer, hidden)
     values = (hidden.index(fact.value, *span) for fact, span in zip(facts, spans, strict=True))

@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..eval.output import write_text
+from ..files import replace_text
 from .palette import GRID, INK, MUTED, Mark
 
 _STYLE: dict[Any, Any] = {
@@ -58,7 +58,7 @@ def write_picture(path: Path, svg: str) -> Path:
     Raises:
         OutputError: if it cannot be written.
     """
-    write_text(path, svg)
+    replace_text(path, svg)
     return path
 
 
