@@ -153,8 +153,8 @@ class Reading:
         measured = AnswerRecall(self._model.config.num_hidden_layers)
         answers = self._decode(policy, tokenizer, (measured,) if recall else ())
         means = [layer for layer in measured.recall.per_layer() if layer is not None]
-        recall, token_recall = tuple(mean.attention for mean in means), tuple(mean.token for mean in means)
-        return replace(answers, recall=recall, token_recall=token_recall)
+        attention, token = tuple(mean.attention for mean in means), tuple(mean.token for mean in means)
+        return replace(answers, recall=attention, token_recall=token)
 
     def observe(self, *observers: AnswerObserver) -> Answers:
         """Decode every question densely, once, before observers' eyes."""

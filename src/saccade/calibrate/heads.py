@@ -146,7 +146,9 @@ class HeadSearch:
         first = found[0].roles
         chosen = first["exact" if self.settings.exact or "threshold" not in first else "threshold"]
         with self.target.sweep(model, self.problems) as sweep:
-            specs = {(text, budget): _spec(text, budget) for text in roles.values() for budget in self.budgets}
+            pairs = [(text, budget) for text in roles.values() for budget in self.budgets]
+            options = ({"roles": text, "budget": budget} for text, budget in pairs)
+            specs = dict(zip(pairs, (Policy.create("lychee_decode", each).to_spec() for each in options), strict=True))
             sweep.run(["dense", *dict.fromkeys(specs.values())], advance)
             rows = [
                 {"method": method, "seed": seed, "roles": name, "heads": _size(text, shape), "list": text,
@@ -234,10 +236,6 @@ class HeadSearch:
         known = replace(earlier, policy=Policy.from_spec(best.spec), roles=chosen)
         scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
         self.target.write_recipe("calibrate heads", known, found=found, scores=scores)
-
-
-def _spec(roles: str, budget: int) -> str:
-    return Policy.create("lychee_decode", {"roles": roles, "budget": budget}).to_spec()
 
 
 def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:

@@ -77,12 +77,11 @@ class LayerSearch:
         """What is tried first: no further layer, then each one above the first selection layer."""
         return ((), *((layer,) for layer in range(self.first + 1, self.target.subject.shape.layers)))
 
-    def spec(self, reselect: Sequence[int], budget: int) -> str:
-        options = {**self.policy.options.model_dump(exclude_unset=True), "reselect": tuple(reselect), "budget": budget}
-        return Policy.create(self.policy.name, options).to_spec()
-
-    def specs(self, candidates: Sequence[Sequence[int]]) -> list[str]:
-        return [self.spec(reselect, budget) for reselect in candidates for budget in self.budgets]
+    def specs(self, candidates: Sequence[Candidate]) -> list[str]:
+        """The policy with each candidate at each budget."""
+        given, name = self.policy.options.model_dump(exclude_unset=True), self.policy.name
+        pairs = ({"reselect": candidate, "budget": budget} for candidate in candidates for budget in self.budgets)
+        return [Policy.create(name, {**given, **pair}).to_spec() for pair in pairs]
 
     @property
     def units(self) -> int:

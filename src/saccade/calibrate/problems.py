@@ -18,15 +18,11 @@ from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
 from ..eval.tokens import encode, token_ends, with_facts
 
 TASKS = ("kv", "listing", "passkey")
-CHARACTERS = 3_000_000
-SHORTEST = 128
-MOST_NEEDLES = 24
+CHARACTERS, SHORTEST = 3_000_000, 128
 PASSKEYS, PASSKEY_WORDS = 10, 32
 """LycheeDecode, appendix F: ten passkeys of 32 words each."""
 
-_TOKENS_PER_NEEDLE = 40
-_TRIES = 100
-_SLACK = 16
+_TRIES, _SLACK = 100, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +65,14 @@ class Problems(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a task states a needle, asks for it and answers; and how many needles a text holds."""
+    """How a task states a needle, asks for it and answers; the most needles of a text, and the tokens each needs."""
 
     state: Callable[[Fact], str]
     ask: Callable[[Fact], str]
     end: str = "."
     values: Callable[[Sequence[Fact], numpy.random.Generator], Sequence[Fact]] = lambda facts, _: facts
-    most: int = MOST_NEEDLES
-    tokens: int = _TOKENS_PER_NEEDLE
+    most: int = 24
+    tokens: int = 40
 
 
 def _with_words(facts: Sequence[Fact], rng: numpy.random.Generator) -> Sequence[Fact]:

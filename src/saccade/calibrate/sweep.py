@@ -82,13 +82,10 @@ class Sweep:
         workers = workers_for(count, cores=cores, threads=self.threads, device=device, copied_bytes=0)
         torch.set_num_threads(self.threads)
         try:
+            asked: Iterable[Iterable[dict[str, Any]]] = (self._ask(*one) for one in missing)
             if workers > 1:
-                records: Iterable[Iterable[dict[str, Any]]] = shared_out(
-                    lambda place: [*self._ask(*missing[place])], count, workers
-                )
-            else:
-                records = (self._ask(*one) for one in missing)
-            for record in chain.from_iterable(records):
+                asked = shared_out(lambda place: [*self._ask(*missing[place])], count, workers)
+            for record in chain.from_iterable(asked):
                 self.ledger.add(record)
                 advance(record["spec"])
         finally:

@@ -90,11 +90,7 @@ class Target:
     def draw(self, seed: int, asked: int, lengths: tuple[int, int], count: int, *, together: bool = False) -> Problems:
         """Problems of `count` texts as in `NeedleProblems`; a file of the user's is always the same.
 
-        Args:
-            seed: which of the seeds apart from each other.
-
-        Raises:
-            DocumentError: lengths or a task file that do not fit the model.
+        `seed` is which of the seeds apart from each other. Raises a DocumentError for what does not fit the model.
         """
         tokenizer, positions, task = self.subject.tokenizer, self.subject.positions, self.settings.task
         if self.from_file:
@@ -166,13 +162,10 @@ class Target:
             known = beside(self.subject.source.location, lambda: shape) or Recipe(shape, Policy.from_spec("dense"))
         return replace(known, model=shape)
 
-    def write_recipe(
-        self, command: str, recipe: Recipe, *, found: Mapping[str, Any], scores: Mapping[str, Any]
-    ) -> None:
+    def write_recipe(self, command: str, recipe: Recipe, found: dict[str, Any], scores: Mapping[str, Any]) -> None:
         """Write what a command has found; what earlier ones found for this model stays, each under its command's name.
 
-        Raises:
-            OutputError: if it cannot be written; an earlier recipe is then as it was.
+        Raises an OutputError if it cannot be written; an earlier recipe is then as it was.
         """
         about = {"date": date.today().isoformat(), **self.about(), **found}
         found, scores = {**recipe.found, command: about}, {**recipe.scores, command: dict(scores)}

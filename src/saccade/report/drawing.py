@@ -19,22 +19,14 @@ from .palette import GRID, INK, MUTED, Mark
 Floats = Sequence[float]
 
 _STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
     "axes.grid.axis": "y",
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
     "grid.color": GRID,
-    "legend.frameon": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "saccade",
 }

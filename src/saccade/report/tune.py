@@ -35,7 +35,7 @@ def front_table(results: Mapping[str, Any]) -> Table:
     columns += [f"{unit} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
     table = new_table(title, columns, ("family", "status"), _notes(results))
     table.columns[0].min_width = _NARROWEST
-    for family, rows in _families(results).items():
+    for family, rows in grouped(results["rows"], lambda row: str(row["family"])).items():
         table.add_section()
         for row in rows:
             chosen = row["spec"] == results["chosen"]
@@ -93,7 +93,7 @@ def front_report(results: Mapping[str, Any], folder: Path) -> Path:
 def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     """Candidates by family, the best share for the bytes, what is wanted, and what was chosen."""
     unit, size = _unit(results["rows"])
-    families = _families(results)
+    families = grouped(results["rows"], lambda row: str(row["family"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
     wanted, edge, best = results["quality"], results["dense_bytes"] / size, _best(results["rows"])
@@ -134,10 +134,6 @@ def _best(rows: Sequence[Row]) -> list[Row]:
         if not best or row["share"] > best[-1]["share"]:
             best.append(row)
     return best
-
-
-def _families(results: Mapping[str, Any]) -> dict[str, list[Row]]:
-    return grouped(results["rows"], lambda row: str(row["family"]))
 
 
 def _rung(row: Row, rows: Sequence[Row]) -> str:
