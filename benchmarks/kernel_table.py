@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from saccade.report.timings import SETTING, Columns, timing_table
-from saccade.report.wording import number
+from saccade.report.timings import SETTING, timing_table
+from saccade.report.wording import Columns, number
 
 KERNEL_COLUMNS: Columns = {
     **SETTING,

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from saccade.calibrate.gates import KINDS, DirectGates, HardConcrete, HardKuma
-from saccade.calibrate.gates.gate import uniform
+from saccade.calibrate.gates import KINDS, DirectGates, HardConcrete, HardKuma, uniform
 
 P, Q, T = -0.1, 1.1, 2 / 3
 LOW, HIGH = -P / (Q - P), (1 - P) / (Q - P)  # z is 0 where s <= LOW, 1 where s >= HIGH

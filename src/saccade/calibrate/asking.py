@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -31,8 +31,8 @@ class Answers:
 
     Attributes:
         right: question by question.
-        recall: attention recall of each layer over the answers' tokens, heads that attend to everything counted as 1.
-        token_recall: the same of token recall.
+        recall, token_recall: of each layer over the answers' tokens, heads that attend to everything counted as 1;
+            empty if it was not measured.
         share: share of the cache that a head attended to, mean over layers.
     """
 
@@ -47,7 +47,6 @@ class Sheet:
     """Some questions as one batch, filled up on the right.
 
     Attributes:
-        asks: the questions.
         tokens: `[R][n]`, each question with its answer but for the last token.
         past: tokens of the text before them.
         real: how many of the rows are questions of their own; those behind repeat the last one.
@@ -78,12 +77,9 @@ class Sheet:
 
     def right(self, logits: Tensor) -> list[bool]:
         """Which rows' answers are the most likely ones, by the logits `[R, n - first, V]` from `first` on."""
-        said = logits.argmax(-1).tolist()
-        begins = [len(ask.prompt) - 1 - self.first for ask in self.asks]
-        return [
-            tuple(row[begin : begin + len(ask.answer)]) == ask.answer
-            for row, ask, begin in zip(said, self.asks, begins, strict=True)
-        ]
+        said = zip(self.asks, logits.argmax(-1).tolist(), strict=True)
+        behind = ((ask.answer, row[len(ask.prompt) - 1 - self.first :]) for ask, row in said)
+        return [tuple(row[: len(answer)]) == answer for answer, row in behind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,7 @@ class AnswerObserver(ABC):
 
 
 class AnswerRecall(AnswerObserver):
-    """Both recalls of each layer, over the answers' tokens."""
+    """Both recalls of each layer."""
 
     def __init__(self, layers: int) -> None:
         self.recall = RecallObserver(layers)
@@ -138,10 +134,7 @@ class AnswerRecall(AnswerObserver):
 class Reading:
     """A model with one text in its cache, as often as questions are decoded together.
 
-    Args:
-        model: loaded, in eval mode.
-        problem: what is read.
-        rows: questions decoded together; None: as many as `ROWS_BYTES` of cache allow.
+    `rows` questions are decoded together; None: as many as `ROWS_BYTES` of cache allow.
     """
 
     def __init__(self, model: Any, problem: Problem, rows: int | None = None) -> None:
@@ -154,23 +147,20 @@ class Reading:
         """Decode every question under a policy.
 
         Args:
-            policy: what decodes.
             tokenizer: for policies that cut the text into chunks.
             recall: measure both recalls, which costs a pass over the keys per answer token and layer.
         """
         measured = AnswerRecall(self._model.config.num_hidden_layers)
-        right, share = self._decode(policy, tokenizer, (measured,) if recall else ())
+        answers = self._decode(policy, tokenizer, (measured,) if recall else ())
         means = [layer for layer in measured.recall.per_layer() if layer is not None]
-        return Answers(right, tuple(mean.attention for mean in means), tuple(mean.token for mean in means), share)
+        attention, token = tuple(mean.attention for mean in means), tuple(mean.token for mean in means)
+        return replace(answers, recall=attention, token_recall=token)
 
     def observe(self, *observers: AnswerObserver) -> Answers:
         """Decode every question densely, once, before observers' eyes."""
-        right, share = self._decode(Policy.from_spec("dense"), None, observers)
-        return Answers(right, (), (), share)
+        return self._decode(Policy.from_spec("dense"), None, observers)
 
-    def _decode(
-        self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]
-    ) -> tuple[tuple[bool, ...], float]:
+    def _decode(self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]) -> Answers:
         asks, right = self._problem.asks, list[bool]()
         with sparsify(self._model, policy, tokenizer=tokenizer, observers=observers) as run, run.decoding():
             for begin in range(0, len(asks), self._rows):
@@ -183,4 +173,4 @@ class Reading:
                 finally:
                     self._reader.crop()
             layers = run.stats().layers
-        return tuple(right), sum(layer.share for layer in layers) / len(layers)
+        return Answers(tuple(right), (), (), sum(layer.share for layer in layers) / len(layers))

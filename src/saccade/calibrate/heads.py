@@ -28,13 +28,10 @@ from .training import HeadTraining, Training
 UNTRAINED = ("score", "random")
 METHODS = (*KINDS, *UNTRAINED)
 RESULTS, ROLES = "heads.json", "roles.json"
-SCORED_TEXTS = 16
-"""Texts of the dense pass that the retrieval score is read from."""
-PROBED_TEXTS = 3
-"""Texts that dense attention is asked about before anything is trained."""
-THRESHOLD = 0.5
-GREY = (0.1, 0.9)
-"""Between these a gate has not decided."""
+SCORED_TEXTS, PROBED_TEXTS = 16, 3
+"""Texts that the retrieval score is read from, and that dense attention is asked about before anything is trained."""
+THRESHOLD, GREY = 0.5, (0.1, 0.9)
+"""Above the first a gate retrieves; between the others it has not decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class Found:
 
     Attributes:
         values: of every head above layer 0, `[L - 1][Hkv]`: E[z], a gate, a score, or None for chance.
-        roles: by name: "threshold" and "exact", as `heads:` lists.
+        roles: "threshold" and "exact", as `heads:` lists.
     """
 
     method: str
@@ -115,9 +112,8 @@ class HeadSearch:
                 f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer 0, which always retrieve) "
                 f"to {shape.layers * shape.kv_heads} ({shape.layers} layers of {shape.kv_heads})"
             )
-        search = cls(
-            settings, target, methods, count, tuple(sorted(parse_budgets(settings.budgets))), target.problems()
-        )
+        budgets = tuple(sorted(parse_budgets(settings.budgets)))
+        search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
             _ = search.texts(method, 0)
         return search
@@ -125,11 +121,9 @@ class HeadSearch:
     def texts(self, method: str, seed: int) -> Problems:
         """What a method looks at; with a file of the user's the same as everywhere."""
         if method not in KINDS:
-            return self.target.problems(seed=CHOOSING_HEADS + seed)
-        settings = self.settings
-        return self.target.training_problems(
-            asked=settings.asked, seed=TRAINING + seed, lengths=settings.lengths, count=settings.steps
-        )
+            return self.target.problems(CHOOSING_HEADS + seed)
+        own = self.settings
+        return self.target.draw(TRAINING + seed, own.asked, own.lengths, own.steps, together=True)
 
     @property
     def units(self) -> int:
@@ -144,16 +138,17 @@ class HeadSearch:
         shape = shape_of_model(model)
         earlier = self.target.earlier(shape)
         self._refuse_unanswered(model)
-        found = [
-            self.find(model, method, seed, advance) for method in self.methods for seed in range(self.settings.seeds)
-        ]
+        seeds = range(self.settings.seeds)
+        found = [self.find(model, method, seed, advance) for method in self.methods for seed in seeds]
         roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
         roles |= {("layers", 0, name): text for name, text in self._layers(found, earlier).items()}
         # What goes into the recipe is the first method's first seed.
         first = found[0].roles
         chosen = first["exact" if self.settings.exact or "threshold" not in first else "threshold"]
         with self.target.sweep(model, self.problems) as sweep:
-            specs = {(text, budget): _spec(text, budget) for text in roles.values() for budget in self.budgets}
+            pairs = [(text, budget) for text in roles.values() for budget in self.budgets]
+            options = ({"roles": text, "budget": budget} for text, budget in pairs)
+            specs = dict(zip(pairs, (Policy.create("lychee_decode", each).to_spec() for each in options), strict=True))
             sweep.run(["dense", *dict.fromkeys(specs.values())], advance)
             rows = [
                 {"method": method, "seed": seed, "roles": name, "heads": _size(text, shape), "list": text,
@@ -182,15 +177,14 @@ class HeadSearch:
 
     def find(self, model: Any, method: str, seed: int, advance: Callable[[str], None]) -> Found:
         """The roles that one method finds from one seed; a finished training is read from the folder."""
-        settings, target = self.settings, self.target
-        shape = target.subject.shape
+        settings, target, shape = self.settings, self.target, self.target.subject.shape
         wanted = self.count - shape.kv_heads
-        if method == "random":
-            chances = numpy.random.default_rng([target.settings.seed, seed]).random((shape.layers - 1, shape.kv_heads))
-            return Found(method, seed, None, {"exact": _roles(_best(chances, wanted), shape)})
-        if method == "score":
-            values = self._scores(model, seed)[1:]
-            return Found(method, seed, values.tolist(), {"exact": _roles(_best(values, wanted), shape)})
+        if method in UNTRAINED:
+            rng = numpy.random.default_rng([target.settings.seed, seed])
+            scored = method == "score"
+            values = self._scores(model, seed)[1:] if scored else rng.random((shape.layers - 1, shape.kv_heads))
+            roles = {"exact": _roles(_best(values, wanted), shape)}
+            return Found(method, seed, values.tolist() if scored else None, roles)
         # Of the common settings only those that training depends on: scoring may change without it.
         about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
         about |= {"lengths": list(settings.lengths), "asked": settings.asked}
@@ -239,16 +233,9 @@ class HeadSearch:
         found = {"method": self.methods[0], **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
-        self.target.write_recipe(
-            "calibrate heads",
-            replace(earlier, policy=Policy.from_spec(best.spec), roles=chosen),
-            found=found,
-            scores={one.spec: [one.correct, one.count] for one in (dense, best)},
-        )
-
-
-def _spec(roles: str, budget: int) -> str:
-    return Policy.create("lychee_decode", {"roles": roles, "budget": budget}).to_spec()
+        known = replace(earlier, policy=Policy.from_spec(best.spec), roles=chosen)
+        scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
+        self.target.write_recipe("calibrate heads", known, found=found, scores=scores)
 
 
 def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:

@@ -24,6 +24,8 @@ from .proxy import ProxyObserver, predicted
 from .sweep import Outcome, Sweep
 from .target import Target, TargetSettings
 
+Candidate = tuple[int, ...]
+
 PASSES, RESULTS = "dense_passes.jsonl", "layers.json"
 ENOUGH = 0.99
 """Share of dense attention's right answers that the recipe's budget must reach, if one of those searched does."""
@@ -41,15 +43,7 @@ class LayerSettings:
 
 @dataclass(frozen=True)
 class LayerSearch:
-    """A checked search; `run` it, then read `results`.
-
-    Attributes:
-        target: model and task.
-        policy: which policy's re-selection is searched.
-        budgets: in tokens.
-        most: how many layers may be chosen.
-        problems: what is asked.
-    """
+    """A checked search for at most so many layers where a policy selects again; `run` it."""
 
     target: Target
     policy: Policy
@@ -65,9 +59,8 @@ class LayerSearch:
             valid = (name for name, method in policies().items() if "reselect" in method.defaults)
             raise SaccadeError(f"--policy {settings.policy!r} has no re-selection layer; valid: {', '.join(valid)}")
         if {"reselect", "budget"} & policy.options.model_fields_set:
-            raise SaccadeError(
-                f"--policy {settings.policy!r}: reselect and budget are what is searched; leave them out"
-            )
+            what = "reselect and budget are what is searched; leave them out"
+            raise SaccadeError(f"--policy {settings.policy!r}: {what}")
         target = Target.check(settings.common)
         search = cls(target, policy, tuple(sorted(parse_budgets(settings.budgets))), settings.most, target.problems())
         for spec in search.specs(search.candidates):
@@ -80,16 +73,15 @@ class LayerSearch:
         return int(self.policy.options.model_dump()["dense_layers"])
 
     @property
-    def candidates(self) -> tuple[tuple[int, ...], ...]:
+    def candidates(self) -> tuple[Candidate, ...]:
         """What is tried first: no further layer, then each one above the first selection layer."""
         return ((), *((layer,) for layer in range(self.first + 1, self.target.subject.shape.layers)))
 
-    def spec(self, reselect: Sequence[int], budget: int) -> str:
-        options = {**self.policy.options.model_dump(exclude_unset=True), "reselect": tuple(reselect), "budget": budget}
-        return Policy.create(self.policy.name, options).to_spec()
-
-    def specs(self, candidates: Sequence[Sequence[int]]) -> list[str]:
-        return [self.spec(reselect, budget) for reselect in candidates for budget in self.budgets]
+    def specs(self, candidates: Sequence[Candidate]) -> list[str]:
+        """The policy with each candidate at each budget."""
+        given, name = self.policy.options.model_dump(exclude_unset=True), self.policy.name
+        pairs = ({"reselect": candidate, "budget": budget} for candidate in candidates for budget in self.budgets)
+        return [Policy.create(name, {**given, **pair}).to_spec() for pair in pairs]
 
     @property
     def units(self) -> int:
@@ -104,16 +96,14 @@ class LayerSearch:
         proxies = self._proxies(self._dense_passes(model, advance))
         with self.target.sweep(model, self.problems, policy=str(self.policy)) as sweep:
             sweep.run(["dense", *self.specs(self.candidates)], advance)
-            dense = sweep.outcome("dense")
-            tried = {reselect: self._outcomes(sweep, reselect) for reselect in self.candidates}
+            dense, tried, steps = sweep.outcome("dense"), self._outcomes(sweep, self.candidates), []
             chosen = max(tried, key=lambda reselect: _merit(tried[reselect]))
-            steps = []
             for _ in range(self.most - len(chosen)):
                 wider = [tuple(sorted({*chosen, layer})) for (layer,) in self.candidates[1:] if layer not in chosen]
                 if not wider:
                     break
                 sweep.run(self.specs(wider), advance)
-                tried |= {reselect: self._outcomes(sweep, reselect) for reselect in wider}
+                tried |= self._outcomes(sweep, wider)
                 best = max(wider, key=lambda reselect: _merit(tried[reselect]))
                 # As many pairs were tried, and the best one is tested (Bonferroni).
                 p = min(_one_sided(tried[best], tried[chosen]) * len(wider), 1.0)
@@ -141,36 +131,27 @@ class LayerSearch:
         self._recipe(dense, tried[chosen], replace(earlier, reselect=chosen))
         return written
 
-    def _outcomes(self, sweep: Sweep, reselect: Sequence[int]) -> list[Outcome]:
-        return [sweep.outcome(self.spec(reselect, budget)) for budget in self.budgets]
+    def _outcomes(self, sweep: Sweep, candidates: Sequence[Candidate]) -> dict[Candidate, list[Outcome]]:
+        return {one: [sweep.outcome(spec) for spec in self.specs([one])] for one in candidates}
 
     def _dense_passes(self, model: Any, advance: Callable[[str], None]) -> list[dict[str, Any]]:
         """One dense pass over every text's questions: where gold mass lies, and how far sets would carry."""
-        target, shape = self.target, self.target.subject.shape
-        about = {**target.about(), "policy": str(self.policy), "texts": len(self.problems)}
-        plans = [Policy.from_spec(self.spec((), budget)).plan(shape) for budget in self.budgets]
-        path = target.settings.output_dir / PASSES
-        with Ledger(path, {**about, "budgets": list(self.budgets)}, ("problem",)) as passes:
-            for number in range(len(self.problems)):
-                if passes.has(number):
+        target, shape, texts = self.target, self.target.subject.shape, len(self.problems)
+        about = {**target.about(), "policy": str(self.policy), "texts": texts, "budgets": list(self.budgets)}
+        plans = [Policy.from_spec(spec).plan(shape) for spec in self.specs([()])]
+        with Ledger(target.settings.output_dir / PASSES, about, ("problem",)) as passes:
+            for number in range(texts):
+                if (number,) in passes.records:
                     continue
                 problem = self.problems[number]
                 gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
                 proxy = ProxyObserver(plans, shape.layers)
                 Reading(model, problem).observe(gold, proxy)
-                passes.add(
-                    {
-                        "problem": number,
-                        "gold_mass": gold.mass.tolist(),
-                        "copies": gold.copies.tolist(),
-                        "gold_steps": gold.steps,
-                        "mass": proxy.mass.tolist(),
-                        "overlap": proxy.overlap.tolist(),
-                        "weights": proxy.weights.tolist(),
-                    }
-                )
+                found = {"problem": number, "gold_mass": gold.mass.tolist(), "copies": gold.copies.tolist()}
+                carried = {name: getattr(proxy, name).tolist() for name in ("mass", "overlap", "weights")}
+                passes.add({**found, "gold_steps": gold.steps, **carried})
                 advance("dense pass")
-            return [passes.get(number) for number in range(len(self.problems))]
+            return [passes.records[number,] for number in range(texts)]
 
     def _proxies(self, passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The dense passes of all texts as one, and what each candidate would reach by them."""
@@ -178,57 +159,40 @@ class LayerSearch:
             numpy.sum([one[name] for one in passes], axis=0) for name in ("gold_mass", "mass", "overlap", "weights")
         )
         steps = sum(one["gold_steps"] for one in passes)
-        recall, overlap = (
-            {_name(one): predicted(values, weights, self.first, one) for one in self.candidates}
-            for values in (masses, overlaps)
-        )
         heads = gold / max(steps, 1)
-        return {
-            "gold_mass_per_head": heads.tolist() if steps else None,
-            "gold_mass": heads.max(1).tolist() if steps else None,
-            "predicted_recall": recall,
-            "predicted_overlap": overlap,
+        found = {"gold_mass_per_head": heads, "gold_mass": heads.max(1)}
+        return {what: values.tolist() if steps else None for what, values in found.items()} | {
+            what: {name(one): predicted(values, weights, self.first, one) for one in self.candidates}
+            for what, values in (("predicted_recall", masses), ("predicted_overlap", overlaps))
         }
 
-    def _correlations(self, tried: dict[tuple[int, ...], list[Outcome]], proxies: dict[str, Any]) -> dict[str, Any]:
+    def _correlations(self, tried: Mapping[Candidate, Sequence[Outcome]], proxies: dict[str, Any]) -> dict[str, Any]:
         """Spearman's rank correlation over single layers, of each proxy with what the search has measured."""
         single = self.candidates[1:]
         if not single:  # a model whose only layer above the dense ones is the first selecting one
             return {}
         accuracy = [fmean(outcome.accuracy for outcome in tried[one]) for one in single]
         recall = [fmean(fmean(outcome.recall) for outcome in tried[one]) for one in single]
-        guesses = {
-            "predicted_recall": [fmean(proxies["predicted_recall"][_name(one)]) for one in single],
-            "predicted_overlap": [fmean(proxies["predicted_overlap"][_name(one)]) for one in single],
-        }
+        predictions = ("predicted_recall", "predicted_overlap")
+        guesses = {what: [fmean(proxies[what][name(one)]) for one in single] for what in predictions}
         if proxies["gold_mass"] is not None:
             guesses["gold_mass"] = [proxies["gold_mass"][layer] for (layer,) in single]
         return {
-            name: {
-                "with_accuracy": _spearman(values, accuracy),
-                "with_recall": _spearman(values, recall),
-                "its_best": single[int(numpy.argmax(values))][0],
-            }
-            for name, values in guesses.items()
-        }
+            what: {"with_accuracy": _spearman(values, accuracy), "with_recall": _spearman(values, recall),
+                   "its_best": single[int(numpy.argmax(values))][0]}
+            for what, values in guesses.items()
+        }  # fmt: skip
 
     def _recipe(self, dense: Outcome, outcomes: Sequence[Outcome], recipe: Recipe) -> None:
-        """Write the layers, and the policy at the smallest budget that kept the answers; earlier roles stay.
-
-        Raises:
-            SaccadeError: if nothing was answered, so that nothing was found.
-        """
-        self.target.refuse_unanswered(
-            dense.correct, dense.count, "no layer can be told from another and there is no recipe"
-        )
+        """Write the layers, and the policy at the smallest budget that kept the answers; earlier roles stay."""
+        consequence = "no layer can be told from another and there is no recipe"
+        self.target.refuse_unanswered(dense.correct, dense.count, consequence)
         enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
         best = enough[0] if enough else max(outcomes, key=lambda outcome: outcome.correct)
-        self.target.write_recipe(
-            "calibrate layers",
-            replace(recipe, policy=Policy.from_spec(best.spec)),
-            found={"policy": str(self.policy), "budgets": list(self.budgets)},
-            scores={one.spec: [one.correct, one.count] for one in (dense, best)},
-        )
+        found = {"policy": str(self.policy), "budgets": list(self.budgets)}
+        scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
+        known = replace(recipe, policy=Policy.from_spec(best.spec))
+        self.target.write_recipe("calibrate layers", known, found=found, scores=scores)
 
 
 def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
@@ -238,9 +202,8 @@ def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
 
 def _one_sided(better: Sequence[Outcome], worse: Sequence[Outcome]) -> float:
     """Exact sign test that the first is no better; a question counts once, by how many budgets it is right at."""
-    ours, theirs = _times_right(better), _times_right(worse)
-    gained = sum(one > other for one, other in zip(ours, theirs, strict=True))
-    lost = sum(one < other for one, other in zip(ours, theirs, strict=True))
+    pairs = list(zip(_times_right(better), _times_right(worse), strict=True))
+    gained, lost = sum(one > other for one, other in pairs), sum(one < other for one, other in pairs)
     return float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
 
 
@@ -257,5 +220,6 @@ def _spearman(values: Sequence[float], measured: Sequence[float]) -> float | Non
     return float(spearmanr(values, measured).statistic)
 
 
-def _name(reselect: Sequence[int]) -> str:
+def name(reselect: Sequence[int]) -> str:
+    """What a candidate is called in results."""
     return "+".join(map(str, reselect)) or "none"

@@ -13,10 +13,9 @@ from ..eval.output import JsonLines, writing
 
 
 class Ledger(JsonLines):
-    """Records of one job, appended as they come; a line that was cut off by a crash is dropped.
+    """Records of one job by key, appended as they come; a line that was cut off by a crash is dropped.
 
     Args:
-        path: the file; made if absent.
         settings: what the records depend on, JSON-ready; a file of other settings is refused.
         key: names of a record's fields that say which one it is.
 
@@ -43,8 +42,7 @@ class Ledger(JsonLines):
         try:
             first, *rest = (json.loads(line) for line in kept.decode("utf-8").splitlines())
             earlier = dict(first["settings"])
-            for record in rest:
-                self.records[self._name(record)] = record
+            self.records |= {self._name(record): record for record in rest}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OutputError(f"{str(self.path)!r} is not a ledger of this command: {error}") from error
         if earlier != settings:
@@ -53,12 +51,6 @@ class Ledger(JsonLines):
                 f"{str(self.path)!r} holds a run with {name}={earlier.get(name)!r}, this one has "
                 f"{settings.get(name)!r}; choose another --output-dir"
             )
-
-    def has(self, *key: Hashable) -> bool:
-        return key in self.records
-
-    def get(self, *key: Hashable) -> dict[str, Any]:
-        return self.records[key]
 
     def add(self, record: dict[str, Any]) -> None:
         super().add(record)

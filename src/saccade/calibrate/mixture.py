@@ -6,8 +6,7 @@ teacher, all heads dense, and by the student. Maps exist for one layer at a time
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,36 +69,23 @@ class Mixture:
         return [(layer.keys, layer.values) for layer in layers]
 
     def logits(
-        self,
-        context: Sequence[tuple[Tensor, Tensor]],
-        tokens: Tensor,
-        places: Tensor,
-        gates: Tensor | None,
+        self, context: Sequence[tuple[Tensor, Tensor]], tokens: Tensor, places: Tensor, gates: Tensor | None
     ) -> Tensor:
-        """Logits `[N, V]`, float32, behind the given places of tokens that follow a text.
+        """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens (int64 `[n]`) that follow what `read` gave.
 
-        Args:
-            context: what `read` gave.
-            tokens: int64 `[n]`.
-            places: int64 `[N]`, positions among them.
-            gates: `[L - 1, Hkv]` of the layers above the first; None: every head dense.
+        `gates`: `[L - 1, Hkv]` of the layers above the first; None: every head dense.
         """
         past = context[0][0].shape[2]
         positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
         self._slot[:] = [_Pass(context, gates, self._kept)]
-        with self._attached():
-            output = self._model(tokens[None], position_ids=positions, use_cache=False, logits_to_keep=places)
-        logits: Tensor = output.logits[0]
-        return logits.float()
-
-    @contextmanager
-    def _attached(self) -> Iterator[None]:
         stock = self._model.config._attn_implementation
         self._model.set_attn_implementation(NAME)
         try:
-            yield
+            output = self._model(tokens[None], position_ids=positions, use_cache=False, logits_to_keep=places)
         finally:
             self._model.set_attn_implementation(stock)
+        logits: Tensor = output.logits[0]
+        return logits.float()
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -107,28 +93,41 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 def _attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Mixed attention of new tokens: query `[1, Hq, n, d]`, their own keys and values `[1, Hkv, n, d]`."""
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, **kwargs: Any
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Mixed attention of new tokens: query `[1, Hq, n, d]`, their own keys and values `[1, Hkv, n, d]`.
+
+    z A_dense V + (1 - z) A_sparse V; without gates A_dense V.
+    """
     now: _Pass = getattr(module, _SLOT)[0]
-    layer = module.layer_idx
-    keys, values = (both[0] for both in now.context[layer])
+    (keys, values), own, said = (both[0] for both in now.context[module.layer_idx]), key[0], value[0]
     q = query[0].unflatten(0, (key.shape[1], -1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     below = gates = None
     if now.gates is not None:
-        below, now.below = now.below, (q.detach(), keys, key[0].detach())
+        below, now.below = now.below, (q.detach(), keys, own.detach())
         if below is not None:  # all heads of the first layer retrieve
-            gates = now.gates[layer - 1]
-    output: Tensor = checkpoint(
-        _mixed, q, keys, values, key[0], value[0], below, now.kept, gates, scale, use_reentrant=False
-    )
+            gates = now.gates[module.layer_idx - 1]
+
+    def attend(weights: Tensor) -> Tensor:
+        old, new = weights.to(q.dtype).tensor_split([keys.shape[1]], -1)
+        read: Tensor = old @ values[:, None] + new @ said[:, None]
+        return read
+
+    def mixed() -> Tensor:
+        """`[Hkv, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
+        scores = _scores(q, keys, own) * scale
+        dense = attend(scores.softmax(-1))
+        if gates is None or below is None:
+            return dense
+        with torch.no_grad():
+            chosen = _choose(*below, now.kept)
+        sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")).softmax(-1))
+        z = gates[:, None, None, None].to(q.dtype)
+        return z * dense + (1 - z) * sparse
+
+    output: Tensor = checkpoint(mixed, use_reentrant=False)
     return output.flatten(0, 1).transpose(0, 1)[None], None
 
 
@@ -154,35 +153,3 @@ def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     cut = best.gather(-1, (counts - 1)[None, :, None].expand(scores.shape[0], -1, 1))
     above, tied = scores > cut, scores == cut
     return above | (tied & (tied.cumsum(-1) <= counts[:, None] - above.sum(-1, keepdim=True)))
-
-
-def _mixed(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    key: Tensor,
-    value: Tensor,
-    below: tuple[Tensor, Tensor, Tensor] | None,
-    kept: float,
-    gates: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """z A_dense V + (1 - z) A_sparse V, `[Hkv, g, n, d]`; without gates A_dense V.
-
-    The set is chosen in here, so that not even it is kept for the backward pass.
-    """
-    scores = _scores(q, keys, key) * scale
-    past = keys.shape[1]
-
-    def attend(weights: Tensor) -> Tensor:
-        weights = weights.to(q.dtype)
-        return weights[..., :past] @ values[:, None] + weights[..., past:] @ value[:, None]
-
-    dense = attend(scores.softmax(-1))
-    if gates is None or below is None:
-        return dense
-    with torch.no_grad():
-        chosen = _choose(*below, kept)
-    sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")).softmax(-1))
-    z = gates[:, None, None, None].to(q.dtype)
-    return z * dense + (1 - z) * sparse

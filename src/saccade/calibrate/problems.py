@@ -18,15 +18,11 @@ from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
 from ..eval.tokens import encode, token_ends, with_facts
 
 TASKS = ("kv", "listing", "passkey")
-CHARACTERS = 3_000_000
-SHORTEST = 128
-MOST_NEEDLES = 24
+CHARACTERS, SHORTEST = 3_000_000, 128
 PASSKEYS, PASSKEY_WORDS = 10, 32
 """LycheeDecode, appendix F: ten passkeys of 32 words each."""
 
-_TOKENS_PER_NEEDLE = 40
-_TRIES = 100
-_SLACK = 16
+_TRIES, _SLACK = 100, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,8 @@ class Problem:
 
     def positions(self, *, together: bool) -> int:
         """What the text takes with its longest question and answer; `together`: with all of them, as in training."""
-        if together:
-            return len(self.tokens) + sum(len(ask.prompt) + len(ask.answer) + len(ask.after) for ask in self.asks)
-        return len(self.tokens) + max(len(ask.prompt) + len(ask.answer) for ask in self.asks)
+        sizes = (len(ask.prompt) + len(ask.answer) + together * len(ask.after) for ask in self.asks)
+        return len(self.tokens) + (sum if together else max)(sizes)
 
 
 class Problems(Protocol):
@@ -70,14 +65,14 @@ class Problems(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a task states a needle, asks for it and answers; and how many needles a text holds."""
+    """How a task states a needle, asks for it and answers; the most needles of a text, and the tokens each needs."""
 
     state: Callable[[Fact], str]
     ask: Callable[[Fact], str]
     end: str = "."
     values: Callable[[Sequence[Fact], numpy.random.Generator], Sequence[Fact]] = lambda facts, _: facts
-    most: int = MOST_NEEDLES
-    tokens: int = _TOKENS_PER_NEEDLE
+    most: int = 24
+    tokens: int = 40
 
 
 def _with_words(facts: Sequence[Fact], rng: numpy.random.Generator) -> Sequence[Fact]:
@@ -107,8 +102,6 @@ class NeedleProblems:
     """Needles in stretches of the held-out library, each problem made from the seed and its number.
 
     Attributes:
-        tokenizer: a fast one.
-        task: one of `TASKS`.
         lengths: shortest and longest text in tokens; a text's length is drawn evenly between them.
         count: how many problems there are.
         asked: questions per problem, at most as many as there are needles.
@@ -185,20 +178,14 @@ class NeedleProblems:
             return None
         asks = []
         for index in rng.permutation(len(facts))[: self.asked]:
-            fact = facts[index]
-            prompt, answer, end = (
-                encode(self.tokenizer, said) for said in (style.ask(fact), f" {fact.value}", style.end)
-            )
+            said = (style.ask(facts[index]), f" {facts[index].value}", style.end)
+            prompt, answer, end = (encode(self.tokenizer, each) for each in said)
             asks.append(Ask(prompt, answer, spans[index], end))
         return Problem(text.tokens, tuple(asks))
 
 
 def refuse_too_long(needed: int, positions: int, name: str) -> None:
-    """Raise if a text with a question and its answer does not fit the model.
-
-    Raises:
-        DocumentError: naming both counts.
-    """
+    """Raise a DocumentError naming both counts if a text with a question and its answer does not fit the model."""
     if needed > positions:
         raise DocumentError(
             f"{name}: {needed} tokens with a question and its answer; the model has {positions} positions"

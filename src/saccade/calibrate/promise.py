@@ -14,6 +14,8 @@ nothing passes that does not keep the promise.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,17 +29,15 @@ _SPLIT = (0.8, 0.1, 0.1)
 
 Answers = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 """Right or not, `[texts, questions]`."""
+Tables = Mapping[str, Answers]
+"""By spec."""
+Families = Mapping[str, Sequence[str]]
+"""Specs by family, most expensive first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a candidate.
-
-    Attributes:
-        share: of dense attention's right answers that it gave, on the questions asked.
-        shown: the share that is shown at the family's confidence; less than `share`.
-        passed: whether `shown` reaches what is wanted.
-    """
+    """Share of dense attention's right answers that a candidate gave, what is shown of it, and whether that will do."""
 
     share: float
     shown: float
@@ -69,7 +69,7 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
     texts, asked = dense.shape
     if asked == 1 or texts < 2:
         return 1.0
-    correlations: list[float] = []
+    correlations = []
     for table in tables:
         values = table.astype(float) - quality * dense
         means = values.mean(1, keepdims=True)
@@ -77,7 +77,7 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
         within = ((values - means) ** 2).sum() / (texts * (asked - 1))
         if numpy.ptp(values) > 0:
             correlations.append((between - within) / (between + (asked - 1) * within))
-    correlation = sum(correlations) / len(correlations) if correlations else 0.0
+    correlation = sum(correlations) / max(len(correlations), 1)
     return float(1 + (asked - 1) * max(correlation, 0.0))
 
 
@@ -85,11 +85,7 @@ def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> 
 class Standard:
     """What all candidates of some families are held to.
 
-    Attributes:
-        dense: answers of dense attention.
-        quality: wanted share of its accuracy.
-        alpha: of one family.
-        effect: design effect by each family's first candidate, which is always asked.
+    `alpha` is one family's; `effect` the design effect by each family's first candidate, which is always asked.
     """
 
     dense: Answers
@@ -98,15 +94,8 @@ class Standard:
     effect: float
 
     @classmethod
-    def of(
-        cls,
-        families: Mapping[str, Sequence[str]],
-        tables: Mapping[str, Answers],
-        dense: Answers,
-        quality: float,
-        alpha: float = ALPHA,
-    ) -> Standard:
-        """The standard of families (specs, most expensive first) that share alpha, by all answers."""
+    def of(cls, families: Families, tables: Tables, dense: Answers, quality: float, alpha: float = ALPHA) -> Standard:
+        """The standard of families that share alpha, by all answers."""
         effect = design_effect([tables[members[0]] for members in families.values()], dense, quality)
         return cls(dense, quality, alpha / len(families), effect)
 
@@ -117,16 +106,9 @@ class Standard:
 
 
 def walk(
-    families: Mapping[str, Sequence[str]],
-    tables: Mapping[str, Answers],
-    dense: Answers,
-    quality: float,
-    alpha: float = ALPHA,
+    families: Families, tables: Tables, dense: Answers, quality: float, alpha: float = ALPHA
 ) -> dict[str, Verdict]:
-    """Verdicts by spec, every family from its most expensive candidate down to the first that fails.
-
-    Arguments as in `Standard.of`; a candidate behind a failed one has no verdict.
-    """
+    """Verdicts by spec, every family from its most expensive candidate down to the first that fails; behind it none."""
     standard = Standard.of(families, tables, dense, quality, alpha)
     verdicts: dict[str, Verdict] = {}
     for members in families.values():
@@ -145,18 +127,15 @@ def cheapest(verdicts: Mapping[str, Verdict], costs: Mapping[str, float]) -> str
 
 def questions_needed(quality: float, families: int, alpha: float = ALPHA) -> int:
     """The fewest questions with which a candidate that loses none could pass, if dense attention is always right."""
-    low, high = 1, 2
-    while not _could_pass(high, quality, alpha / families):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _could_pass(middle, quality, alpha / families) else (middle, high)
-    return high
 
+    def could_pass(count: int) -> bool:
+        right = numpy.ones((count, 1), dtype=bool)
+        return judge(right, right, quality, alpha / families).passed
 
-def _could_pass(count: int, quality: float, alpha: float) -> bool:
-    right = numpy.ones((count, 1), dtype=bool)
-    return judge(right, right, quality, alpha).passed
+    high = 2
+    while not could_pass(high):
+        high *= 2
+    return bisect_left(range(high), True, lo=high // 2 + 1, key=could_pass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,40 +143,29 @@ class Kept:
     """How often the promise held when one half of the texts chose and the other half scored.
 
     Attributes:
-        splits: how many there were.
         chosen: how often each candidate was chosen; None: nothing passed, dense attention stays.
         broken: splits in which the chosen one missed the wanted share on the half that did not choose it.
         below: splits in which it misses that share on the whole table.
     """
 
     splits: int
-    chosen: dict[str | None, int]
+    chosen: Mapping[str | None, int]
     broken: int
     below: int
 
 
 def resampled(
-    families: Mapping[str, Sequence[str]],
-    tables: Mapping[str, Answers],
-    dense: Answers,
-    costs: Mapping[str, float],
-    quality: float,
-    *,
-    splits: int = 1000,
-    seed: int = 0,
-    alpha: float = ALPHA,
-) -> Kept:
+    families: Families, tables: Tables, dense: Answers, costs: Mapping[str, float], quality: float, *,
+    splits: int = 1000, seed: int = 0, alpha: float = ALPHA
+) -> Kept:  # fmt: skip
     """Choose on one half of the texts and score on the other, again and again."""
-    rng = numpy.random.default_rng(seed)
-    texts = dense.shape[0]
-    chosen: dict[str | None, int] = {}
-    broken = below = 0
+    rng, chosen, broken, below = numpy.random.default_rng(seed), Counter[str | None](), 0, 0
     for _ in range(splits):
-        order = rng.permutation(texts)
-        one, other = order[: texts // 2], order[texts // 2 :]
+        order = rng.permutation(dense.shape[0])
+        one, other = numpy.split(order, [len(order) // 2])
         verdicts = walk(families, {spec: table[one] for spec, table in tables.items()}, dense[one], quality, alpha)
         best = cheapest(verdicts, costs)
-        chosen[best] = chosen.get(best, 0) + 1
+        chosen[best] += 1
         if best is not None:
             broken += bool(tables[best][other].sum() < quality * dense[other].sum())
             below += bool(tables[best].sum() < quality * dense.sum())

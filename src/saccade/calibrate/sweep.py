@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -22,15 +22,7 @@ KEY = ("problem", "spec")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a candidate has achieved.
-
-    Attributes:
-        spec: the candidate.
-        right: per problem, question by question.
-        recall: attention recall of each layer, mean over problems; empty if it was not measured.
-        token_recall: the same of token recall.
-        share: mean share of the cache that a head attended to.
-    """
+    """What a candidate has achieved: `asking.Answers`, `right` per problem and all else its mean over problems."""
 
     spec: str
     right: tuple[tuple[bool, ...], ...]
@@ -68,14 +60,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Candidates and problems.
+    """Candidates asked problems, by as many workers of so many `threads` as fit; the ledger's key is `KEY`.
 
-    Attributes:
-        model, tokenizer: loaded, in eval mode.
-        problems: what is asked.
-        ledger: where outcomes are written; its key is `KEY`.
-        threads: CPU threads of one worker.
-        recall: measure both recalls.
+    `recall`: measure both recalls too.
     """
 
     model: Any
@@ -87,26 +74,18 @@ class Sweep:
 
     def run(self, specs: Sequence[str], advance: Callable[[str], None]) -> None:
         """Ask what the ledger does not hold yet."""
-        missing = [
-            (number, [spec for spec in specs if not self.ledger.has(number, spec)])
-            for number in range(len(self.problems))
-        ]
-        missing = [(number, open_specs) for number, open_specs in missing if open_specs]
-        cores = torch.get_num_threads()
-        workers = workers_for(
-            len(missing), cores=cores, threads=self.threads, device=self.model.device.type, copied_bytes=0
-        )
-
-        def ask(place: int) -> Iterator[dict[str, Any]]:
-            return self._ask(*missing[place])
-
+        done, missing = self.ledger.records, []
+        for number in range(len(self.problems)):
+            unasked = [spec for spec in specs if (number, spec) not in done]
+            missing += [(number, unasked)] if unasked else []
+        count, cores, device = len(missing), torch.get_num_threads(), self.model.device.type
+        workers = workers_for(count, cores=cores, threads=self.threads, device=device, copied_bytes=0)
         torch.set_num_threads(self.threads)
         try:
-            for record in chain.from_iterable(
-                shared_out(lambda place: [*ask(place)], len(missing), workers)
-                if workers > 1
-                else map(ask, range(len(missing)))
-            ):
+            asked: Iterable[Iterable[dict[str, Any]]] = (self._ask(*one) for one in missing)
+            if workers > 1:
+                asked = shared_out(lambda place: [*self._ask(*missing[place])], count, workers)
+            for record in chain.from_iterable(asked):
                 self.ledger.add(record)
                 advance(record["spec"])
         finally:
@@ -114,14 +93,13 @@ class Sweep:
 
     def outcome(self, spec: str) -> Outcome:
         """What a candidate has achieved on all problems."""
-        records = [self.ledger.get(number, spec) for number in range(len(self.problems))]
-        return Outcome(
-            spec,
-            tuple(tuple(map(bool, record["right"])) for record in records),
-            tuple(fmean(layer) for layer in zip(*(record["recall"] for record in records), strict=True)),
-            tuple(fmean(layer) for layer in zip(*(record["token_recall"] for record in records), strict=True)),
-            fmean(record["share"] for record in records),
+        records = [self.ledger.records[number, spec] for number in range(len(self.problems))]
+        recall, token_recall = (
+            tuple(fmean(layer) for layer in zip(*(record[name] for record in records), strict=True))
+            for name in ("recall", "token_recall")
         )
+        right = tuple(tuple(map(bool, record["right"])) for record in records)
+        return Outcome(spec, right, recall, token_recall, fmean(record["share"] for record in records))
 
     def _ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
         reading = Reading(self.model, self.problems[number])

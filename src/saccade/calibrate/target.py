@@ -78,37 +78,22 @@ class Target:
         """Whether the task is the user's own."""
         return self.settings.task not in TASKS
 
-    def problems(self, *, seed: int = 0) -> Problems:
-        """Problems of the chosen task, a dozen questions per text, as many texts as `--questions` need.
-
-        Args:
-            seed: which of the seeds apart from each other; a file has one set of texts for all.
-
-        Raises:
-            DocumentError: a context or a task file that does not fit the model.
-        """
+    def problems(self, seed: int = 0) -> Problems:
+        """Problems of the chosen task, a dozen questions per text, as many texts as `--questions` need; see `draw`."""
         context = self.settings.context
         asked = ASKED if self.from_file else min(ASKED, needles_in(self.settings.task, context))
-        count = -(-self.settings.questions // asked)
-        return self._problems(asked, seed, (context, context), count, together=False)
+        return self.draw(seed, asked, (context, context), -(-self.settings.questions // asked))
 
-    def training_problems(self, *, asked: int, seed: int, lengths: tuple[int, int], count: int) -> Problems:
-        """Problems whose questions all follow their text at once; `count` texts of lengths between two.
+    def draw(self, seed: int, asked: int, lengths: tuple[int, int], count: int, *, together: bool = False) -> Problems:
+        """Problems of `count` texts as in `NeedleProblems`; a file of the user's is always the same.
 
-        Raises:
-            DocumentError: lengths or a task file that do not fit the model.
+        `seed` is which of the seeds apart from each other. Raises a DocumentError for what does not fit the model.
         """
-        return self._problems(asked, seed, lengths, count, together=True)
-
-    def _problems(self, asked: int, seed: int, lengths: tuple[int, int], count: int, *, together: bool) -> Problems:
         tokenizer, positions, task = self.subject.tokenizer, self.subject.positions, self.settings.task
         if self.from_file:
             return FileProblems(tokenizer, Path(task), positions=positions, together=together)
         start = self.settings.seed + SEEDS_APART * seed
-        return NeedleProblems(
-            tokenizer, task, lengths=lengths, count=count, asked=asked, seed=start, positions=positions,
-            together=together,
-        )  # fmt: skip
+        return NeedleProblems(tokenizer, task, lengths, count, asked, start, positions, together)
 
     def about(self) -> dict[str, Any]:
         """What results depend on, JSON-ready; neither where they are written nor how many threads made them."""
@@ -118,9 +103,7 @@ class Target:
             "weights": self.subject.shape.weights,
             "task": settings.task,
             "texts_of": self._texts_of(),
-            "context": settings.context,
-            "questions": settings.questions,
-            "seed": settings.seed,
+            **{name: getattr(settings, name) for name in ("context", "questions", "seed")},
             "dtype": self.subject.dtype_name,
         }
 
@@ -140,16 +123,12 @@ class Target:
         Raises:
             OutputError: a folder of another run, or one that cannot be written.
         """
-        settings = {**self.about(), **about, "texts": len(problems)}
-        with Ledger(self.settings.output_dir / LEDGER, settings, KEY) as ledger:
+        about = {**self.about(), **about, "texts": len(problems)}
+        with Ledger(self.settings.output_dir / LEDGER, about, KEY) as ledger:
             yield Sweep(model, self.subject.tokenizer, problems, ledger, self.settings.threads, recall)
 
     def refuse_unanswered(self, right: int, asked: int, consequence: str) -> None:
-        """Raise if dense attention has answered nothing.
-
-        Raises:
-            SaccadeError: saying what follows from it.
-        """
+        """Raise a SaccadeError that says what follows from it if dense attention has answered nothing."""
         if not right:
             raise SaccadeError(
                 f"dense attention answers none of {asked} questions of task {self.settings.task}, so {consequence}; "
@@ -158,9 +137,8 @@ class Target:
 
     def write_results(self, name: str, results: Mapping[str, Any]) -> dict[str, Any]:
         """Write results into the folder, with what they depend on and what made them; gives all that."""
-        device, threads = device_name(self.subject.device), self.settings.threads
-        environment = {"device": device, "threads": threads, **versions()}
-        complete = {**self.about(), **results, "environment": environment}
+        here = {"device": device_name(self.subject.device), "threads": self.settings.threads, **versions()}
+        complete = {**self.about(), **results, "environment": here}
         write_json(self.settings.output_dir / name, complete)
         return complete
 
@@ -175,20 +153,16 @@ class Target:
             PolicyError: a recipe that cannot be read, or another model's.
         """
         if self.recipe_path.exists():
-            known: Recipe | None = Recipe.read(self.recipe_path)
-            assert known is not None
+            known = Recipe.read(self.recipe_path)
             refuse_other(f"recipe {self.recipe_path}", known.model, shape)
         else:
-            known = beside(self.subject.source.location, lambda: shape)
-        return Recipe(shape, Policy.from_spec("dense")) if known is None else replace(known, model=shape)
+            known = beside(self.subject.source.location, lambda: shape) or Recipe(shape, Policy.from_spec("dense"))
+        return replace(known, model=shape)
 
-    def write_recipe(
-        self, command: str, recipe: Recipe, *, found: Mapping[str, Any], scores: Mapping[str, Any]
-    ) -> None:
+    def write_recipe(self, command: str, recipe: Recipe, found: dict[str, Any], scores: Mapping[str, Any]) -> None:
         """Write what a command has found; what earlier ones found for this model stays, each under its command's name.
 
-        Raises:
-            OutputError: if it cannot be written; an earlier recipe is then as it was.
+        Raises an OutputError if it cannot be written; an earlier recipe is then as it was.
         """
         about = {"date": date.today().isoformat(), **self.about(), **found}
         found, scores = {**recipe.found, command: about}, {**recipe.scores, command: dict(scores)}
@@ -196,9 +170,5 @@ class Target:
 
 
 def default_context(model: str | None) -> int:
-    """`LONGEST` tokens, or as many as the model has positions for with a question behind them.
-
-    Raises:
-        SaccadeError: a model that cannot be read.
-    """
+    """`LONGEST` tokens, or as many as a model that can be read has positions for with a question behind them."""
     return min(LONGEST, ModelSource.locate(model).shape()[1] - ROOM)

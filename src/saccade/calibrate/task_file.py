@@ -21,8 +21,6 @@ class FileProblems:
     """The problems of a file: each line an object of `context`, `question` and `answer`; lines of one context make one.
 
     Args:
-        tokenizer: a fast one.
-        path: the file, UTF-8.
         positions: what the model has.
         together: all questions of a text follow it at once, as in training.
 
@@ -48,11 +46,7 @@ class FileProblems:
         return int(median(len(problem.tokens) for problem in self._problems))
 
     def refuse_uneven(self) -> None:
-        """Raise unless all texts are asked equally often, as statistics over texts suppose.
-
-        Raises:
-            DocumentError: naming two texts that differ.
-        """
+        """Raise a DocumentError naming two texts that are not asked equally often, as statistics over texts suppose."""
         counts = [len(problem.asks) for problem in self._problems]
         for number, count in enumerate(counts):
             if count != counts[0]:

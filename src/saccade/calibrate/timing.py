@@ -19,10 +19,7 @@ WARM = 2
 def time_per_token(model: Any, tokenizer: Any, problem: Problem, specs: Sequence[str]) -> dict[str, float]:
     """Milliseconds per token of each policy behind a text: the median over rounds; a round of dense passes is whole.
 
-    Args:
-        model, tokenizer: loaded; torch's threads are the caller's business.
-        problem: the text, and tokens to decode.
-        specs: policies.
+    The questions are the tokens to decode; torch's threads are the caller's business.
     """
     reader = Reader(model, problem.tokens)
     source = [token for ask in problem.asks for token in (*ask.prompt, *ask.answer)]

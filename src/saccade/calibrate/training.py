@@ -17,8 +17,7 @@ from torch import Tensor
 from ..checkpoints.shape import shape_of
 from ..errors import OutputError
 from ..eval.output import check_folder
-from .gates import KINDS, Gates
-from .gates.gate import uniform
+from .gates import KINDS, Gates, uniform
 from .ledger import Ledger
 from .mixture import Mixture
 from .problems import Problem, Problems
@@ -29,10 +28,9 @@ LOG = "steps.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How gates are trained; the defaults are the paper's (section 4.1, appendix F).
+    """How gates of a kind are trained; the defaults are the paper's (section 4.1, appendix F).
 
     Attributes:
-        kind: of gates.
         target: heads above layer 0 that may read everything, N_target of equation 7.
         steps: optimiser steps, one text each.
         rate: learning rate of the gates, and of the multiplier.
@@ -56,7 +54,6 @@ class HeadTraining:
     Args:
         model: in eval mode.
         problems: a text for each step, taken in turn.
-        training: see there.
         folder: for the checkpoint and the log.
 
     Raises:
@@ -101,8 +98,7 @@ class HeadTraining:
 
     def _train(self, mixture: Mixture, problem: Problem) -> float:
         """One step of equation 7; returns the distillation loss."""
-        tokens, places = _targets(problem)
-        ids, at = (torch.tensor(values, device=self._model.device) for values in (tokens, places))
+        ids, at = (torch.tensor(values, device=self._model.device) for values in _targets(problem))
         context = mixture.read(problem.tokens)
         with torch.no_grad():
             wanted = mixture.logits(context, ids, at, None)
@@ -120,18 +116,12 @@ class HeadTraining:
         return float(loss.detach())
 
     def _record(self, loss: float | None) -> None:
-        if self.log.has(self.step):
+        if (self.step,) in self.log.records:
             return
-        self.log.add(
-            {
-                "step": self.step,
-                "loss": loss,
-                "expected_l0": float(self.gates.expected_l0().detach()),
-                "multiplier": self.multiplier,
-                "mean": _rounded(self.gates.mean()),
-                "parameters": {name: _rounded(value) for name, value in self.gates.state().items()},
-            }
-        )
+        record = {"step": self.step, "loss": loss, "expected_l0": float(self.gates.expected_l0().detach())}
+        parameters = {name: _rounded(value) for name, value in self.gates.state().items()}
+        means = {"mean": _rounded(self.gates.mean()), "parameters": parameters}
+        self.log.add({**record, "multiplier": self.multiplier, **means})
 
     def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
@@ -141,8 +131,7 @@ class HeadTraining:
                 tensors[f"adam.{name}.{key}"] = torch.as_tensor(value).cpu().clone()
         part = self._folder / f"{CHECKPOINT}.part"
         try:
-            about = {"step": str(self.step), "multiplier": repr(self.multiplier)}
-            save_file(tensors, part, metadata=about)
+            save_file(tensors, part, metadata={"step": str(self.step), "multiplier": repr(self.multiplier)})
             os.replace(part, self._folder / CHECKPOINT)
         except (OSError, SafetensorError) as error:
             part.unlink(missing_ok=True)
@@ -158,21 +147,19 @@ class HeadTraining:
             self.step, self.multiplier = int(about["step"]), float(about["multiplier"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise OutputError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
-        self.gates.load(
-            {key.removeprefix("gates."): value for key, value in tensors.items() if key.startswith("gates.")}
-        )
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+        self.gates.load(under("gates."))
         for name, parameter in self.gates.parameters.items():
-            prefix = f"adam.{name}."
-            kept = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            state = self._optimiser.state[parameter]
-            for key, value in kept.items():
-                state[key] = value if key == "step" else value.to(parameter.device)
+            for key, value in under(f"adam.{name}.").items():
+                self._optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
 
 
 def _targets(problem: Problem) -> tuple[list[int], list[int]]:
     """All questions with their answers, one behind the other, and the places behind which an answer's token comes."""
-    tokens: list[int] = []
-    places: list[int] = []
+    tokens, places = list[int](), list[int]()
     for ask in problem.asks:
         tokens += ask.prompt
         places += range(len(tokens) - 1, len(tokens) - 1 + len(ask.answer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,21 @@ import torch
 from ..checkpoints.shape import parameters_read, shape_of_model
 from ..errors import OutputError, SaccadeError
 from ..eval.entry import parse_budgets
+from ..eval.output import read_lines
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch, LayerSettings
 from .problems import Problems
-from .promise import ALPHA, Answers, Standard, cheapest, judge, questions_needed, walk
+from .promise import ALPHA, Answers, Standard, Tables, cheapest, judge, questions_needed, walk
 from .sweep import Sweep
 from .target import LEDGER, TUNING, Target, TargetSettings
 from .task_file import FileProblems
 from .timing import time_per_token
+
+Ladders = Mapping[str, Mapping[str, float]]
+"""Bytes per token of every family's specs, most expensive first."""
 
 RESULTS, SEARCH = "tune.json", "layers"
 SEARCHED_QUESTIONS = 96
@@ -49,7 +53,6 @@ class Tuning:
 
     Attributes:
         budgets: largest first.
-        problems: what candidates are judged by.
         known: what is known of the model before any weight is read.
         search: for re-selection layers, if none are known and none were named.
     """
@@ -70,7 +73,7 @@ class Tuning:
         if settings.measure and settings.batch > 1:
             raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
         target = Target.check(settings.common)
-        problems = target.problems(seed=TUNING)
+        problems = target.problems(TUNING)
         if isinstance(problems, FileProblems):
             # Budgets and bytes follow from how long the texts are.
             target = replace(target, settings=replace(settings.common, context=problems.median_length))
@@ -130,27 +133,18 @@ class Tuning:
         self._write(written, recipe)
         return written
 
-    def _ladders(self, model: Any, recipe: Recipe) -> tuple[dict[str, dict[str, float]], float]:
-        """Bytes per token of every family's specs, most expensive first, and dense attention's bytes.
-
-        What costs as much as dense attention is left out.
-        """
+    def _ladders(self, model: Any, recipe: Recipe) -> tuple[Ladders, float]:
+        """Every family's specs that cost less than dense attention, and its bytes per token."""
         shape, common = self.target.subject.shape, self.target.settings
         itemsize = torch.finfo(self.target.subject.dtype).bits // 8
-        ladders: dict[str, dict[str, float]] = {}
-        dense = 0.0
+        ladders, dense = dict[str, Mapping[str, float]](), 0.0
         for family in families(recipe, self.settings.policies):
             members = {}
             for policy in rungs(family, self.budgets, common.context):
                 cost = cost_of(
-                    policy.plan(shape),
-                    policy.rectify,
-                    shape,
-                    context=common.context,
-                    batch=self.settings.batch,
-                    kv_itemsize=itemsize,
-                    weight_bytes=parameters_read(model) * itemsize,
-                )
+                    policy.plan(shape), policy.rectify, shape, context=common.context, batch=self.settings.batch,
+                    kv_itemsize=itemsize, weight_bytes=parameters_read(model) * itemsize,
+                )  # fmt: skip
                 dense = cost.dense_total
                 if cost.total < dense:
                     members[str(policy)] = cost.total
@@ -161,7 +155,7 @@ class Tuning:
         return ladders, dense
 
     def _tables(
-        self, sweep: Sweep, ladders: Mapping[str, Collection[str]], advance: Callable[[str], None]
+        self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]
     ) -> tuple[dict[str, Answers], Answers]:
         """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
         members = {name: list(ladder) for name, ladder in ladders.items()}
@@ -184,12 +178,7 @@ class Tuning:
         return tables, dense
 
     def _results(
-        self,
-        ladders: Mapping[str, Mapping[str, float]],
-        dense_bytes: float,
-        tables: Mapping[str, Answers],
-        dense: Answers,
-        shares: Mapping[str, float],
+        self, ladders: Ladders, dense_bytes: float, tables: Tables, dense: Answers, shares: Mapping[str, float]
     ) -> dict[str, Any]:
         quality = self.settings.quality
         asked = {family: [spec for spec in ladder if spec in tables] for family, ladder in ladders.items()}
@@ -227,15 +216,13 @@ class Tuning:
         finally:
             torch.set_num_threads(before)
         results["ms_per_token"] = times
-        faster = {spec: value for spec, value in times.items() if spec != "dense" and value < times["dense"]}
-        results["chosen"] = min(faster, key=lambda spec: faster[spec]) if faster else None
+        fastest = min(times, key=lambda spec: times[spec])
+        results["chosen"] = None if fastest == "dense" else fastest
 
     def _write(self, results: dict[str, Any], earlier: Recipe) -> None:
         """The recipe: what was chosen, or dense if nothing keeps the promise."""
-        found = {
-            "chosen_by": "measured time" if self.settings.measure else "bytes per token",
-            **{name: results[name] for name in ("quality", "batch", "families")},
-        }
+        found = {"chosen_by": "measured time" if self.settings.measure else "bytes per token"}
+        found |= {name: results[name] for name in ("quality", "batch", "families")}
         scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
         row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
         if row is not None:
@@ -247,25 +234,22 @@ class Tuning:
 def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers], Answers, dict[str, float], float]:
     """What a finished `--full` run has left: families, answers by spec, dense attention's, bytes by spec, the quality.
 
-    Raises:
-        OutputError: a folder without such results.
+    Raises an OutputError for a folder without such results.
     """
     try:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in (folder / LEDGER).read_text(encoding="utf-8").splitlines()[1:]]
+        lines = read_lines(folder / LEDGER)[1:]
     except (OSError, ValueError) as error:
         raise OutputError(f"{str(folder)!r} holds no finished run of saccade tune: {error}") from error
-    answers: dict[str, dict[int, list[int]]] = {}
-    for line in lines:
-        answers.setdefault(line["spec"], {})[line["problem"]] = line["right"]
+    if not results["full"]:
+        raise OutputError(f"{str(folder)!r} holds a run that left out what had no chance; run saccade tune --full")
+    answers = {(line["spec"], line["problem"]): line["right"] for line in lines}
     members: dict[str, list[str]] = {}
     for row in results["rows"]:
         members.setdefault(row["family"], []).append(row["spec"])
-    if not results["full"]:
-        raise OutputError(f"{str(folder)!r} holds a run that left out what had no chance; run saccade tune --full")
-    tables = {
-        spec: numpy.array([answers[spec][number] for number in range(results["texts"])], dtype=bool)
-        for spec in ("dense", *(spec for ladder in members.values() for spec in ladder))
-    }
     costs = {row["spec"]: row["bytes"] for row in results["rows"]}
+    tables = {
+        spec: numpy.array([answers[spec, number] for number in range(results["texts"])], dtype=bool)
+        for spec in ("dense", *costs)
+    }
     return members, tables, tables.pop("dense"), costs, results["quality"]

@@ -11,8 +11,9 @@ from .drawing import as_svg, canvas
 from .palette import MUTED, marks
 from .wording import Row, grouped
 
-PARTS = ("other", "attention", "selection", "index", "rectify")
-_SHADES = ("#cbd5dc", "#0072b2", "#e69f00", "#009e73", "#cc79a7")
+_SHADES = {
+    "other": "#cbd5dc", "attention": "#0072b2", "selection": "#e69f00", "index": "#009e73", "rectify": "#cc79a7"
+}  # fmt: skip
 
 
 def decode_picture(results: Mapping[str, Any]) -> str:
@@ -26,9 +27,8 @@ def decode_picture(results: Mapping[str, Any]) -> str:
             _parts(right, own)
             left.set_title(f"batch {batch}, {threads} thread(s): milliseconds per token, lower is better")
         here = results["environment"]
-        figure.supxlabel(
-            f"{results['shape']}, {here['dtype']}, {here['processor']}, {here['date'][:10]}", fontsize=8.5, color=MUTED
-        )
+        made = f"{results['shape']}, {here['dtype']}, {here['processor']}, {here['date'][:10]}"
+        figure.supxlabel(made, fontsize=8.5, color=MUTED)
         return as_svg(figure)
 
 
@@ -44,14 +44,9 @@ def _against_context(axes: Axes, rows: list[Row]) -> None:
     drawn = marks(lines)
     for name, own in lines.items():
         line = sorted((row["context"], row["ms_per_token"]) for row in own)
-        axes.plot(
-            [contexts.index(context) for context, _ in line],
-            [milliseconds for _, milliseconds in line],
-            **drawn[name].style,
-            markersize=5,
-            linestyle="--" if name.startswith(("dense", "stock")) else "-",
-            label=name,
-        )
+        places, times = [contexts.index(context) for context, _ in line], [milliseconds for _, milliseconds in line]
+        dashes = "--" if name.startswith(("dense", "stock")) else "-"
+        axes.plot(places, times, **drawn[name].style, markersize=5, linestyle=dashes, label=name)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
@@ -62,12 +57,12 @@ def _against_context(axes: Axes, rows: list[Row]) -> None:
 def _parts(axes: Axes, rows: list[Row]) -> None:
     longest = max(row["context"] for row in rows)
     # Others' dense attention would leave no width for ours.
-    own = [row for row in rows if row["runtime"] == "saccade"]
-    shown = [row for row in own if row["context"] == longest and row["ms_other"] is not None]
+    own = [row for row in rows if row["runtime"] == "saccade" and row["ms_other"] is not None]
+    shown = [row for row in own if row["context"] == longest]
     shown.sort(key=lambda row: -row["ms_per_token"])
     for place, row in enumerate(shown):
         left = 0.0
-        for part, shade in zip(PARTS, _SHADES, strict=True):
+        for part, shade in _SHADES.items():
             width = row[f"ms_{part}"]
             axes.barh(place, width, left=left, color=shade, label=part if place == 0 else None)
             left += width

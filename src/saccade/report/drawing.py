@@ -10,28 +10,23 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 from ..files import replace_text
 from .palette import GRID, INK, MUTED, Mark
 
+Floats = Sequence[float]
+
 _STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
     "axes.grid.axis": "y",
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
     "grid.color": GRID,
-    "legend.frameon": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "saccade",
 }
@@ -46,7 +41,11 @@ def canvas(width: float, height: float, font: float = 9.5) -> Iterator[Figure]:
 
 def as_svg(figure: Figure) -> str:
     """The figure as SVG text."""
-    _settle(figure)
+    # A finished layout is fixed: its solver's last bits vary between runs, and SVG names clips by them.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position(tuple(round(edge, 6) for edge in axes.get_position(original=True).bounds))
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
     return buffer.getvalue()
@@ -72,24 +71,14 @@ def side_by_side(number: int, count: int, apart: float = 0.12, room: float = 0.8
     return min(apart, room / count) * (number - (count - 1) / 2)
 
 
-def with_intervals(
-    axes: Axes,
-    places: Sequence[float],
-    values: Sequence[float],
-    intervals: Sequence[Sequence[float]],
-    mark: Mark,
-    **style: Any,
-) -> None:
-    """Marks with whiskers from the lower to the upper end of each value's interval."""
-    below = [max(value - low, 0.0) for value, (low, _) in zip(values, intervals, strict=True)]
-    above = [max(high - value, 0.0) for value, (_, high) in zip(values, intervals, strict=True)]
-    axes.errorbar(places, values, yerr=[below, above], **{"linestyle": "none", **mark.style, **style})
+def with_intervals(axes: Axes, at: Floats, values: Floats, ends: Sequence[Floats], mark: Mark, **style: Any) -> None:
+    """Marks with whiskers between the `ends`, lower and upper, of each value's interval."""
+    below = [max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)]
+    above = [max(high - value, 0.0) for value, (_, high) in zip(values, ends, strict=True)]
+    axes.errorbar(at, values, yerr=[below, above], **{"linestyle": "none", **mark.style, **style})
 
 
-def _settle(figure: Figure) -> None:
-    """Fix the layout of a finished figure: its solver's last bits vary between runs, and SVG names clips by them."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        left, bottom, width, height = axes.get_position(original=True).bounds
-        axes.set_position((round(left, 6), round(bottom, 6), round(width, 6), round(height, 6)))
+def heat_map(axes: Axes, values: Any, colors: str | Colormap, **style: Any) -> Any:
+    """Draw `[rows, columns]` as colours; gives the image."""
+    axes.grid(visible=False)
+    return axes.imshow(values, cmap=colors, aspect="auto", interpolation="nearest", **style)

@@ -14,12 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .drawing import as_svg, canvas, side_by_side, with_intervals
+from .drawing import as_svg, canvas, heat_map, side_by_side, with_intervals
 from .palette import DENSE, FACT, GRID, INK, marks
 from .wording import Row, short
 
-_WIDTH = 10.0  # inches; the page scales figures to its own width
-_FONT = 10
+_WIDTH, _FONT = 10.0, 10  # inches, points; the page scales figures to its own width
 _LOOKS = LinearSegmentedColormap.from_list("looks", ["#ffffff", "#c6dbef", "#4a90c4", "#08306b"])
 
 
@@ -29,21 +28,18 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
         axes = figure.add_subplot()
         sparse = _sparse(rows)
         budgets = _budgets(sparse)
-        position = {budget: number for number, budget in enumerate(budgets)}
         labels = list(dict.fromkeys(row["label"] for row in sparse))
         drawn = marks(labels)
         _dense_band(axes, rows, len(budgets))
         for number, label in enumerate(labels):
             own = [row for row in sparse if row["label"] == label and row["n"]]
-            own.sort(key=lambda row: position[row["budget"]])
-            x = [position[row["budget"]] + side_by_side(number, len(labels)) for row in own]
+            own.sort(key=lambda row: budgets.index(row["budget"]))
+            x = [budgets.index(row["budget"]) + side_by_side(number, len(labels)) for row in own]
             y = [row["correct"] / row["n"] for row in own]
-            intervals = [row["interval"] for row in own]
+            ends = [row["interval"] for row in own]
             axes.plot(x, y, color=drawn[label].color, linewidth=1, alpha=0.45)
-            with_intervals(axes, x, y, intervals, drawn[label], markersize=7, capsize=3, label=short(label))
-        axes.set_xticks(
-            list(position.values()), ["no fixed budget" if budget is None else f"{budget:,}" for budget in budgets]
-        )
+            with_intervals(axes, x, y, ends, drawn[label], markersize=7, capsize=3, label=short(label))
+        axes.set_xticks(range(len(budgets)), [_named(budget) for budget in budgets])
         axes.set_xlim(-0.5, max(len(budgets), 1) - 0.5)
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -73,7 +69,7 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_ylim(-0.03, 1.03)
         for axes, budget in zip(panels[0], budgets, strict=False):
-            axes.set_title(_budget_title(budget))
+            axes.set_title(_named(budget, "budget "))
         for axes in panels[1]:
             axes.set_xlabel("layer")
         for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
@@ -103,7 +99,7 @@ def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
             own = sorted((gaze for gaze in gazes if gaze["spec"] == row["spec"]), key=lambda gaze: gaze["depth"])
             image = _gaze_map(axes, own)
             held = "" if row["fact_held"] is None else f", fact in {row['fact_held']:.0%} of the sets"
-            axes.set_title(f"{short(row['label'])}\n{_budget_title(row['budget'])}{held}", fontsize=9)
+            axes.set_title(f"{short(row['label'])}\n{_named(row['budget'], 'budget ')}{held}", fontsize=9)
             if line == len(labels) - 1:
                 axes.set_xlabel("place in the document")
         figure.supylabel("questions, sorted by the depth of their fact", fontsize=10)
@@ -117,16 +113,8 @@ def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
 def _gaze_map(axes: Axes, gazes: Sequence[Row]) -> Any:
     shares = numpy.array([gaze["bins"] for gaze in gazes])
     count, bins = shares.shape
-    axes.grid(visible=False)
     # Faint looks matter as much as strong ones, hence the power.
-    image = axes.imshow(
-        shares,
-        cmap=_LOOKS,
-        norm=PowerNorm(0.7, vmin=0, vmax=1),
-        aspect="auto",
-        interpolation="nearest",
-        extent=(0, bins, count, 0),
-    )
+    image = heat_map(axes, shares, _LOOKS, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=(0, bins, count, 0))
     width = bins / 50
     boxes = [Rectangle((gaze["depth"] * bins - width / 2, line), width, 1) for line, gaze in enumerate(gazes)]
     fills = [to_rgba(FACT, gaze["fact_held"]) for gaze in gazes]
@@ -137,9 +125,7 @@ def _gaze_map(axes: Axes, gazes: Sequence[Row]) -> Any:
     axes.set_xlim(0, bins)
     axes.set_xticks([0, bins / 4, bins / 2, 3 * bins / 4, bins], ["start", "25%", "50%", "75%", "end"])
     axes.set_yticks([])
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(True)
-    axes.spines[:].set_color(GRID)
+    axes.spines[:].set(visible=True, color=GRID)
     return image
 
 
@@ -150,9 +136,8 @@ def _dense_band(axes: Axes, rows: Sequence[Row], budgets: int) -> None:
     low, high = dense["interval"]
     axes.axhspan(low, high, color=DENSE.color, alpha=0.12, linewidth=0)
     share = dense["correct"] / dense["n"]
-    line = LineCollection([[(-0.5, share), (max(budgets, 1) - 0.5, share)]], colors=DENSE.color, linestyles="dashed")
-    line.set_label("dense (all tokens)")
-    axes.add_collection(line)
+    ends = [(-0.5, share), (max(budgets, 1) - 0.5, share)]
+    axes.add_collection(LineCollection([ends], colors=DENSE.color, linestyles="dashed", label="dense (all tokens)"))
 
 
 def _sparse(rows: Sequence[Row]) -> list[Row]:
@@ -164,8 +149,8 @@ def _budgets(rows: Sequence[Row]) -> list[int | None]:
     return sorted({row["budget"] for row in rows}, key=lambda budget: (budget is None, budget or 0))
 
 
-def _budget_title(budget: int | None) -> str:
-    return "no fixed budget" if budget is None else f"budget {budget:,}"
+def _named(budget: int | None, before: str = "") -> str:
+    return "no fixed budget" if budget is None else f"{before}{budget:,}"
 
 
 def _data_uri(figure: Figure) -> str:

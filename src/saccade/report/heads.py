@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,12 @@ import numpy
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.gridspec import SubplotSpec
 from matplotlib.ticker import FixedLocator
 from rich.table import Table
 
-from ..calibrate.gates import KINDS, HardKuma
-from ..calibrate.gates.gate import P, Q
+from ..calibrate.gates import HIGH, KINDS, LOW, HardKuma
 from ..eval.interval import wilson
+from ..eval.output import read_lines
 from .drawing import as_svg, canvas, side_by_side, with_intervals, write_picture
 from .palette import GRID, INK, MUTED, marks
 from .table import new_table
@@ -27,12 +25,9 @@ from .wording import Row, about, asked, grouped, number
 
 PICTURE = "heads.svg"
 
-_SHARP = 200
-"""Dots per inch of the heat maps, which would be too many paths."""
-_HIGHEST = 6.0
-"""Densities are cut here: where gates have decided, they have no bound."""
-_MOMENTS = 4
-_LABELS = 12
+_SHARP = 200  # dots per inch of the heat maps, which would be too many paths
+_HIGHEST = 6.0  # densities are cut here: where gates have decided, they have no bound
+_MOMENTS, _LABELS = 4, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +66,23 @@ class _Group:
 
 def head_table(results: Mapping[str, Any]) -> Table:
     """Right answers and recall by method, kind of roles and budget, all seeds together."""
-    dense, groups = results["dense"], _groups(results)
+    dense, grey, chosen = results["dense"], _grey(results), _written_down(results)
     title = (
         f"heads that retrieve: {about(results)}, {results['target_heads']} heads wanted, {results['seeds']} seed(s), "
         f"{asked(results, dense['n'], dense['correct']).replace('questions', 'questions each')}"
     )
     columns = ("method", "roles", "seeds", "heads", "grey", "budget", "right", "95%\ninterval", "recall")
     table = new_table(title, columns, columns[:2], _notes(results))
-    grey = _grey(results)
-    method, roles = _written_down(results)
-    for group in groups:
+    for group in _groups(results):
         table.add_section()
+        seeds = len({row["seed"] for row in group.rows})
+        of_all = (group.method, group.roles, str(seeds), group.heads, number(grey.get(group.method), "{:.0%}"))
         for budget in _budgets(results):
             right, count, recall = group.at(budget)
             low, high = wilson(right, count)
-            table.add_row(
-                group.method,
-                group.roles,
-                str(len({row["seed"] for row in group.rows})),
-                group.heads,
-                number(grey.get(group.method), "{:.0%}"),
-                f"{budget:,}",
-                f"{right:,}/{count:,}",
-                f"{low:.2f}-{high:.2f}",
-                f"{recall:.3f}",
-                style="bold" if (group.method, group.roles) == (method, roles) else None,
-            )
+            own = (f"{budget:,}", f"{right:,}/{count:,}", f"{low:.2f}-{high:.2f}", f"{recall:.3f}")
+            table.add_row(*of_all, *own, style="bold" if (group.method, group.roles) == chosen else None)
     return table
-
-
-def head_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw how gates polarised, from the logs below `folder`, and what roles achieve; returns the picture's path."""
-    runs = [_read(folder, found) for found in results["found"] if found["grey"] is not None]
-    return write_picture(folder / PICTURE, _picture(results, runs))
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
@@ -118,8 +97,13 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _picture(results: Mapping[str, Any], runs: Sequence[_Run]) -> str:
-    """Gates over the training, densities of two of them, the curves of training, and right answers."""
+def head_report(results: Mapping[str, Any], folder: Path) -> Path:
+    """Draw into the results folder; returns the picture's path.
+
+    From the logs below `folder` gates over the training, densities of two of them and the curves of training; and what
+    roles achieve.
+    """
+    runs = [_read(folder, found) for found in results["found"] if found["grey"] is not None]
     first = list({run.method: run for run in reversed(runs)}.values())[::-1]
     kuma = next((run for run in first if run.method == HardKuma.kind), None)
     count = numpy.size(first[0].records[0]["mean"]) if first else 0
@@ -128,17 +112,12 @@ def _picture(results: Mapping[str, Any], runs: Sequence[_Run]) -> str:
         figure.set_dpi(_SHARP)
         rows = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         if first:
-            _polarisation(figure, _panels(figure, rows[0], len(first)), first)
-            _training(_panels(figure, rows[1], 3), runs)
+            _polarisation(figure, rows[0].subgridspec(1, len(first)).subplots(squeeze=False)[0], first)
+            _training(rows[1].subgridspec(1, 3).subplots(squeeze=False)[0], runs)
         if kuma:
-            _densities(_panels(figure, rows[2], 2), kuma)
+            _densities(rows[2].subgridspec(1, 2).subplots(squeeze=False)[0], kuma)
         _answers(figure.add_subplot(rows[-1]), results)
-        return as_svg(figure)
-
-
-def _panels(figure: Figure, row: SubplotSpec, count: int) -> list[Axes]:
-    parts = row.subgridspec(1, count)
-    return [figure.add_subplot(parts[0, column]) for column in range(count)]
+        return write_picture(folder / PICTURE, as_svg(figure))
 
 
 def _polarisation(figure: Figure, panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
@@ -148,20 +127,12 @@ def _polarisation(figure: Figure, panels: Sequence[Axes], runs: Sequence[_Run]) 
         layers, heads = means.shape[1:]
         steps = numpy.array([record["step"] for record in run.records], dtype=float)
         edges = numpy.concatenate([steps[:1], (steps[1:] + steps[:-1]) / 2, steps[-1:]])
-        image = axes.pcolormesh(
-            edges,
-            numpy.arange(layers * heads + 1),
-            means.reshape(len(steps), -1).T,
-            cmap="RdBu_r",
-            vmin=0,
-            vmax=1,
-            rasterized=True,
-        )
+        lines, colors = numpy.arange(layers * heads + 1), means.reshape(len(steps), -1).T
+        image = axes.pcolormesh(edges, lines, colors, cmap="RdBu_r", vmin=0, vmax=1, rasterized=True)
         axes.grid(visible=False)
         axes.set_title(f"{run.method}: {KINDS[run.method].mean_name} of every head, seed {run.seed}")
         axes.set_xlabel("step")
-        every = -(-layers // _LABELS)
-        named = range(0, layers, every)
+        named = range(0, layers, -(-layers // _LABELS))
         axes.set_yticks([heads * (layer + 0.5) for layer in named], [str(layer + 1) for layer in named])
         axes.yaxis.set_minor_locator(FixedLocator([heads * layer for layer in range(layers + 1)]))
         axes.tick_params(axis="y", which="major", length=0)
@@ -173,23 +144,20 @@ def _polarisation(figure: Figure, panels: Sequence[Axes], runs: Sequence[_Run]) 
 def _training(panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
     """Loss, expected number of heads and multiplier over steps; methods by colour, a thin line per seed."""
     drawn = marks(run.method for run in runs)
-    named: set[str] = set()
+    first = {run.method: run for run in reversed(runs)}
     for run in runs:
-        label = None if run.method in named else run.method
-        named.add(run.method)
+        label = run.method if run is first[run.method] else None
         for axes, name in zip(panels, ("loss", "expected_l0", "multiplier"), strict=True):
             # The first record has no loss, and a logarithmic axis no zero.
             points = [(r["step"], r[name]) for r in run.records if r[name] is not None and (r[name] or name != "loss")]
             axes.plot(*zip(*points, strict=True), color=drawn[run.method].color, linewidth=0.9, alpha=0.8, label=label)
-    panels[0].set_yscale("log")
-    panels[0].set_title("distillation loss")
-    panels[1].set_title("expected heads that read everything")
     target = runs[0].target
+    panels[0].set_yscale("log")
     panels[1].axhline(target, color=INK, linestyle="dashed", linewidth=1)
     panels[1].set_ylim(bottom=0)
-    panels[2].set_title("multiplier of the constraint")
-    for axes in panels:
-        axes.set_xlabel("step")
+    titles = ("distillation loss", "expected heads that read everything", "multiplier of the constraint")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(title=title, xlabel="step")
     panels[1].legend(panels[1].lines[-1:], [f"wanted: {target}"], fontsize=8)
     panels[2].legend(fontsize=8)
 
@@ -197,11 +165,10 @@ def _training(panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
 def _densities(panels: Sequence[Axes], run: _Run) -> None:
     """Densities of the unstretched variable of the heads that end highest and lowest."""
     final = numpy.array(run.records[-1]["mean"])
-    heads = final.shape[1]
     x = torch.linspace(0.002, 0.998, 499, dtype=torch.float64)
     moments = sorted({round(place) for place in numpy.linspace(0, len(run.records) - 1, _MOMENTS)})
     for axes, flat in zip(panels, (int(final.argmax()), int(final.argmin())), strict=True):
-        layer, head = divmod(flat, heads)
+        layer, head = divmod(flat, final.shape[1])
         highest = 0.0
         for drawn, moment in enumerate(moments):
             record = run.records[moment]
@@ -211,14 +178,13 @@ def _densities(panels: Sequence[Axes], run: _Run) -> None:
             highest = max(highest, density.max())
             shade = 0.25 + 0.75 * (drawn + 1) / len(moments)
             axes.plot(x.numpy(), density, color=INK, alpha=shade, linewidth=0.6 + 0.4 * drawn, label=record["step"])
-        for low, high, gate in ((0.0, -P / (Q - P), "z = 0"), ((1 - P) / (Q - P), 1.0, "z = 1")):
+        for low, high, gate in ((0.0, LOW, "z = 0"), (HIGH, 1.0, "z = 1")):
             axes.axvspan(low, high, color=GRID, zorder=0)
             axes.text((low + high) / 2, 0.97, gate, transform=axes.get_xaxis_transform(), rotation=90, fontsize=7.5,
                       color=MUTED, ha="center", va="top")  # fmt: skip
-        axes.set_ylim(0, min(1.08 * highest, _HIGHEST))
-        axes.set_xlim(0, 1)
-        axes.set_title(f"density of s, layer {layer + 1} head {head}, at the end E[z] = {final[layer, head]:.2f}")
-        axes.set_xlabel("s, before it is stretched and cut")
+        title = f"density of s, layer {layer + 1} head {head}, at the end E[z] = {final[layer, head]:.2f}"
+        limits = {"xlim": (0, 1), "ylim": (0, min(1.08 * highest, _HIGHEST))}
+        axes.set(title=title, xlabel="s, before it is stretched and cut", **limits)
         axes.legend(title="step", fontsize=8, title_fontsize=8, loc="upper center")
 
 
@@ -229,29 +195,19 @@ def _answers(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.axhline(dense["accuracy"], color=MUTED, linestyle="dashed", linewidth=1, label="dense")
     for place, group in enumerate(groups):
         counted = [group.at(budget)[:2] for budget in budgets]
-        with_intervals(
-            axes,
-            [budget + side_by_side(place, len(groups)) for budget in range(len(budgets))],
-            [right / count for right, count in counted],
-            [wilson(right, count) for right, count in counted],
-            drawn[group.label],
-            markersize=5,
-            linewidth=1,
-            capsize=2,
-            label=f"{group.label} ({group.heads} heads)",
-        )
+        x = [budget + side_by_side(place, len(groups)) for budget in range(len(budgets))]
+        y, ends = [right / count for right, count in counted], [wilson(*both) for both in counted]
+        style = {"markersize": 5, "linewidth": 1, "capsize": 2, "label": f"{group.label} ({group.heads} heads)"}
+        with_intervals(axes, x, y, ends, drawn[group.label], **style)
     axes.set_xticks(range(len(budgets)), [f"{budget:,}" for budget in budgets])
-    axes.set_xlim(-0.6, len(budgets) - 0.4)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel("budget")
-    axes.set_title(f"answers right, {results['seeds']} seed(s)")
+    limits = {"xlim": (-0.6, len(budgets) - 0.4), "ylim": (-0.03, 1.03)}
+    axes.set(xlabel="budget", title=f"answers right, {results['seeds']} seed(s)", **limits)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def _read(folder: Path, found: Mapping[str, Any]) -> _Run:
     """The log of one training; its first line holds the settings."""
-    path = folder / "training" / f"{found['method']}-{found['seed']}" / "steps.jsonl"
-    head, *records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    head, *records = read_lines(folder / "training" / f"{found['method']}-{found['seed']}" / "steps.jsonl")
     return _Run(found["method"], found["seed"], head["settings"]["training.target"], records)
 
 

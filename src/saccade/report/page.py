@@ -9,31 +9,21 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from . import figures
-from .wording import COLUMNS, cells, grouped, lengths
-
-_TEMPLATE = "page.html"
+from .wording import COLUMNS, Row, grouped, lengths
 
 
-def comparison_page(
-    results: Mapping[str, Any], gazes: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
-) -> str:
-    """The report of a comparison as HTML.
-
-    Args:
-        results: content of `results.json`.
-        gazes: lines of `gaze.jsonl`.
-        samples: lines of `samples.jsonl`.
-    """
+def comparison_page(results: Mapping[str, Any], gazes: Sequence[Row], samples: Sequence[Row]) -> str:
+    """A comparison as HTML: content of `results.json`, lines of `gaze.jsonl` and of `samples.jsonl`."""
     rows = results["rows"]
     loader = FileSystemLoader(Path(__file__).parent)
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
     return template.render(
         complete=results["complete"],
         environment=results["environment"],
         notes=results["notes"],
         lengths=lengths(results["environment"]["context_tokens"]),
         columns=COLUMNS,
-        rows=[cells(row) for row in rows],
+        rows=[[cell(row) for cell in COLUMNS.values()] for row in rows],
         labels=[row["label"] for row in rows],
         accuracy=figures.accuracy_against_budget(rows),
         recall=figures.recalls_per_layer(rows),
@@ -44,7 +34,7 @@ def comparison_page(
     )
 
 
-def _examples(samples: Sequence[Mapping[str, Any]], count: int = 6) -> list[dict[str, Any]]:
+def _examples(samples: Sequence[Row], count: int = 6) -> list[dict[str, Any]]:
     """A few questions with the answer under every policy, those on which policies differ first."""
     questions = grouped(samples, lambda sample: (sample["context"], sample["question"]))
     # Those whose answers are partly right and partly wrong.

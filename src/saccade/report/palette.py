@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 INK = "#1f2933"
@@ -36,8 +37,4 @@ DENSE = Mark(MUTED, "_")
 def marks(labels: Iterable[str]) -> dict[str, Mark]:
     """A mark for every policy label, in order of appearance; dense is grey."""
     sparse = [label for label in dict.fromkeys(labels) if label != "dense"]
-    drawn = {
-        label: Mark(_COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)])
-        for number, label in enumerate(sparse)
-    }
-    return {"dense": DENSE, **drawn}
+    return {"dense": DENSE, **dict(zip(sparse, map(Mark, cycle(_COLORS), cycle(_MARKERS)), strict=False))}

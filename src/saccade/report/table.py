@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .wording import COLUMNS, TOKEN_RECALL, Row, cells, lengths
+from .wording import COLUMNS, Row, lengths
 
 WIDE = 100
 """Columns from which on a terminal has room for token recall."""
@@ -23,16 +23,9 @@ def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), not
         words: headers of the columns that hold words.
         notes: lines below it.
     """
-    table = Table(
-        title=Text(title),
-        caption=Text("\n".join(notes)) if notes else None,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    caption = Text("\n".join(notes)) if notes else None
+    table = Table(title=Text(title), caption=caption, title_justify="left", caption_justify="left",
+                  box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))  # fmt: skip
     words = set(words)
     for column in columns:
         table.add_column(column, justify="left" if column in words else "right", no_wrap=column not in words,
@@ -40,15 +33,16 @@ def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), not
     return table
 
 
-def with_sections(table: Table, rows: Iterable[Row], *keys: str) -> Iterator[Row]:
-    """The rows, with a line in the table wherever one of these values changes."""
-    previous = None
+def fill(table: Table, rows: Iterable[Row], cells: Iterable[Callable[[Row], str]], *keys: str) -> Table:
+    """Add rows, with a line wherever one of the values under `keys` changes; brackets in cells are no markup."""
+    cells, previous = list(cells), None
     for row in rows:
         setting = [row[key] for key in keys]
         if previous not in (None, setting):
             table.add_section()
         previous = setting
-        yield row
+        table.add_row(*(Text(cell(row)) for cell in cells))
+    return table
 
 
 def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: int = WIDE) -> Table:
@@ -59,16 +53,11 @@ def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: in
         notes: what the user should know.
         width: columns of the terminal; a narrow one is spared token recall.
     """
-    shown = [number for number in range(len(COLUMNS)) if width >= WIDE or number != TOKEN_RECALL]
+    shown = {name: cell for name, cell in COLUMNS.items() if width >= WIDE or name != "token recall"}
     here = results["environment"]
     asked, where = here["questions"], lengths(here["context_tokens"])
-    title = f"{asked} questions in {where}: {here['document']}, model {here['model']}"
-    if not results["complete"]:
-        title += " (interrupted)"
+    ended = "" if results["complete"] else " (interrupted)"
+    title = f"{asked} questions in {where}: {here['document']}, model {here['model']}{ended}"
     # Headers of two lines let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
-    headers = ["\n".join(COLUMNS[number].rsplit(" ", 1)) for number in shown]
-    table = new_table(title, headers, headers[:1], notes)
-    for row in with_sections(table, results["rows"], "label"):
-        texts = cells(row)
-        table.add_row(*(Text(texts[number]) for number in shown))
-    return table
+    headers = ["\n".join(name.rsplit(" ", 1)) for name in shown]
+    return fill(new_table(title, headers, headers[:1], notes), results["rows"], shown.values(), "label")

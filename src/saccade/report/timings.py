@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rich.table import Table
 
-from .table import new_table, with_sections
-from .wording import Row, number
-
-Columns = Mapping[str, Callable[[Row], str]]
-"""Headers, and what stands below them."""
+from .table import fill, new_table
+from .wording import Columns, number
 
 SETTING: Columns = {
     "context": lambda row: f"{row['context']:,}",
@@ -46,23 +44,15 @@ SERVING_COLUMNS: Columns = {
 }
 
 
-def decode_table(results: Mapping[str, Any]) -> Table:
-    """Rows of a benchmark, one section per context, batch and number of threads."""
-    return timing_table(results, COLUMNS)
-
-
-def serving_table(results: Mapping[str, Any]) -> Table:
-    """Rows of a benchmark of vLLM, one section per context and batch."""
-    return timing_table(results, SERVING_COLUMNS)
-
-
 def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
+    """Rows of a benchmark, one section per context, batch and number of threads."""
     here = results["environment"]
     title = (
         f"{results['shape']}, {here['dtype']}, {here['processor']}, "
         f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
     )
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"))
-    for row in with_sections(table, results["rows"], "context", "batch", "threads"):
-        table.add_row(*(cell(row) for cell in columns.values()))
-    return table
+    return fill(table, results["rows"], columns.values(), "context", "batch", "threads")
+
+
+decode_table, serving_table = (partial(timing_table, columns=columns) for columns in (COLUMNS, SERVING_COLUMNS))

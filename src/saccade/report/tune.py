@@ -26,23 +26,21 @@ _NARROWEST = 18
 
 def front_table(results: Mapping[str, Any]) -> Table:
     """Every candidate that was asked, family by family; the promise and what was chosen below."""
-    times, name, size = results.get("ms_per_token"), *_unit(results["rows"])
+    times, unit, size = results.get("ms_per_token"), *_unit(results["rows"])
     title = (
         f"candidates that read less than dense attention: {about(results)}, batch {results['batch']}, "
         f"{asked(results, results['n'], results['dense_correct'])}"
     )
     columns = ["family", "budget", f"right of\n{results['n']:,}", "share\nof dense", "shown\nat 95%"]
-    columns += [f"{name} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
+    columns += [f"{unit} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
     table = new_table(title, columns, ("family", "status"), _notes(results))
     table.columns[0].min_width = _NARROWEST
-    for family, rows in _families(results).items():
+    for family, rows in grouped(results["rows"], lambda row: str(row["family"])).items():
         table.add_section()
         for row in rows:
             chosen = row["spec"] == results["chosen"]
             cells = [_rung(row, rows), f"{row['correct']:,}", f"{row['share']:.4f}", f"{row['shown']:.4f}"]
-            cells.append(f"{row['bytes'] / size:,.4g}")
-            if times:
-                cells.append(number(times.get(row["spec"]), "{:.2f}"))
+            cells += [f"{row['bytes'] / size:,.4g}", *([number(times.get(row["spec"]), "{:.2f}")] if times else ())]
             status = f"{row['status']}, chosen" if chosen else row["status"]
             # A family of learnt roles has a name of many lines; once is enough.
             label = Text(family if row is rows[0] else "")
@@ -50,27 +48,20 @@ def front_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def front_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw quality against bytes into the results folder; returns the picture's path."""
-    return write_picture(folder / PICTURE, _picture(results))
-
-
 def _notes(results: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
-    confidence = f"{1 - results['alpha']:.0%}"
+    times, (unit, size) = results.get("ms_per_token"), _unit(results["rows"])
     notes = [
         f"promise: what is chosen keeps at least {results['quality']:.2%} of dense attention's right answers, with "
-        f"{confidence} confidence, all candidates of {results['families']} families counted",
-        f"dense attention reads and writes {_amount(results['dense_bytes'], results['rows'])} per token",
+        f"{1 - results['alpha']:.0%} confidence, all candidates of {results['families']} families counted",
+        f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
         f"design effect {results['design_effect']:.2f}: {results['n']:,} questions say as much as "
         f"{results['n'] / results['design_effect']:,.0f} of different texts",
     ]
-    times = results.get("ms_per_token")
     if times:
         notes.append(f"ms per token of what kept the promise; dense attention {times['dense']:.2f}")
     if results["chosen"] is not None:
-        measure = "measured time" if times else "bytes per token"
-        notes.append(f"chosen, by {measure}: {results['chosen']}")
+        notes.append(f"chosen, by {'measured time' if times else 'bytes per token'}: {results['chosen']}")
     elif times and len(times) > 1:
         notes.append("nothing that keeps the promise is faster: dense attention stays")
     else:
@@ -78,8 +69,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _picture(results: Mapping[str, Any]) -> str:
-    """All candidates, and again those near the wanted quality."""
+def front_report(results: Mapping[str, Any], folder: Path) -> Path:
+    """Draw quality against bytes, of all candidates and again near the wanted quality; returns the picture's path."""
     rows, lowest = results["rows"], 1 - ZOOM * (1 - results["quality"])
     near = [row for row in rows if row["share"] > lowest]
     closer = bool(near) and min(row["shown"] for row in rows) < lowest
@@ -94,41 +85,29 @@ def _picture(results: Mapping[str, Any]) -> str:
         panels[0].set_ylabel("share of dense attention's right answers")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3 if closer else 2, fontsize=8)
-        headline(
-            figure,
-            f"{about(results)}, batch {results['batch']}, {results['n']:,} questions\n"
-            "filled: kept the promise; hollow: not; whiskers reach down to the share that is shown",
-        )
-        return as_svg(figure)
+        key = "filled: kept the promise; hollow: not; whiskers reach down to the share that is shown"
+        headline(figure, f"{about(results)}, batch {results['batch']}, {results['n']:,} questions\n{key}")
+        return write_picture(folder / PICTURE, as_svg(figure))
 
 
 def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     """Candidates by family, the best share for the bytes, what is wanted, and what was chosen."""
     unit, size = _unit(results["rows"])
-    families = _families(results)
+    families = grouped(results["rows"], lambda row: str(row["family"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
-    axes.axhline(
-        results["quality"], color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {results['quality']:g}"
-    )
-    best = _best(results["rows"])
-    edge = results["dense_bytes"]
-    axes.step(
-        [row["bytes"] / size for row in best] + [edge / size],
-        [row["share"] for row in best] + [best[-1]["share"]],
-        where="post",
-        color=INK,
-        linewidth=1,
-        alpha=0.45,
-        label="largest share for the bytes",
-    )
+    wanted, edge, best = results["quality"], results["dense_bytes"] / size, _best(results["rows"])
+    axes.axhline(wanted, color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {wanted:g}")
+    places, shares = [row["bytes"] / size for row in best], [row["share"] for row in best]
+    axes.step([*places, edge], [*shares, shares[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
+              label="largest share for the bytes")  # fmt: skip
     for family, rows in families.items():
         _family(axes, family, rows, drawn[family], size)
     for row in results["rows"]:
         if row["spec"] == results["chosen"]:
             axes.plot(row["bytes"] / size, row["share"], marker="o", markersize=15, markerfacecolor="none",
                       markeredgecolor=FACT, markeredgewidth=1.8, linestyle="none", label="chosen")  # fmt: skip
-    axes.plot(edge / size, 1, marker="_", markersize=14, markeredgewidth=3, color=MUTED, linestyle="none")
+    axes.plot(edge, 1, marker="_", markersize=14, markeredgewidth=3, color=MUTED, linestyle="none")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -140,10 +119,8 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
 def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
     """One family's candidates: filled if the promise is kept, hollow if not."""
     places, shares = [row["bytes"] / size for row in rows], [row["share"] for row in rows]
-    whiskers = [max(row["share"] - row["shown"], 0.0) for row in rows]
-    axes.errorbar(
-        places, shares, yerr=[whiskers, [0.0] * len(rows)], color=mark.color, linestyle="none", linewidth=1, alpha=0.7
-    )
+    whiskers = [[max(row["share"] - row["shown"], 0.0) for row in rows], [0.0] * len(rows)]
+    axes.errorbar(places, shares, yerr=whiskers, color=mark.color, linestyle="none", linewidth=1, alpha=0.7)
     for row, place, share in zip(rows, places, shares, strict=True):
         face = mark.color if row["status"] == "kept" else "white"
         axes.plot(place, share, **mark.style, markerfacecolor=face, markersize=6.5, linestyle="")
@@ -157,10 +134,6 @@ def _best(rows: Sequence[Row]) -> list[Row]:
         if not best or row["share"] > best[-1]["share"]:
             best.append(row)
     return best
-
-
-def _families(results: Mapping[str, Any]) -> dict[str, list[Row]]:
-    return grouped(results["rows"], lambda row: str(row["family"]))
 
 
 def _rung(row: Row, rows: Sequence[Row]) -> str:
@@ -177,9 +150,3 @@ def _unit(rows: Sequence[Row]) -> tuple[str, float]:
     """In what bytes are said, so that the largest has one to three digits before the point."""
     largest = max(row["bytes"] for row in rows)
     return ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6) if largest >= 1e6 else ("kB", 1e3)
-
-
-def _amount(count: float, rows: Sequence[Row]) -> str:
-    """Bytes in the unit of the candidates'."""
-    name, size = _unit(rows)
-    return f"{count / size:,.4g} {name}"

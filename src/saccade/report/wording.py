@@ -8,39 +8,23 @@ from typing import Any, TypeVar
 Row = Mapping[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
+Columns = Mapping[str, Callable[[Row], str]]
+"""Headers, and what stands below them."""
+
 NOTHING = "-"
 
-COLUMNS = (
-    "policy",
-    "budget",
-    "share of cache",
-    "attention recall",
-    "token recall",
-    "right",
-    "95% interval",
-    "ms per token",
-    "speed vs dense",
-)
-
-
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """One row of `results.json` as text, in the order of `COLUMNS`."""
-    low, high = row["interval"]
-    return (
-        row["label"],
-        number(row["budget"], "{:,}"),
-        number(row["share_attended"], "{:.1%}"),
-        number(row["recall"], "{:.2f}"),
-        number(row["token_recall"], "{:.2f}"),
-        f"{row['correct']}/{row['n']}",
-        f"{low:.2f}-{high:.2f}" if row["n"] else NOTHING,
-        number(row["ms_per_token"], "{:.2f}"),
-        number(row["speedup"], "{:.2f}x"),
-    )
-
-
-TOKEN_RECALL = COLUMNS.index("token recall")
-"""The column that a narrow terminal has no room for."""
+COLUMNS: Columns = {
+    "policy": lambda row: row["label"],
+    "budget": lambda row: number(row["budget"], "{:,}"),
+    "share of cache": lambda row: number(row["share_attended"], "{:.1%}"),
+    "attention recall": lambda row: number(row["recall"], "{:.2f}"),
+    "token recall": lambda row: number(row["token_recall"], "{:.2f}"),
+    "right": lambda row: f"{row['correct']}/{row['n']}",
+    "95% interval": lambda row: "{:.2f}-{:.2f}".format(*row["interval"]) if row["n"] else NOTHING,
+    "ms per token": lambda row: number(row["ms_per_token"], "{:.2f}"),
+    "speed vs dense": lambda row: number(row["speedup"], "{:.2f}x"),
+}
+"""One row of `results.json` as text."""
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
