@@ -56,10 +56,7 @@ PUBLISHED: Mapping[str, Recipe] = MappingProxyType(
             "meta-llama/Meta-Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B-Instruct",
         ),
         "llama-3-70b-10k": _recipe(
-            _LLAMA_3_70B,
-            "tidal:reselect=31",
-            _TIDAL + "tables 2 and 11, at 10K tokens",
-            _LLAMA_3_70B_NAMES,
+            _LLAMA_3_70B, "tidal:reselect=31", _TIDAL + "tables 2 and 11, at 10K tokens", _LLAMA_3_70B_NAMES
         ),
         "llama-3-70b-32k": _recipe(
             _LLAMA_3_70B, "tidal:reselect=14", _TIDAL + "table 2, at 32K tokens", _LLAMA_3_70B_NAMES
@@ -77,10 +74,7 @@ PUBLISHED: Mapping[str, Recipe] = MappingProxyType(
             "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-7b-chat-hf NousResearch/Yarn-Llama-2-7b-128k",
         ),
         "longchat-7b": _recipe(
-            _LLAMA_2_7B,
-            "less_is_more:reselect=7",
-            _LESS_IS_MORE + "tables 11 and 14",
-            "lmsys/longchat-7b-v1.5-32k",
+            _LLAMA_2_7B, "less_is_more:reselect=7", _LESS_IS_MORE + "tables 11 and 14", "lmsys/longchat-7b-v1.5-32k"
         ),
         "qwen3-4b": _recipe(_QWEN3_8B, "less_is_more:reselect=20", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-4B"),
         "qwen3-8b": _recipe(_QWEN3_8B, "less_is_more:reselect=12", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-8B"),

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -41,10 +40,7 @@ class Run:
     def __init__(
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
-        self.policy = policy
-        self.plan = plan
-        self._model = model
-        self._notes = plan.notes
+        self.policy, self.plan, self._model, self._notes = policy, plan, model, plan.notes
         levels: Sequence[int] | None = None
         if plan.selector is not None and plan.selector.reads_text:
             if tokenizer is None:
@@ -114,9 +110,8 @@ class Run:
         self._require_attached()
         reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
         if reasons:
-            raise UnsupportedModelError(
-                f"{self.policy} cannot decode with all lengths on the device: {'; '.join(reasons)}"
-            )
+            told = "; ".join(reasons)
+            raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {told}")
         try:
             with self._hook.caller.knowing(starts=starts):
                 yield
@@ -133,9 +128,7 @@ class Run:
         self._require_attached()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.restore()
 
     def __repr__(self) -> str:
@@ -186,12 +179,7 @@ class Run:
 
 
 def sparsify(
-    model: Any,
-    policy: Written,
-    *,
-    tokenizer: Any = None,
-    recall: bool = False,
-    observers: Sequence[Observer] = (),
+    model: Any, policy: Written, *, tokenizer: Any = None, recall: bool = False, observers: Sequence[Observer] = ()
 ) -> Run:
     """Decode sparsely with a loaded transformers model, until `restore()` or the end of a `with` block.
 

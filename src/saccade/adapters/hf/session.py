@@ -68,12 +68,10 @@ class Session:
     """
 
     def __init__(self, state: DecodeState, *, rectified: bool) -> None:
-        self.state = state
-        self.call = Call(0, 0, 0)
+        self.state, self.call, self.calls = state, Call(0, 0, 0), 0
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slot: Tensor | None = None
-        self.calls = 0
         self._rectified = rectified
         self._steps: list[Rows] = []
 
@@ -85,9 +83,7 @@ class Session:
 
     def begin(self, call: Call) -> None:
         """Start a forward call; rows are prepared when its first layer asks."""
-        self._start(call)
-        self.slot = None
-        self._steps = []
+        self._start(call, None, [])
         if not self._rectified:
             self.state.history.clean = ALL_CLEAN
         elif self.unclean(call.past) == 0:
@@ -102,9 +98,7 @@ class Session:
             slot: int64 `[1]`, where every layer of a static cache puts the token.
             rows: as they are behind the call; `bounds` None.
         """
-        self._start(Call(rows.max_len - 1, 1, 0))
-        self.slot = slot
-        self._steps = [rows]
+        self._start(Call(rows.max_len - 1, 1, 0), slot, [rows])
         self.state.history.clean = ALL_CLEAN
 
     def permute(self, layer: int, rows: Tensor) -> None:
@@ -126,13 +120,12 @@ class Session:
             keys, values: `[B, Hkv, T, d]` by strides.
             mask: bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded.
         """
-        if not self._steps:
-            self._steps = self._prepare(keys, mask)
+        self._steps = self._steps or self._prepare(keys, mask)
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
         return [KVView(k, v, rows) for rows in self._steps]
 
-    def _start(self, call: Call) -> None:
-        self.call = call
+    def _start(self, call: Call, slot: Tensor | None, steps: list[Rows]) -> None:
+        self.call, self.slot, self._steps = call, slot, steps
         self.calls += 1
         self.state.begin(call.past)
 

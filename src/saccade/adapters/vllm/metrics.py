@@ -86,10 +86,8 @@ def exported() -> bool:
 
     if os.environ.get(VARIABLE) and getattr(ValueClass, "_multiprocess", False):
         return True
-    logger.info(
-        "saccade: no saccade_* figures on /metrics; to have them, name an empty folder in %s before vLLM starts",
-        VARIABLE,
-    )
+    missing = "saccade: no saccade_* figures on /metrics; to have them, name an empty folder in %s before vLLM starts"
+    logger.info(missing, VARIABLE)
     return False
 
 
@@ -125,20 +123,11 @@ class StepMetrics:
     """
 
     def __init__(self, counters: Counters, recall: RecallObserver | None, pause: float) -> None:
-        self._counters = counters
-        self._recall = recall
-        self._pause = pause
+        self._counters, self._recall, self._pause = counters, recall, pause
         self._read = time.monotonic()
-        self._decoded = 0
-        self._selecting = 0
-        self._dense = 0
-        self._measured = 0
         self._ours = True
-        self._attended_before = 0.0
-        self._recalled_before = 0.0
-        self._measured_before = 0
-        self._attended = 0.0
-        self._skipped = 0.0
+        self._decoded = self._selecting = self._dense = self._measured = self._measured_before = 0
+        self._attended_before = self._recalled_before = self._attended = self._skipped = 0.0
         for name in ("tokens_decoded", "tokens_attended", "tokens_skipped", "share_attended"):
             metric(name)
         if recall is not None:

@@ -40,12 +40,7 @@ class Batch:
 
 
 class Groups:
-    """Groups the rows of one step after the other.
-
-    Args:
-        vllm_config: through which the worker and its requests are found.
-        attention: what rows that select attend with.
-    """
+    """Groups the rows of one step after the other; those that select attend with `attention`."""
 
     def __init__(self, vllm_config: Any, attention: AttentionOperations) -> None:
         self.attention = attention
@@ -66,13 +61,11 @@ class Groups:
         """Rows that select in this step: one new token behind the prompt, not opted out, longer than the budget."""
         if self._serving.plan.selector is None:
             return []
-        requests = self.requests(batch)
         return [
             row
-            for row, (length, queries, prefilling) in enumerate(
-                zip(batch.lengths, batch.queries, batch.prefilling, strict=True)
-            )
-            if queries == 1 and not prefilling and requests[row].sparse and not self.covers(length)
+            for row, request in enumerate(self.requests(batch))
+            if batch.queries[row] == 1 and not batch.prefilling[row]
+            if request.sparse and not self.covers(batch.lengths[row])
         ]
 
     def of(self, batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | None) -> list[Group]:

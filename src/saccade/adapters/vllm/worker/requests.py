@@ -80,9 +80,8 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """
         given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
         if given not in (None, OFF, "on"):
-            raise VLLMValidationError(
-                f'vllm_xargs: {KEY}={given!r} is not valid; "off" decodes densely, "on" as the server'
-            )
+            valid = '"off" decodes densely, "on" as the server'
+            raise VLLMValidationError(f"vllm_xargs: {KEY}={given!r} is not valid; {valid}")
 
     def is_argmax_invariant(self) -> bool:
         return True
