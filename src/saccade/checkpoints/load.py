@@ -15,8 +15,7 @@ from ..errors import ModelFolderError, UnsupportedModelError
 from ..types import ModelShape
 from .bundled import model_path
 from .hub import HUB_ID, SHARDS, WEIGHTS
-from .shape import shape_of
-from .weights import stored_hash
+from .shape import shape_of, stored_hash
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

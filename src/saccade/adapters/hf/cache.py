@@ -156,16 +156,9 @@ class IndexedStaticLayer(StaticLayer):
                 self.session.permute(self.layer, beam_idx.to(self.keys.device))
 
 
-_ADOPTED = (
-    DynamicLayer,
-    RoomyLayer,
-    GrowingLayer,
-    StaticLayer,
-    IndexedStaticLayer,
-    # Models are only attached if no window is narrower than their positions, so these hold everything too.
-    DynamicSlidingWindowLayer,
-    StaticSlidingWindowLayer,
-)
+# Models are only attached if no window is narrower than their positions, so these hold everything too.
+_WINDOWED = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
+_ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLayer, *_WINDOWED)
 
 
 def session_of(cache: Any) -> Session | None:

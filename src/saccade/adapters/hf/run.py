@@ -35,36 +35,31 @@ _BATCH_METHODS = ("generate_batch", "init_continuous_batching", "continuous_batc
 
 
 class Run:
-    """A policy attached to a model; made by `sparsify`, undone by `restore()` or at the end of a `with` block."""
+    """A policy attached to a model; made by `sparsify`, undone by `restore()` or at the end of a `with` block.
+
+    Attributes:
+        model: the one that this run is attached to.
+        counters: what all its sequences count into.
+    """
 
     def __init__(
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
-        self.policy, self.plan, self._model, self._notes = policy, plan, model, plan.notes
+        self.policy, self.plan, self.model, self._notes = policy, plan, model, plan.notes
         levels: Sequence[int] | None = None
         if plan.selector is not None and plan.selector.reads_text:
             if tokenizer is None:
                 self._notes += (f"{policy.name}: no tokenizer was given, so chunks have a fixed length",)
             else:
                 levels = delimiter_table(tokenizer)
-        self._counters = Counters(len(plan.roles.layers))
+        self.counters = Counters(len(plan.roles.layers))
         self._rectified = Rectifications()
         self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
-        self._hook = ForwardHook(plan, self._counters, self._observers, levels, rectifier)
+        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier)
         self._undo: list[Callable[[], None]] = []
         self._attach()
-
-    @property
-    def model(self) -> Any:
-        """The model that this run is attached to."""
-        return self._model
-
-    @property
-    def counters(self) -> Counters:
-        """What all sequences of this run count into."""
-        return self._counters
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -80,7 +75,7 @@ class Run:
         indexes = self._hook.slot[0].state.indexes if self._hook.slot else None
         return RunStats.of(
             str(self.policy),
-            self._counters,
+            self.counters,
             self._recall,
             index_bytes=indexes.nbytes if indexes is not None else 0,
             build_seconds=indexes.build_seconds if indexes is not None else 0.0,
@@ -99,10 +94,7 @@ class Run:
         """Inside, calls decode one token per row on a filled `StaticCache`, and the host never reads the device.
 
         Every call does the same to the cache's whole capacity, so that a CUDA graph can hold it; `graph.GraphedStep`
-        does. Masks are not looked at.
-
-        Args:
-            starts: int32 `[B]` on the cache's device, first real slot of each row.
+        does. Masks are not looked at; `starts` are int32 `[B]` on the cache's device, first real slot of each row.
 
         Raises:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
@@ -133,14 +125,14 @@ class Run:
 
     def __repr__(self) -> str:
         state = "attached" if self._undo else "restored"
-        return "\n".join((f"<saccade.Run {self.policy} on {type(self._model).__name__}, {state}>", *self.notes))
+        return "\n".join((f"<saccade.Run {self.policy} on {type(self.model).__name__}, {state}>", *self.notes))
 
     def _require_attached(self) -> None:
         if not self._undo:
             raise AttachmentError("this run was restored; call saccade.sparsify(model, policy) again")
 
     def _attach(self) -> None:
-        model, hook, rectify = self._model, self._hook, self.policy.rectify
+        model, hook, rectify = self.model, self._hook, self.policy.rectify
         attention.register()
         try:
             self._set_attribute(model, _RUN_ATTRIBUTE, self)

@@ -145,12 +145,11 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
         reasons.append(f"rectify={rectify}: verification is not built for serving; rectify={rectify.every} overwrites")
     if scheduling.async_scheduling:
         reasons.append(f"rectify={rectify} needs --no-async-scheduling: a step is set back once the last one is done")
-    if scheduling.max_num_batched_tokens < chunk:
-        most = scheduling.max_num_batched_tokens
-        reasons.append(f"--max-num-batched-tokens {most} cannot hold a dense pass of {chunk} tokens")
-    limit = scheduling.max_num_scheduled_tokens
-    if limit is not None and limit < chunk:
-        reasons.append(f"max_num_scheduled_tokens={limit} cannot hold a dense pass of {chunk} tokens")
+    batched, scheduled = scheduling.max_num_batched_tokens, scheduling.max_num_scheduled_tokens
+    if batched < chunk:
+        reasons.append(f"--max-num-batched-tokens {batched} cannot hold a dense pass of {chunk} tokens")
+    if scheduled is not None and scheduled < chunk:
+        reasons.append(f"max_num_scheduled_tokens={scheduled} cannot hold a dense pass of {chunk} tokens")
     if 0 < threshold < chunk:
         reasons.append(f"--long-prefill-token-threshold {threshold} would cut a dense pass of {chunk} tokens in two")
     return reasons

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.weights import stored_hash
+from ...checkpoints.shape import stored_hash
 from ...errors import ServingError
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
@@ -83,11 +83,5 @@ def shape_of(vllm_config: Any) -> ModelShape:
     """Sizes of the whole decoder, over all tensor-parallel ranks, and the hash of its weights where files are here."""
     config = vllm_config.model_config
     text = config.hf_text_config
-    return ModelShape(
-        text.num_hidden_layers,
-        text.num_attention_heads,
-        config.get_total_num_kv_heads(),
-        config.get_head_size(),
-        architecture=text.model_type,
-        weights=stored_hash(str(config.model)),
-    )
+    heads = (text.num_attention_heads, config.get_total_num_kv_heads(), config.get_head_size())
+    return ModelShape(text.num_hidden_layers, *heads, text.model_type, stored_hash(str(config.model)))

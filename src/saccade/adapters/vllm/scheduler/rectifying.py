@@ -199,8 +199,7 @@ def _covered_by(kv_cache_config: Any) -> int:
         raise ServingError(
             f"--scheduler-cls {SCHEDULER} needs --attention-backend CUSTOM: nothing else decodes sparsely"
         )
-    covered: int = min(spec.covered for spec in specs)
-    return covered
+    return min(int(spec.covered) for spec in specs)
 
 
 def _without(data: CachedRequestData, dropped: Iterable[str]) -> CachedRequestData:

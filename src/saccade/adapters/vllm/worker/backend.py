@@ -18,8 +18,7 @@ from ....errors import ServingError
 from ....types import KVView, Rows
 from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
-from .metadata import StepMetadata, Written
-from .mixed_step import prepare
+from .mixed_step import StepMetadata, Written, prepare
 from .page_bounds import BlockBounds, bounds_bytes
 from .worker import Serving, serving_of
 

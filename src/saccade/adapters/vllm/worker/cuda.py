@@ -33,9 +33,6 @@ from .worker import serving_of
 
 logger = logging.getLogger("saccade")
 
-Scored = tuple[Tensor, Tensor | None]
-"""Attention, and where they are wanted the scores."""
-
 
 class SaccadeFlashBackend(SparseBackend, FlashAttentionBackend):
     """vLLM's FLASH_ATTN, decoding sparsely."""
@@ -94,7 +91,9 @@ class FlashOperations:
         layer = layers[0]
         return cls(layer.vllm_flash_attn_version, 1 if layer.batch_invariant_enabled or layer.fa4_hd256 else 0)
 
-    def dense(self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None) -> Scored:
+    def dense(
+        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """As `dense_decode_scores`, which also makes the scores where they are wanted: FlashAttention keeps none."""
         if pooling is not None:
             return dense_decode_scores(q, kv, scale=scale, pooling=pooling)

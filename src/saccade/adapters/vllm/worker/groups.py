@@ -10,10 +10,24 @@ from torch import Tensor
 
 from ....decode.state import AttentionOperations, DecodeState
 from ....types import Rows
-from .metadata import Group
 from .requests import RequestRow, requests_of
 from .sequence_memory import SequenceMemory
 from .worker import serving_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Rows that decode together.
+
+    Attributes:
+        state: theirs.
+        rows: where their tokens lie.
+        tokens: int64, which positions of the flat batch are theirs; None: all, in order.
+    """
+
+    state: DecodeState
+    rows: Rows
+    tokens: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -10,8 +11,42 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from .groups import Batch, Groups
-from .metadata import StepMetadata, Written
+from ....types import Rows
+from .groups import Batch, Group, Groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """What a step writes into the cache.
+
+    Attributes:
+        rows: all rows of the batch.
+        start: int32 `[B]`, first new position of each row.
+        count: host bound on the new tokens of a row.
+    """
+
+    rows: Rows
+    start: Tensor
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMetadata:
+    """vLLM's attention metadata of a step, all layers of an attention group share it.
+
+    Attributes:
+        parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
+        parent_tokens: int64, their positions in the flat batch; None: all.
+        groups: rows that decode under the policy.
+        written: the step's new tokens; rows with one apart from rows with many, so that none is padded to the others.
+        num_actual_tokens: positions of the flat batch that are not padding.
+    """
+
+    parent: Any | None
+    parent_tokens: Tensor | None
+    groups: list[Group]
+    written: tuple[Written, ...]
+    num_actual_tokens: int
 
 
 def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> StepMetadata:
