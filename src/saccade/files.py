@@ -16,10 +16,7 @@ from .errors import OutputError, PolicyError
 
 
 def replace_text(path: str | Path, text: str, what: str = "") -> None:
-    """Write `text` beside the file, in full and to the disk, and put it in the file's place.
-
-    Args:
-        what: the kind of file, for messages.
+    """Write `text` beside the file, in full and to the disk, and put it in the file's place; messages call it `what`.
 
     Raises:
         OutputError: if it cannot be written; the file is as it was and nothing is left beside it.

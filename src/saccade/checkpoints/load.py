@@ -39,12 +39,9 @@ def load(model: str | Path | None, device: str = "auto", dtype: str = "auto") ->
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model lies; its parts are read one by one, the cheap ones first.
+    """Where a model lies, and what the user would call it; its parts are read one by one, the cheap ones first.
 
-    Attributes:
-        name: what the user would call it.
-        location: folder or hub id.
-        bundled: whether it is the model that comes with this package.
+    `location` is a folder or hub id; `bundled`: it is the model that comes with this package.
     """
 
     name: str

@@ -81,13 +81,10 @@ def cost_of(
     """Bytes per decoded token of a plan on a model.
 
     Args:
-        plan: what runs, bound to `shape`.
-        rectify: how its sparse steps are made good; None if they are not.
-        shape: the model's sizes.
+        plan, rectify, shape: what runs, how its sparse steps are made good if they are, and the sizes it is bound to.
         context: tokens cached per row before the decoded one.
         batch: rows decoded together.
-        kv_itemsize: bytes of a number in the cache.
-        weight_bytes: weights that a step reads.
+        kv_itemsize, weight_bytes: of a number in the cache, and of the weights that a step reads.
         acceptance: mean share of a draft that dense attention confirms, 0 to 1; of use to verifying rectification only.
 
     Raises:

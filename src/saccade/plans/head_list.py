@@ -15,11 +15,7 @@ FORM = "heads:L+L.H"
 
 @dataclass(frozen=True, slots=True)
 class HeadList:
-    """Retrieving KV heads in ascending order; where a whole layer is named, none of its heads is.
-
-    Attributes:
-        entries: `(layer, KV head)`; a KV head of None stands for the whole layer.
-    """
+    """Retrieving `(layer, KV head)` in order; None stands for a whole layer, of which no head is named then."""
 
     entries: tuple[tuple[int, int | None], ...]
 

@@ -36,12 +36,10 @@ class Recipe(Kept):
     """What calibration found for one model.
 
     Attributes:
-        model: whom it is for.
-        policy: what to decode with.
+        model, policy: whom it is for, and what to decode with.
         reselect: re-selection layers, also for other policies than `policy`; None: not looked for.
         roles: retrieval heads, as `heads:0+7.2` or `layers:0+7`, also for other policies; None: not looked for.
-        found: how, as free JSON.
-        scores: what it was measured at, as free JSON.
+        found, scores: how, and what it was measured at, as free JSON.
         versions: of the software that found it.
 
     Raises:

@@ -183,12 +183,8 @@ def room(cache: Any) -> int | None:
 def advance(cache: Any, starts: Tensor) -> tuple[Tensor, Rows]:
     """Make a static cache one token longer, which its layers write next; nothing is read from the device.
 
-    Args:
-        cache: filled, of transformers 5: its layers keep their length on the device.
-        starts: int32 `[B]`, first real slot of each row.
-
-    Returns:
-        The token's slot, int64 `[1]`, and the rows with it.
+    The cache is filled and of transformers 5: its layers keep their length on the device. `starts` are int32 `[B]`, the
+    first real slot of each row. Gives the token's slot, int64 `[1]`, and the rows with it.
     """
     first = cache.layers[0]
     with lasting():

@@ -53,13 +53,7 @@ class GraphedStep:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to every row.
-
-        Args:
-            tokens: int64 `[B, 1]`.
-
-        Returns:
-            Logits `[B, V]` of the next token, in memory that the next step overwrites.
+        """Append a token, int64 `[B, 1]`, to every row; logits `[B, V]` in memory that the next step overwrites.
 
         Raises:
             UnsupportedModelError: if the cache is full, or tokens have another shape or dtype.

@@ -17,10 +17,8 @@ class NativeLinears:
 
     Taken are modules of exactly that type with a plain contiguous bfloat16 weight on CPU, without hooks and with no
     `forward` of their own, that no adapter is wrapped around. Calls of more than 8 rows, under autocast, while a
-    gradient is recorded, with other dtypes or after the weight was replaced go to the module's own forward.
-
-    Attributes:
-        count: how many modules were taken; 0 without the native library.
+    gradient is recorded, with other dtypes or after the weight was replaced go to the module's own forward. `count`
+    modules were taken; 0 without the native library.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -35,11 +35,9 @@ _BATCH_METHODS = ("generate_batch", "init_continuous_batching", "continuous_batc
 
 
 class Run:
-    """A policy attached to a model; made by `sparsify`, undone by `restore()` or at the end of a `with` block.
+    """A policy attached to `model`; made by `sparsify`, undone by `restore()` or at the end of a `with` block.
 
-    Attributes:
-        model: the one that this run is attached to.
-        counters: what all its sequences count into.
+    All its sequences count into `counters`.
     """
 
     def __init__(

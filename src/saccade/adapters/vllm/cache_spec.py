@@ -18,9 +18,7 @@ from . import clean
 class SaccadeAttentionSpec(FullAttentionSpec):
     """Full attention whose decoding steps may be sparse; made by `of`.
 
-    Attributes:
-        policy: spec string of what requests decode with.
-        covered: the longest row, in tokens, of which every head attends to all (`clean.covered_length`).
+    `policy` is a spec string; `covered` the longest row, of which every head attends to all (`clean.covered_length`).
     """
 
     policy: str

@@ -114,12 +114,7 @@ class StepMetrics:
     """What the steps of one worker report.
 
     Reading the counters waits for the device they are on. On the host that costs nothing and happens at the end of
-    every step; on an accelerator at most once in `pause` seconds, and once when the batch has emptied.
-
-    Args:
-        counters: of the worker, by row.
-        recall: who measures it; None: nobody.
-        pause: seconds between two reads; 0: the counters are on the host.
+    every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when the batch has emptied.
     """
 
     def __init__(self, counters: Counters, recall: RecallObserver | None, pause: float) -> None:
@@ -134,12 +129,10 @@ class StepMetrics:
             metric("attention_recall")
 
     def step(self, selecting: Sequence[int], dense: Sequence[int], *, measured: bool) -> None:
-        """Note the tokens that the step to come decodes under the policy.
+        """Note the tokens that the step to come decodes under the policy, by the lengths of their rows.
 
-        Args:
-            selecting: lengths of the rows that select.
-            dense: lengths of the rows that attend to everything, because the budget covers them or in a dense pass.
-            measured: whether recall is measured in the rows that select.
+        Those of `dense` attend to everything, because the budget covers them or in a dense pass; `measured`: recall is
+        measured in the others.
         """
         if not self._ours or (self._pause and time.monotonic() - self._read >= self._pause):
             self.flush()

@@ -23,7 +23,6 @@ class Part:
     """One object of vLLM and what is expected of it.
 
     Attributes:
-        module: dotted name.
         name: in the module, dotted below a class.
         takes: names of parameters, separated by blanks.
         has: names of attributes, fields and methods, separated by blanks; of a class also what its instances are given

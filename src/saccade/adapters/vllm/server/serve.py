@@ -46,11 +46,7 @@ _CPU_BLOCK = 32
 
 
 class RefusedError(ServingError):
-    """A server that cannot start.
-
-    Attributes:
-        reasons: all that were found, one line each.
-    """
+    """A server that cannot start; `reasons` are all that were found, one line each."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(" ".join(reason.split()) for reason in reasons)
@@ -62,8 +58,7 @@ class Server:
     """A server that nothing speaks against, not started yet.
 
     Attributes:
-        args: vLLM's arguments.
-        options: how it decodes.
+        args, options: vLLM's arguments, and how it decodes.
         notes: what the user should know of the policy on this model.
         model: what the user would call it.
         shape: of the model, in words.

@@ -17,13 +17,7 @@ from .worker import serving_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Rows that decode together.
-
-    Attributes:
-        state: theirs.
-        rows: where their tokens lie.
-        tokens: int64, which positions of the flat batch are theirs; None: all, in order.
-    """
+    """Rows that decode together; `tokens`, int64, are their positions of the flat batch; None: all, in order."""
 
     state: DecodeState
     rows: Rows
@@ -83,14 +77,10 @@ class Groups:
         ]
 
     def of(self, batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | None) -> list[Group]:
-        """How the step's sparse rows decode.
+        """How the step's S sparse rows decode.
 
-        Args:
-            batch: all rows.
-            sparse: which of them select.
-            table: int32 `[len(sparse), n]`, their blocks.
-            lengths: int32 `[len(sparse)]`.
-            tokens: int64 `[len(sparse)]`, their positions in the flat batch; None: all, in order.
+        Their blocks are int32 `[S, n]`, their lengths int32 `[S]`, `tokens` int64 `[S]` their positions in the flat
+        batch; None: all, in order.
         """
         recall = self._serving.recall
         known = self._announced(batch)

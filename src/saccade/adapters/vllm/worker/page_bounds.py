@@ -18,12 +18,7 @@ def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: 
 
 @dataclass(frozen=True, slots=True)
 class BlockBounds:
-    """Bounds of one layer's blocks.
-
-    Attributes:
-        lower, upper: `[blocks, Hkv, pages per block, d]` by strides, views of the cache's own memory.
-        page: tokens of a page.
-    """
+    """Bounds of one layer's blocks, `[blocks, Hkv, pages per block, d]` by strides: views of the cache's own memory."""
 
     lower: Tensor
     upper: Tensor

@@ -36,13 +36,10 @@ class Serving:
     """Decoding under one policy in one worker.
 
     Attributes:
-        options: of the engine.
         plan: of this rank's heads.
         covered: the longest row of which every head attends to all tokens.
-        counters: of all steps.
         levels: delimiter levels of the vocabulary, for policies that read text.
-        recall: who measures it; None: nobody.
-        metrics: who reports the steps; None: nobody.
+        recall, metrics: who measures it, who reports the steps; None: nobody.
         indexes: those that lie in the cache, by layer.
     """
 
