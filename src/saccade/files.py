@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -15,10 +16,7 @@ from .errors import OutputError, PolicyError
 
 
 def replace_text(path: str | Path, text: str, what: str = "") -> None:
-    """Write `text` beside the file, in full and to the disk, and put it in the file's place.
-
-    Args:
-        what: the kind of file, for messages.
+    """Write `text` beside the file, in full and to the disk, and put it in the file's place; messages call it `what`.
 
     Raises:
         OutputError: if it cannot be written; the file is as it was and nothing is left beside it.
@@ -93,6 +91,61 @@ def parse(kind: type[RecordT], text: str, where: str) -> RecordT:
     except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
         reason = f"not JSON: {error}"
     raise PolicyError(f"{where}: {reason}")
+
+
+KeptT = TypeVar("KeptT", bound="Kept")
+
+
+class Kept(ABC):
+    """What is kept in a JSON file of ours; a subclass says what such a file is called and what its record becomes."""
+
+    KIND: ClassVar[str]
+    RECORD: ClassVar[type[Record]]
+
+    @classmethod
+    @abstractmethod
+    def of_record(cls: type[KeptT], record: Any) -> KeptT:
+        """What a `RECORD` says; a PolicyError if its values do not fit the model."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """The file's text.
+
+        Raises:
+            PolicyError: a free part holds what is not JSON, NaN or an infinity; or the model's architecture is unknown.
+        """
+
+    @classmethod
+    def read(cls: type[KeptT], path: str | Path) -> KeptT:
+        """Read a file.
+
+        Raises:
+            PolicyError: a file that is absent or not exactly what `write` writes; the message starts with its name.
+        """
+        where = f"{cls.KIND} {path}"
+        return cls.from_json(read_text(path, where), where)
+
+    @classmethod
+    def from_json(cls: type[KeptT], text: str, where: str = "") -> KeptT:
+        """Inverse of `to_json`; `where`, or what such files are called, starts every message.
+
+        Raises:
+            PolicyError: as `parse`, and for another version or values that do not fit the model.
+        """
+        record = parse(cls.RECORD, text, where or cls.KIND)
+        try:
+            return cls.of_record(record)
+        except PolicyError as error:
+            raise PolicyError(f"{where or cls.KIND}: {error}") from None
+
+    def write(self, path: str | Path) -> None:
+        """Write the file whole, or leave the one that is there as it is.
+
+        Raises:
+            PolicyError: as `to_json`.
+            OutputError: the file cannot be written.
+        """
+        replace_text(path, self.to_json(), self.KIND)
 
 
 def short(value: Any) -> str:

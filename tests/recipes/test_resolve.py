@@ -20,8 +20,7 @@ from saccade import Recipe
 from saccade.checkpoints import hub as files
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource, load
-from saccade.checkpoints.shape import shape_of, shape_of_model
-from saccade.checkpoints.weights import hash_of, stored_hash
+from saccade.checkpoints.shape import hash_of, shape_of, shape_of_model, stored_hash
 from saccade.plans.identity import fingerprint
 from saccade.recipes.published import note, published
 from saccade.recipes.resolve import Chosen, beside, default, resolve

@@ -13,11 +13,9 @@ SHARDS = "model.safetensors.index.json"
 
 
 def find(model: str, name: str, *, download: bool = False) -> Path | None:
-    """A file of a model; None if it is not there, or no network to look.
+    """A file of a model, a folder or a hub id; None if it is not there, or no network to look.
 
-    Args:
-        model: a folder or a hub id.
-        download: fetch it from the hub if it is not in the cache.
+    `download`: fetch it from the hub if it is not in the cache.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():

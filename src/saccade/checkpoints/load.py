@@ -15,8 +15,7 @@ from ..errors import ModelFolderError, UnsupportedModelError
 from ..types import ModelShape
 from .bundled import model_path
 from .hub import HUB_ID, SHARDS, WEIGHTS
-from .shape import shape_of
-from .weights import stored_hash
+from .shape import shape_of, stored_hash
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,12 +39,9 @@ def load(model: str | Path | None, device: str = "auto", dtype: str = "auto") ->
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model lies; its parts are read one by one, the cheap ones first.
+    """Where a model lies, and what the user would call it; its parts are read one by one, the cheap ones first.
 
-    Attributes:
-        name: what the user would call it.
-        location: folder or hub id.
-        bundled: whether it is the model that comes with this package.
+    `location` is a folder or hub id; `bundled`: it is the model that comes with this package.
     """
 
     name: str
@@ -90,9 +86,8 @@ class ModelSource:
         try:
             shape, positions = shape_of(config), int(config.max_position_embeddings)
         except AttributeError as error:
-            raise UnsupportedModelError(
-                f"model {self.name!r} is no plain decoder: its {config.model_type} configuration has no {error.name}"
-            ) from error
+            missing = f"its {config.model_type} configuration has no {error.name}"
+            raise UnsupportedModelError(f"model {self.name!r} is no plain decoder: {missing}") from error
         return replace(shape, weights=stored_hash(self.location)), positions
 
     def decoder(self) -> ModelShape:
@@ -109,19 +104,16 @@ class ModelSource:
         # transformers makes up an empty tokenizer from the model type when its files are absent.
         if not tokenizer("saccade", add_special_tokens=False)["input_ids"]:
             raise ModelFolderError(f"model {self.name!r} has no tokenizer; add one: tokenizer.save_pretrained(folder)")
+        whose = f"the tokenizer of model {self.name!r} has"
         if not tokenizer.is_fast:
-            raise ModelFolderError(
-                f"the tokenizer of model {self.name!r} has no tokenizer.json, which locates tokens in text"
-            )
+            raise ModelFolderError(f"{whose} no tokenizer.json, which locates tokens in text")
         if tokenizer.eos_token_id is None:
-            raise ModelFolderError(f"the tokenizer of model {self.name!r} has no end-of-sequence token (eos_token)")
+            raise ModelFolderError(f"{whose} no end-of-sequence token (eos_token)")
         embeddings = getattr(self.config(), "vocab_size", None)
         largest = max(tokenizer.get_vocab().values())
         if embeddings is not None and largest >= embeddings:
-            raise ModelFolderError(
-                f"the tokenizer of model {self.name!r} has token ids up to {largest}, "
-                f"the model only {embeddings} embeddings; they do not belong together"
-            )
+            what = f"token ids up to {largest}, the model only {embeddings} embeddings; they do not belong together"
+            raise ModelFolderError(f"{whose} {what}")
         return tokenizer
 
     def weights(self, device: torch.device, dtype: torch.dtype) -> Any:
@@ -130,14 +122,8 @@ class ModelSource:
         Raises:
             ModelFolderError: if weights are missing, of other shapes than the configuration says, or unreadable.
         """
-        model, report = self._read(
-            "weights",
-            AutoModelForCausalLM,
-            dtype=dtype,
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
+        options = {"dtype": dtype, "use_safetensors": True, "attn_implementation": "sdpa", "output_loading_info": True}
+        model, report = self._read("weights", AutoModelForCausalLM, **options)
         missing = sorted(report["missing_keys"])
         # transformers would fill them with random numbers and only warn.
         if missing:
@@ -152,10 +138,9 @@ class ModelSource:
             return reader.from_pretrained(self.location, trust_remote_code=False, **options)
         # A broken folder can raise anything in transformers, tokenizers and the hub client.
         except Exception as error:
-            where = "" if Path(self.location).is_dir() else "no folder here, and as a hub id "
-            raise ModelFolderError(
-                f"model {self.name!r}: {where}its {part} cannot be loaded: {one_line(error)}"
-            ) from error
+            where = "its" if Path(self.location).is_dir() else "no folder here, and as a hub id its"
+            said = f"{where} {part} cannot be loaded: {one_line(error)}"
+            raise ModelFolderError(f"model {self.name!r}: {said}") from error
 
 
 def pick_device(name: str) -> torch.device:
@@ -207,10 +192,9 @@ def _devices() -> list[str]:
 
 def _check_folder(folder: Path) -> None:
     """Raise unless a folder has a configuration and whole safetensors files."""
-    config = folder / "config.json"
-    if not config.is_file():
+    if not (folder / "config.json").is_file():
         raise ModelFolderError(f"model folder {str(folder)!r} has no config.json")
-    _read_json(config)
+    _read_json(folder / "config.json")
     for file in _weight_files(folder):
         _check_weights(file)
 

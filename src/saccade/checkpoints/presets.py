@@ -15,18 +15,14 @@ from .load import ModelSource
 
 _SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
 _LLAMA_3 = {"rope_theta": 500_000.0}
+_TIED = {"tie_word_embeddings": True}
 
 SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingProxyType(
     {
         name: (kind, {**dict(zip(_SIZES.split(), sizes, strict=True)), **others})
         for name, kind, sizes, others in (
-            ("smollm2-135m", LlamaConfig, (49_152, 576, 1_536, 30, 9, 3, 64), {"tie_word_embeddings": True}),
-            (
-                "llama-3.2-1b",
-                LlamaConfig,
-                (128_256, 2_048, 8_192, 16, 32, 8, 64),
-                {**_LLAMA_3, "tie_word_embeddings": True},
-            ),
+            ("smollm2-135m", LlamaConfig, (49_152, 576, 1_536, 30, 9, 3, 64), _TIED),
+            ("llama-3.2-1b", LlamaConfig, (128_256, 2_048, 8_192, 16, 32, 8, 64), {**_LLAMA_3, **_TIED}),
             ("llama-3.1-8b", LlamaConfig, (128_256, 4_096, 14_336, 32, 32, 8, 128), _LLAMA_3),
             ("qwen3-8b", Qwen3Config, (151_936, 4_096, 12_288, 36, 32, 8, 128), {}),
         )
@@ -35,15 +31,10 @@ SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingPro
 
 
 def random_model(shape: str, *, positions: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A model of the named shape (or of the config in a folder) with random weights, in eval mode.
-
-    Args:
-        shape: a preset's name or a folder with a `config.json`.
-        positions: at least this many positions are made valid.
-        dtype, device: of all weights.
+    """A model of a shape that `read_config` knows, with random weights and at least so many positions, in eval mode.
 
     Raises:
-        ModelFolderError: if `shape` is neither; the message lists the presets.
+        ModelFolderError: as `read_config`.
     """
     config = read_config(shape)
     config.max_position_embeddings = max(positions, config.max_position_embeddings)
@@ -55,7 +46,7 @@ def random_model(shape: str, *, positions: int, dtype: torch.dtype, device: torc
 
 
 def read_config(shape: str) -> PretrainedConfig:
-    """The configuration of a preset or folder.
+    """The configuration of a preset, or of a folder with a `config.json`.
 
     Raises:
         ModelFolderError: if `shape` is neither, naming the presets, or if the folder's configuration cannot be read.
@@ -64,8 +55,7 @@ def read_config(shape: str) -> PretrainedConfig:
         kind, sizes = SHAPES[shape]
         return kind(**sizes)
     if not (Path(shape) / "config.json").is_file():
-        raise ModelFolderError(
-            f"shape {shape!r} is neither a preset ({', '.join(SHAPES)}) nor a folder with a config.json"
-        )
+        presets = ", ".join(SHAPES)
+        raise ModelFolderError(f"shape {shape!r} is neither a preset ({presets}) nor a folder with a config.json")
     config: PretrainedConfig = ModelSource(shape, shape).config()
     return config

@@ -1,12 +1,30 @@
-"""A decoder's sizes: from its configuration, or with the hash of its weights from the loaded model."""
+"""A decoder's sizes, and the hash that tells its weights from another's: three rows of the input embeddings."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from ..types import ModelShape
-from .weights import hash_of, hashed_rows
+from .hub import SHARDS, WEIGHTS, find
+
+_TABLES = (
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "model.decoder.embed_tokens.weight",
+    "gpt_neox.embed_in.weight",
+    "transformer.word_embeddings.weight",
+)
+"""What checkpoints call the input embeddings."""
+
+_TINY = 2.0**-14
+"""Smaller values are subnormal in float16, which rounds some of them; all others of bfloat16 it holds exactly."""
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -18,7 +36,7 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def shape_of_model(model: Any) -> ModelShape:
-    """Sizes of a loaded decoder, and the hash of some of its weights: three rows of the input embeddings."""
+    """Sizes of a loaded decoder, and the hash of its weights."""
     shape = shape_of(model.config)
     table = model.get_input_embeddings().weight
     if table.is_meta:
@@ -32,3 +50,36 @@ def parameters_read(model: Any) -> int:
     count = int(sum(parameter.numel() for parameter in model.parameters()))
     # Of such an embedding a step looks up one row.
     return count if head is not None and inputs.weight is head.weight else count - int(inputs.weight.numel())
+
+
+def hashed_rows(vocabulary: int) -> list[int]:
+    """The rows that are hashed."""
+    return [0, vocabulary // 2, vocabulary - 1]
+
+
+def hash_of(rows: Tensor) -> str:
+    """The hash of rows `[3, hidden]`, rounded so that a bfloat16 model in another dtype is still the same one."""
+    rounded = rows.to("cpu", torch.bfloat16).contiguous()
+    rounded = rounded.masked_fill(rounded.abs() < _TINY, 0)
+    return hashlib.sha256(bytes(rounded.view(torch.uint8).flatten().tolist())).hexdigest()[:16]
+
+
+def stored_hash(model: str) -> str | None:
+    """The hash of a folder's or a cached hub model's safetensors, of which three rows are read.
+
+    None where there are no such files, or none of their tensors has a usual name.
+    """
+    try:
+        whole, index = find(model, WEIGHTS), find(model, SHARDS)
+        shards = {} if whole is not None or index is None else json.loads(index.read_text())["weight_map"]
+        for name in _TABLES:
+            file = whole or (find(model, shards[name]) if name in shards else None)
+            if file is None:
+                continue
+            with safe_open(str(file), framework="pt") as tensors:
+                if name in tensors.keys():  # noqa: SIM118  # no mapping
+                    table = tensors.get_slice(name)
+                    return hash_of(torch.cat([table[row : row + 1] for row in hashed_rows(table.get_shape()[0])]))
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
+        return None  # whoever loads these files says what is wrong with them
+    return None

@@ -15,8 +15,7 @@ def delimiter_table(tokenizer: Any) -> Sequence[int]:
     """Delimiter level of every vocabulary id, 0 for none; made once per tokenizer, which takes a second or two."""
     table = _tables.get(tokenizer)
     if table is None:
-        pieces = tokenizer.batch_decode(
-            [[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False
-        )
+        tokens = [[token] for token in range(len(tokenizer))]
+        pieces = tokenizer.batch_decode(tokens, clean_up_tokenization_spaces=False)
         table = _tables[tokenizer] = delimiter_levels(pieces)
     return table

@@ -24,9 +24,8 @@ _CONFIGURED = {
 
 def reasons_in(config: Any) -> list[str]:
     """Every such feature that a text model's configuration names, a line each."""
-    return [
-        f"{name}={getattr(config, name)}: {why}" for name, why in _CONFIGURED.items() if getattr(config, name, None)
-    ]
+    named = ((name, getattr(config, name, None), why) for name, why in _CONFIGURED.items())
+    return [f"{name}={value}: {why}" for name, value, why in named if value]
 
 
 def reasons_in_kinds(config: Any, supported: set[str]) -> list[str]:

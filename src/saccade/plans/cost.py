@@ -43,16 +43,14 @@ class Cost:
     notes: tuple[str, ...] = ()
 
     @property
-    def read(self) -> float:
-        return sum(self._part(name).read for name in PARTS)
-
-    @property
-    def written(self) -> float:
-        return sum(self._part(name).written for name in PARTS)
+    def parts(self) -> dict[str, Bytes]:
+        """What it consists of, by `PARTS`."""
+        return {name: getattr(self, name) for name in PARTS}
 
     @property
     def total(self) -> float:
-        return self.read + self.written
+        parts = self.parts.values()
+        return sum(part.read for part in parts) + sum(part.written for part in parts)
 
     @property
     def ceiling_over_dense(self) -> float:
@@ -60,18 +58,13 @@ class Cost:
         return self.dense_total / self.total
 
     def to_dict(self) -> dict[str, Any]:
-        parts = {name: self._part(name) for name in PARTS}
         return {
-            **{name: {"read": part.read, "written": part.written} for name, part in parts.items()},
+            **{name: {"read": part.read, "written": part.written} for name, part in self.parts.items()},
             "total": self.total,
             "dense_total": self.dense_total,
             "ceiling_over_dense": self.ceiling_over_dense,
             "notes": list(self.notes),
         }
-
-    def _part(self, name: str) -> Bytes:
-        part: Bytes = getattr(self, name)
-        return part
 
 
 def cost_of(
@@ -88,13 +81,10 @@ def cost_of(
     """Bytes per decoded token of a plan on a model.
 
     Args:
-        plan: what runs, bound to `shape`.
-        rectify: how its sparse steps are made good; None if they are not.
-        shape: the model's sizes.
+        plan, rectify, shape: what runs, how its sparse steps are made good if they are, and the sizes it is bound to.
         context: tokens cached per row before the decoded one.
         batch: rows decoded together.
-        kv_itemsize: bytes of a number in the cache.
-        weight_bytes: weights that a step reads.
+        kv_itemsize, weight_bytes: of a number in the cache, and of the weights that a step reads.
         acceptance: mean share of a draft that dense attention confirms, 0 to 1; of use to verifying rectification only.
 
     Raises:

@@ -15,11 +15,7 @@ FORM = "heads:L+L.H"
 
 @dataclass(frozen=True, slots=True)
 class HeadList:
-    """Retrieving KV heads in ascending order; where a whole layer is named, none of its heads is.
-
-    Attributes:
-        entries: `(layer, KV head)`; a KV head of None stands for the whole layer.
-    """
+    """Retrieving `(layer, KV head)` in order; None stands for a whole layer, of which no head is named then."""
 
     entries: tuple[tuple[int, int | None], ...]
 
@@ -51,9 +47,8 @@ class HeadList:
         for layer, heads in enumerate(roles.layers):
             for head, role in enumerate(heads):
                 if role not in (Role.PUBLISH, Role.REUSE):
-                    raise PolicyError(
-                        f"KV head {head} of layer {layer} is {role.value}, but {FORM} says publish and reuse only"
-                    )
+                    what = f"KV head {head} of layer {layer} is {role.value}"
+                    raise PolicyError(f"{what}, but {FORM} says publish and reuse only")
                 if role is Role.PUBLISH:
                     found.add((layer, head))
             if all(role is Role.PUBLISH for role in heads):
@@ -74,14 +69,10 @@ class HeadList:
         layers = [[Role.REUSE] * shape.kv_heads for _ in range(shape.layers)]
         for layer, head in self.entries:
             if layer >= shape.layers or (head or 0) >= shape.kv_heads:
-                raise PolicyError(
-                    f"{HeadList(((layer, head),))} is not valid: this model has layers 0 to {shape.layers - 1} "
-                    f"with KV heads 0 to {shape.kv_heads - 1}"
-                )
-            if head is None:
-                layers[layer] = [Role.PUBLISH] * shape.kv_heads
-            else:
-                layers[layer][head] = Role.PUBLISH
+                valid = f"layers 0 to {shape.layers - 1} with KV heads 0 to {shape.kv_heads - 1}"
+                raise PolicyError(f"{HeadList(((layer, head),))} is not valid: this model has {valid}")
+            for named in range(shape.kv_heads) if head is None else (head,):
+                layers[layer][named] = Role.PUBLISH
         return RoleMap(tuple(map(tuple, layers)))
 
     def __str__(self) -> str:

@@ -43,12 +43,8 @@ def fingerprint(shape: ModelShape) -> str:
 
 def same_model(one: ModelShape, other: ModelShape) -> bool:
     """Whether two shapes are of one model: its sizes, and what both sides know of its identity."""
-    known = [
-        name
-        for name in ("architecture", "weights")
-        if getattr(one, name) is not None and getattr(other, name) is not None
-    ]
-    return all(getattr(one, name) == getattr(other, name) for name in (*SIZES, *known))
+    pairs = [(getattr(one, name), getattr(other, name)) for name in (*SIZES, "architecture", "weights")]
+    return all(left == right for left, right in pairs if left is not None and right is not None)
 
 
 def refuse_other(where: str, made_for: ModelShape, shape: ModelShape) -> None:
@@ -58,9 +54,8 @@ def refuse_other(where: str, made_for: ModelShape, shape: ModelShape) -> None:
         PolicyError: with both fingerprints.
     """
     if not same_model(made_for, shape):
-        raise PolicyError(
-            f"{where} belongs to another model: it is for {fingerprint(made_for)}, this one is {fingerprint(shape)}"
-        )
+        both = f"it is for {fingerprint(made_for)}, this one is {fingerprint(shape)}"
+        raise PolicyError(f"{where} belongs to another model: {both}")
 
 
 def to_dict(shape: ModelShape, what: str) -> dict[str, Any]:

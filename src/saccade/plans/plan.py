@@ -74,21 +74,13 @@ def reselecting_roles(
         notes = (f"no reselect given, using layer L//2 = {middle} of {shape.layers}; a wrong layer costs accuracy",)
     for layer in reselect:
         if not dense_layers <= layer <= last:
-            raise PolicyError(
-                f"reselect={layer} is not a selection layer of this model; "
-                f"valid layers are {dense_layers} to {last} ({dense_layers} dense layers, {shape.layers} in all)"
-            )
+            valid = f"{dense_layers} to {last} ({dense_layers} dense layers, {shape.layers} in all)"
+            raise PolicyError(f"reselect={layer} is not a selection layer of this model; valid layers are {valid}")
     return layer_roles(shape, dense_layers, Role.PUBLISH, {dense_layers, *reselect}), notes
 
 
 def refuse_all_dense(shape: ModelShape, dense_layers: int) -> None:
-    """Refuse dense layers that leave none to select at.
-
-    Raises:
-        PolicyError: with the numbers that are valid.
-    """
+    """Raise a PolicyError with the valid numbers for dense layers that leave none to select at."""
     if dense_layers >= shape.layers:
-        raise PolicyError(
-            f"dense_layers={dense_layers} leaves no layer to select at; "
-            f"this model has {shape.layers} layers, so 0 to {shape.layers - 1} are valid"
-        )
+        valid = f"this model has {shape.layers} layers, so 0 to {shape.layers - 1} are valid"
+        raise PolicyError(f"dense_layers={dense_layers} leaves no layer to select at; {valid}")

@@ -34,9 +34,8 @@ class RoleMap:
         for layer, roles in enumerate(self.layers):
             for head, role in enumerate(roles):
                 if role is Role.REUSE and head not in refreshed:
-                    raise PolicyError(
-                        f"KV head {head} of layer {layer} reuses a selection, but no layer below refreshes head {head}"
-                    )
+                    missing = f"but no layer below refreshes head {head}"
+                    raise PolicyError(f"KV head {head} of layer {layer} reuses a selection, {missing}")
             refreshed.update(head for head, role in enumerate(roles) if role.refreshes)
 
     @classmethod

@@ -17,85 +17,48 @@ MARK = "from the paper, not re-measured here"
 PREFIX = "recipe:"
 """Before the name of one, where a policy is asked for."""
 
-_TIDAL = "TidalDecode, arXiv 2410.05076, "
-_LESS_IS_MORE = "LessIsMore, arXiv 2508.07101, "
+_PAPERS = {"tidal": "TidalDecode, arXiv 2410.05076", "less_is_more": "LessIsMore, arXiv 2508.07101"}
 # Layers, query heads, KV heads, head dimension, architecture.
 _LLAMA_2_7B = ModelShape(32, 32, 32, 128, "llama")
 _LLAMA_3_8B = ModelShape(32, 32, 8, 128, "llama")
 _LLAMA_3_70B = ModelShape(80, 64, 8, 128, "llama")
+_LLAMA_3_2_3B = ModelShape(28, 24, 8, 128, "llama")
 # Qwen3-4B differs from it in widths that no fingerprint knows.
 _QWEN3_8B = ModelShape(36, 32, 8, 128, "qwen3")
+_QWEN3_14B = ModelShape(40, 40, 8, 128, "qwen3")
 _REASONING = "section 4.2 and table 11"
-_LLAMA_3_70B_NAMES = (
-    "meta-llama/Meta-Llama-3-70B meta-llama/Meta-Llama-3-70B-Instruct gradientai/Llama-3-70B-Instruct-Gradient-1048k"
-)
 
 
-def _recipe(shape: ModelShape, spec: str, source: str, models: str) -> Recipe:
+def _recipe(shape: ModelShape, method: str, layer: int, tables: str, *models: str) -> Recipe:
     """A paper's choice for the models of these hub names, as if it had been read from a file."""
-    policy = Policy.from_spec(spec)
-    layers: tuple[int, ...] = policy.options.model_dump()["reselect"]
-    found = {"by": source, "models": models.split(), "mark": MARK}
-    return Recipe(shape, policy, layers, found=found, versions={})
+    found = {"by": f"{_PAPERS[method]}, {tables}", "models": list(models), "mark": MARK}
+    return Recipe(shape, Policy.create(method, {"reselect": (layer,)}), (layer,), found=found, versions={})
 
+
+def _tuned(*models: str) -> tuple[str, ...]:
+    """Meta's hub names, each with that of its instruction-tuned sibling."""
+    return tuple(f"meta-llama/{model}{suffix}" for model in models for suffix in ("", "-Instruct"))
+
+
+_LLAMA_2 = ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-chat-hf", "NousResearch/Yarn-Llama-2-7b-128k")
+_DEEPSEEK = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+_LESS, _TIDAL = "less_is_more", "tidal"
+_LLAMA_3 = (_LLAMA_3_8B, _LESS, 13, "tables 6 and 11")
+_70B = (*_tuned("Meta-Llama-3-70B"), "gradientai/Llama-3-70B-Instruct-Gradient-1048k")
 
 PUBLISHED: Mapping[str, Recipe] = MappingProxyType(
     {
-        "llama-3-8b": _recipe(
-            _LLAMA_3_8B,
-            "less_is_more:reselect=13",
-            _LESS_IS_MORE + "tables 6 and 11",
-            "meta-llama/Meta-Llama-3-8B meta-llama/Meta-Llama-3-8B-Instruct "
-            "gradientai/Llama-3-8B-Instruct-Gradient-1048k",
-        ),
-        "llama-3.1-8b": _recipe(
-            _LLAMA_3_8B,
-            "less_is_more:reselect=13",
-            _LESS_IS_MORE + "tables 6 and 11",
-            "meta-llama/Llama-3.1-8B meta-llama/Llama-3.1-8B-Instruct "
-            "meta-llama/Meta-Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B-Instruct",
-        ),
-        "llama-3-70b-10k": _recipe(
-            _LLAMA_3_70B,
-            "tidal:reselect=31",
-            _TIDAL + "tables 2 and 11, at 10K tokens",
-            _LLAMA_3_70B_NAMES,
-        ),
-        "llama-3-70b-32k": _recipe(
-            _LLAMA_3_70B, "tidal:reselect=14", _TIDAL + "table 2, at 32K tokens", _LLAMA_3_70B_NAMES
-        ),
-        "llama-3.2-3b": _recipe(
-            ModelShape(28, 24, 8, 128, "llama"),
-            "tidal:reselect=12",
-            _TIDAL + "table 9",
-            "meta-llama/Llama-3.2-3B meta-llama/Llama-3.2-3B-Instruct",
-        ),
-        "llama-2-7b": _recipe(
-            _LLAMA_2_7B,
-            "tidal:reselect=7",
-            _TIDAL + "section 4.4 and table 14",
-            "meta-llama/Llama-2-7b-hf meta-llama/Llama-2-7b-chat-hf NousResearch/Yarn-Llama-2-7b-128k",
-        ),
-        "longchat-7b": _recipe(
-            _LLAMA_2_7B,
-            "less_is_more:reselect=7",
-            _LESS_IS_MORE + "tables 11 and 14",
-            "lmsys/longchat-7b-v1.5-32k",
-        ),
-        "qwen3-4b": _recipe(_QWEN3_8B, "less_is_more:reselect=20", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-4B"),
-        "qwen3-8b": _recipe(_QWEN3_8B, "less_is_more:reselect=12", _LESS_IS_MORE + _REASONING, "Qwen/Qwen3-8B"),
-        "qwen3-14b": _recipe(
-            ModelShape(40, 40, 8, 128, "qwen3"),
-            "less_is_more:reselect=12",
-            _LESS_IS_MORE + _REASONING,
-            "Qwen/Qwen3-14B",
-        ),
-        "deepseek-r1-distill-llama-8b": _recipe(
-            _LLAMA_3_8B,
-            "less_is_more:reselect=12",
-            _LESS_IS_MORE + _REASONING,
-            "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
-        ),
+        "llama-3-8b": _recipe(*_LLAMA_3, *_tuned("Meta-Llama-3-8B"), "gradientai/Llama-3-8B-Instruct-Gradient-1048k"),
+        "llama-3.1-8b": _recipe(*_LLAMA_3, *_tuned("Llama-3.1-8B", "Meta-Llama-3.1-8B")),
+        "llama-3-70b-10k": _recipe(_LLAMA_3_70B, _TIDAL, 31, "tables 2 and 11, at 10K tokens", *_70B),
+        "llama-3-70b-32k": _recipe(_LLAMA_3_70B, _TIDAL, 14, "table 2, at 32K tokens", *_70B),
+        "llama-3.2-3b": _recipe(_LLAMA_3_2_3B, _TIDAL, 12, "table 9", *_tuned("Llama-3.2-3B")),
+        "llama-2-7b": _recipe(_LLAMA_2_7B, _TIDAL, 7, "section 4.4 and table 14", *_LLAMA_2),
+        "longchat-7b": _recipe(_LLAMA_2_7B, _LESS, 7, "tables 11 and 14", "lmsys/longchat-7b-v1.5-32k"),
+        "qwen3-4b": _recipe(_QWEN3_8B, _LESS, 20, _REASONING, "Qwen/Qwen3-4B"),
+        "qwen3-8b": _recipe(_QWEN3_8B, _LESS, 12, _REASONING, "Qwen/Qwen3-8B"),
+        "qwen3-14b": _recipe(_QWEN3_14B, _LESS, 12, _REASONING, "Qwen/Qwen3-14B"),
+        "deepseek-r1-distill-llama-8b": _recipe(_LLAMA_3_8B, _LESS, 12, _REASONING, _DEEPSEEK),
     }
 )
 """By what `recipe:NAME` calls them; `found` says by which paper and for which models."""
@@ -121,9 +84,7 @@ def note(name: str) -> str:
 def for_model(model: str, shape: Callable[[], ModelShape]) -> str | None:
     """The name of the published recipe for a hub id or folder that bears a model's name, whoever owns it; or None.
 
-    Args:
-        model: its name.
-        shape: of the model, which must have the recipe's sizes; called only if the name is known.
+    The model's shape must have the recipe's sizes; it is asked for only if the name is known.
 
     Raises:
         PolicyError: if there are two, which the length of the context decides between; the message names both.

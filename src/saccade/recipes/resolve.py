@@ -56,12 +56,7 @@ def read(written: object) -> Policy | Recipe:
 
 
 def resolve(written: object, model: str, shape: Shape) -> Chosen:
-    """The policy that was asked for, for this model.
-
-    Args:
-        written: see `Written`.
-        model: folder or hub id, as far as it is known.
-        shape: of that model.
+    """The policy that was asked for (see `Written`), for this model: a folder or hub id, as far as it is known.
 
     Raises:
         PolicyError: nothing that could be a policy; a recipe of another model, with both fingerprints; or `auto` where
@@ -72,11 +67,9 @@ def resolve(written: object, model: str, shape: Shape) -> Chosen:
     given = read(written)
     if isinstance(given, Policy):
         return Chosen(given)
-    if isinstance(written, str) and written.startswith(PREFIX):
-        refuse_other(written, given.model, shape())
-        return Chosen(given.policy, (note(written.removeprefix(PREFIX)),))
-    refuse_other(f"recipe {Path(str(written)).expanduser()}", given.model, shape())
-    return Chosen(given.policy)
+    name = written.removeprefix(PREFIX) if isinstance(written, str) and written.startswith(PREFIX) else None
+    refuse_other(f"recipe {Path(str(written)).expanduser()}" if name is None else str(written), given.model, shape())
+    return Chosen(given.policy, () if name is None else (note(name),))
 
 
 def resolve_all(written: Iterable[object], model: str, shape: Shape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:

@@ -64,9 +64,8 @@ def attention_forward(
         if session.call.again and mask is not None:
             output = _few_queries(query, keys, values, mask, scale)
         else:
-            output, _ = sdpa_attention_forward(
-                module, query[:, :, :prompt], keys, values, mask, dropout=dropout, scaling=scale, **kwargs
-            )
+            stock = {**kwargs, "dropout": dropout, "scaling": scale}
+            output, _ = sdpa_attention_forward(module, query[:, :, :prompt], keys, values, mask, **stock)
         if prompt == total:
             return output, None
         outputs.append(output)
@@ -84,9 +83,8 @@ def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale:
     """
     group, positions = query.shape[1] // key.shape[1], query.shape[2]
     folded = query.reshape(query.shape[0], key.shape[1], group * positions, query.shape[3])
-    output = scaled_dot_product_attention(
-        folded, key, value, attn_mask=mask[..., : key.shape[2]].repeat(1, 1, group, 1), scale=scale
-    )
+    seen = mask[..., : key.shape[2]].repeat(1, 1, group, 1)
+    output = scaled_dot_product_attention(folded, key, value, attn_mask=seen, scale=scale)
     return output.reshape(query.shape[:3] + value.shape[-1:]).transpose(1, 2).contiguous()
 
 

@@ -23,12 +23,7 @@ MINIMUM_GROWTH = 256
 
 
 class RoomyLayer(DynamicLayer):
-    """A filled `DynamicLayer` whose tokens lie at the start of larger buffers, which is where ours will append.
-
-    Args:
-        keys, values: `[B, Hkv, capacity, d]`.
-        length: tokens that they hold.
-    """
+    """A filled `DynamicLayer` whose `length` tokens lie at the start of larger buffers `[B, Hkv, capacity, d]`."""
 
     def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -43,9 +38,8 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, session: Session, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        self.session = session
-        self.layer = layer
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self.session, self.layer = session, layer
+        self.buffers: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def adopt(cls, stock: DynamicLayer, session: Session, layer: int) -> GrowingLayer:
@@ -53,10 +47,7 @@ class GrowingLayer(DynamicLayer):
         adopted = cls(session, layer)
         if stock.keys is not None and stock.values is not None and stock.get_seq_length() > 0:
             adopted._hold(stock.keys, stock.values, stock.get_seq_length())
-            if isinstance(stock, GrowingLayer):
-                adopted._buffers = stock._buffers
-            elif isinstance(stock, RoomyLayer):
-                adopted._buffers = stock.buffers
+            adopted.buffers = getattr(stock, "buffers", None)
         return adopted
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -75,12 +66,11 @@ class GrowingLayer(DynamicLayer):
     def end_at(self, slots: int) -> None:
         """Show the first `slots` slots: hide what lies behind, or show again what was hidden; nothing is copied."""
         if slots != self.get_seq_length():
-            assert self._buffers is not None, "only what was appended here is moved"
-            self._hold(*self._buffers, slots)
+            assert self.buffers is not None, "only what was appended here is moved"
+            self._hold(*self.buffers, slots)
 
     def reset(self) -> None:
-        self.keys = self.values = None
-        self._buffers = None
+        self.keys = self.values = self.buffers = None
         self.is_initialized = False
         self.session.reset()
 
@@ -95,14 +85,14 @@ class GrowingLayer(DynamicLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         length = self.get_seq_length()
         if self.keys is not None and self.values is not None and length > 0:
-            keys, values = self._buffers or (self.keys, self.values)
+            keys, values = self.buffers or (self.keys, self.values)
             indices = indices.to(keys.device)
             if indices.dtype == torch.bool:
                 indices = indices.nonzero()[:, 0]
             with lasting():
-                self._buffers = keys.index_select(0, indices), values.index_select(0, indices)
+                self.buffers = keys.index_select(0, indices), values.index_select(0, indices)
                 self.session.permute(self.layer, indices)
-            self._hold(*self._buffers, length)
+            self._hold(*self.buffers, length)
 
     def _hold(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
         held = keys[:, :, :length], values[:, :, :length]
@@ -113,16 +103,16 @@ class GrowingLayer(DynamicLayer):
 
     def _room(self, key_states: Tensor, value_states: Tensor, past: int, length: int) -> tuple[Tensor, Tensor]:
         """Buffers that hold `length` tokens, what is cached included."""
-        if self._buffers is not None and self._buffers[0].shape[-2] >= length:
-            return self._buffers
+        if self.buffers is not None and self.buffers[0].shape[-2] >= length:
+            return self.buffers
         capacity = length + max(MINIMUM_GROWTH, length // 8)
         # One after the other, so that only one old buffer lives beside its successor.
-        self._buffers = None
+        self.buffers = None
         keys = _grown(self.keys if past else None, key_states, past, capacity)
         self.keys = keys[:, :, :past]
         values = _grown(self.values if past else None, value_states, past, capacity)
-        self._buffers = keys, values
-        return self._buffers
+        self.buffers = keys, values
+        return self.buffers
 
 
 class IndexedStaticLayer(StaticLayer):
@@ -166,16 +156,9 @@ class IndexedStaticLayer(StaticLayer):
                 self.session.permute(self.layer, beam_idx.to(self.keys.device))
 
 
-_ADOPTED = (
-    DynamicLayer,
-    RoomyLayer,
-    GrowingLayer,
-    StaticLayer,
-    IndexedStaticLayer,
-    # Models are only attached if no window is narrower than their positions, so these hold everything too.
-    DynamicSlidingWindowLayer,
-    StaticSlidingWindowLayer,
-)
+# Models are only attached if no window is narrower than their positions, so these hold everything too.
+_WINDOWED = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
+_ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLayer, *_WINDOWED)
 
 
 def session_of(cache: Any) -> Session | None:
@@ -200,12 +183,8 @@ def room(cache: Any) -> int | None:
 def advance(cache: Any, starts: Tensor) -> tuple[Tensor, Rows]:
     """Make a static cache one token longer, which its layers write next; nothing is read from the device.
 
-    Args:
-        cache: filled, of transformers 5: its layers keep their length on the device.
-        starts: int32 `[B]`, first real slot of each row.
-
-    Returns:
-        The token's slot, int64 `[1]`, and the rows with it.
+    The cache is filled and of transformers 5: its layers keep their length on the device. `starts` are int32 `[B]`, the
+    first real slot of each row. Gives the token's slot, int64 `[1]`, and the rows with it.
     """
     first = cache.layers[0]
     with lasting():
@@ -252,8 +231,9 @@ def install(cache: Any, session: Session, layers: int) -> None:
 def refuse_cache(cache: Any) -> None:
     """Raise unless a cache is a plain dynamic or static one."""
     if not isinstance(cache, Cache) or not hasattr(cache, "layers"):
+        kind = type(cache).__name__
         raise UnsupportedModelError(
-            f"saccade cannot decode from a cache of type {type(cache).__name__}; pass a DynamicCache or StaticCache"
+            f"saccade cannot decode from a cache of type {kind}; pass a DynamicCache or StaticCache"
         )
     if getattr(cache, "offloading", False):
         raise UnsupportedModelError("saccade does not support offloaded caches: selection reads the cache every step")

@@ -38,12 +38,10 @@ class GraphedStep:
         keys = cache.layers[0].keys
         if not keys.is_cuda:
             raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {keys.device}")
-        self._run, self._cache = run, cache
-        self._calls = 0
+        self._run, self._cache, self._calls = run, cache, 0
         self._starts = row_starts(attention_mask, keys.shape[0]).to(keys.device)
-        self._left = self._measured()
-        if self._left < 1:
-            raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
+        self._left = caches.room(cache) or 0
+        self._require_room()
         with torch.cuda.device(keys.device):
             self._capture(keys)
         self._places = self._addresses()
@@ -55,13 +53,7 @@ class GraphedStep:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to every row.
-
-        Args:
-            tokens: int64 `[B, 1]`.
-
-        Returns:
-            Logits `[B, V]` of the next token, in memory that the next step overwrites.
+        """Append a token, int64 `[B, 1]`, to every row; logits `[B, V]` in memory that the next step overwrites.
 
         Raises:
             UnsupportedModelError: if the cache is full, or tokens have another shape or dtype.
@@ -72,14 +64,12 @@ class GraphedStep:
             raise AttachmentError(
                 "the cache was emptied, reordered or given to another run since; make a new GraphedStep"
             )
-        if tokens.shape != self._tokens.shape or tokens.dtype != torch.int64:
-            raise UnsupportedModelError(
-                f"tokens must be int64 {list(self._tokens.shape)}, got {tokens.dtype} {list(tokens.shape)}"
-            )
+        expected, got = list(self._tokens.shape), list(tokens.shape)
+        if got != expected or tokens.dtype != torch.int64:
+            raise UnsupportedModelError(f"tokens must be int64 {expected}, got {tokens.dtype} {got}")
         if session.calls != self._calls:
-            self._left, self._calls = self._measured(), session.calls
-        if self._left < 1:
-            raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
+            self._left, self._calls = caches.room(self._cache) or 0, session.calls
+        self._require_room()
         self._tokens.copy_(tokens)
         with torch.cuda.device(self._tokens.device):
             self._graph.replay()
@@ -116,10 +106,9 @@ class GraphedStep:
         counted[:] = steps
         self._calls = session.calls
 
-    def _measured(self) -> int:
-        """Slots that are free; asks the device."""
-        first = self._cache.layers[0]
-        return int(first.max_cache_len - int(first.cumulative_length))
+    def _require_room(self) -> None:
+        if self._left < 1:
+            raise UnsupportedModelError("the StaticCache is full; make it with a larger max_cache_len")
 
     def _addresses(self) -> tuple[int, ...]:
         """Where the cache lies: a graph reads nowhere else."""
@@ -131,13 +120,9 @@ class GraphedStep:
 
 
 def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
-    """Logits `[B, V]` behind `tokens` `[B, 1]`; positions count from each row's first real token, as in `generate`.
+    """Logits `[B, V]` behind `tokens` int64 `[B, 1]` over a filled `StaticCache`.
 
-    Args:
-        model: a causal language model.
-        cache: a filled `StaticCache`.
-        tokens: int64.
-        starts: int32 `[B]`, first real slot of each row.
+    Positions count from `starts`, int32 `[B]`: each row's first real slot, as in `generate`.
     """
     positions = (cache.layers[0].cumulative_length - starts.long())[:, None]
     # Anything of four dimensions keeps transformers from making a mask as long as the cache, which nobody looks at.
@@ -157,11 +142,8 @@ def row_starts(mask: Tensor | None, batch: int) -> Tensor:
         return torch.zeros(batch, dtype=torch.int32)
     seen = mask.cpu().bool()
     starts = (~seen).sum(-1)
-    if (
-        seen.dim() != 2
-        or seen.shape[0] != batch
-        or not torch.equal(seen, torch.arange(seen.shape[1]) >= starts[:, None])
-    ):
+    shaped = seen.dim() == 2 and seen.shape[0] == batch
+    if not shaped or not torch.equal(seen, torch.arange(seen.shape[1]) >= starts[:, None]):
         raise UnsupportedModelError(f"attention_mask must be [{batch}, T], zeros on the left of each row's tokens")
     if int(starts.max()) >= seen.shape[1]:
         raise UnsupportedModelError("attention_mask hides a whole row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,42 +24,31 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ForwardHook:
     """Finds or installs the session of a call's cache, and tells it which positions of the call are prompt.
 
-    Args:
-        plan: what runs.
+    Attributes:
         counters: what all sessions count into; by it a run knows its own sessions.
-        observers: called for every attention of a decoded token.
         levels: delimiter level of every vocabulary id, for plans that read text.
         rectifier: who makes sparse steps good; None if nobody does.
-
-    Attributes:
         caller: what is known of whoever calls the model.
         slot: a list that holds the session of the call at hand, once there was one; the attention modules hold it too.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        counters: Counters,
-        observers: Sequence[Observer],
-        levels: Sequence[int] | None,
-        rectifier: Rectifier | None,
-    ) -> None:
-        self.caller = Caller()
-        self.slot: list[Session] = []
-        self._plan = plan
-        self._counters = counters
-        self._observers = observers
-        self._levels = levels
-        self._rectifier = rectifier
+    plan: Plan
+    counters: Counters
+    observers: Sequence[Observer]
+    levels: Sequence[int] | None
+    rectifier: Rectifier | None
+    caller: Caller = field(default_factory=Caller)
+    slot: list[Session] = field(default_factory=list)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
         _refuse_call(module, kwargs)
         tokens = args[0] if args else kwargs.get("input_ids")
-        batch, queries = (tokens if tokens is not None else kwargs["inputs_embeds"]).shape[:2]
+        batch, queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[:2]
         held = kwargs.get("past_key_values")
         if self.caller.starts is not None:
             self._begin_fixed(held, self.caller.starts, batch, queries)
@@ -72,7 +62,7 @@ class ForwardHook:
         make_up_for(session, held)
         past = int(held.get_seq_length())
         self._enter(session)
-        if self._rectifier is not None or self._levels is not None:
+        if self.rectifier is not None or self.levels is not None:
             with lasting():
                 at = kwargs.get("position_ids")
                 if at is None:
@@ -80,15 +70,15 @@ class ForwardHook:
                     at = torch.arange(past, past + queries, device=module.device)[None]
                 session.state.history.record(past, queries, batch, tokens, at)
         call = self.caller.call(past, queries)
-        if self._rectifier is None or self.caller.purpose == "draft":
+        if self.rectifier is None or self.caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
-        return self._rectifier.begin(session, call, tokens, args, kwargs)
+        return self.rectifier.begin(session, call, tokens, args, kwargs)
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """What the caller gets of a call's output."""
         session = self.slot[0]
-        return output if self._rectifier is None else self._rectifier.end(session, output)
+        return output if self.rectifier is None else self.rectifier.end(session, output)
 
     def decoding_from(self, held: Any) -> Session | None:
         """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""
@@ -115,18 +105,18 @@ class ForwardHook:
         session = cache.session_of(held)
         if session is None or not self._owns(session):
             session = self._new_session(session)
-            cache.install(held, session, len(self._plan.roles.layers))
+            cache.install(held, session, len(self.plan.roles.layers))
         return session
 
     def _owns(self, session: Session) -> bool:
-        return session.state.counters is self._counters
+        return session.state.counters is self.counters
 
     def _new_session(self, earlier: Session | None = None) -> Session:
         """A session of this run; of what an earlier one knew of the cache, the feed and what is not clean go on."""
         with lasting():
-            feed = earlier.state.history.continued(self._levels) if earlier is not None else TokenHistory(self._levels)
-        state = DecodeState(self._plan, self._counters, self._observers, history=feed)
-        session = Session(state, rectified=self._rectifier is not None)
+            feed = earlier.state.history.continued(self.levels) if earlier is not None else TokenHistory(self.levels)
+        state = DecodeState(self.plan, self.counters, self.observers, history=feed)
+        session = Session(state, rectified=self.rectifier is not None)
         if earlier is not None:
             session.pending = earlier.pending
         return session

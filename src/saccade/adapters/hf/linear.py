@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +17,8 @@ class NativeLinears:
 
     Taken are modules of exactly that type with a plain contiguous bfloat16 weight on CPU, without hooks and with no
     `forward` of their own, that no adapter is wrapped around. Calls of more than 8 rows, under autocast, while a
-    gradient is recorded, with other dtypes or after the weight was replaced go to the module's own forward.
-
-    Attributes:
-        count: how many modules were taken; 0 without the native library.
+    gradient is recorded, with other dtypes or after the weight was replaced go to the module's own forward. `count`
+    modules were taken; 0 without the native library.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,9 +43,7 @@ class NativeLinears:
     def __enter__(self) -> NativeLinears:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.restore()
 
 

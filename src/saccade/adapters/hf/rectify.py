@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +16,15 @@ from .call import Call
 from .session import Session
 
 
+@dataclass(frozen=True, slots=True)
 class Rectifier:
-    """Decides whose turn it is, puts earlier tokens in front of a call and takes their hidden states off again.
+    """Decides by `phase` whose turn it is, puts earlier tokens in front of a call and takes their states off again.
 
-    Args:
-        phase: when sparse steps are made good.
-        done: where passes are counted.
+    Passes are counted in `done`.
     """
 
-    def __init__(self, phase: Phase, done: Rectifications) -> None:
-        self._phase = phase
-        self._done = done
+    phase: Phase
+    done: Rectifications
 
     def begin(
         self, session: Session, call: Call, ids: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -40,7 +39,7 @@ class Rectifier:
         unclean, past, stop = session.unclean(call.past), call.past, call.past + call.queries
         # A prompt is dense anyway, so it takes along what is unclean.
         takes_along = unclean > 0 and call.prompt > 0
-        if not takes_along and not self._phase.due(unclean, call.queries - call.prompt):
+        if not takes_along and not self.phase.due(unclean, call.queries - call.prompt):
             session.begin(call)
             return args, kwargs
         if unclean == 0 or not session.state.needs_selection(past):
@@ -65,8 +64,8 @@ class Rectifier:
             return output
         surplus = session.pending[0] - session.pending[1]
         session.pending = None
-        self._done.passes += 1
-        self._done.rewritten += surplus
+        self.done.passes += 1
+        self.done.rewritten += surplus
         if isinstance(output, tuple):
             return (output[0][:, surplus:], *output[1:])
         output.last_hidden_state = output.last_hidden_state[:, surplus:]
@@ -96,17 +95,12 @@ def refuse_unmovable(kwargs: dict[str, Any], ids: Tensor | None) -> None:
 
 
 def placed(kwargs: dict[str, Any], past: int, start: int, ids: Tensor, positions: Tensor | None) -> dict[str, Any]:
-    """The inputs of a decoding call at `past` filled slots, changed to feed `ids` `[B, n]` from slot `start` on.
+    """The inputs of a decoding call that came at `past` filled slots, changed to feed `ids` from slot `start` on.
 
-    Args:
-        kwargs: of the call as it came.
-        past: slots that were filled when it came.
-        start: slot of the first fed token.
-        ids: token ids int64 `[B, n]`.
-        positions: their position ids `[B, n]`; None where the model counts for itself.
+    `ids` are int64 `[B, n]`; `positions` their position ids `[B, n]`, None where the model counts for itself.
     """
     stop = start + ids.shape[1]
-    moved = {**kwargs, "input_ids": ids, "inputs_embeds": None, "attention_mask": None}
+    moved = {**kwargs, "input_ids": ids, "inputs_embeds": None}
     mask = kwargs.get("attention_mask")
     if isinstance(mask, dict):
         moved["attention_mask"] = {kind: _mask(part, past, start, stop) for kind, part in mask.items()}

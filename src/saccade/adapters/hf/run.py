@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -36,39 +35,29 @@ _BATCH_METHODS = ("generate_batch", "init_continuous_batching", "continuous_batc
 
 
 class Run:
-    """A policy attached to a model; made by `sparsify`, undone by `restore()` or at the end of a `with` block."""
+    """A policy attached to `model`; made by `sparsify`, undone by `restore()` or at the end of a `with` block.
+
+    All its sequences count into `counters`.
+    """
 
     def __init__(
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
-        self.policy = policy
-        self.plan = plan
-        self._model = model
-        self._notes = plan.notes
+        self.policy, self.plan, self.model, self._notes = policy, plan, model, plan.notes
         levels: Sequence[int] | None = None
         if plan.selector is not None and plan.selector.reads_text:
             if tokenizer is None:
                 self._notes += (f"{policy.name}: no tokenizer was given, so chunks have a fixed length",)
             else:
                 levels = delimiter_table(tokenizer)
-        self._counters = Counters(len(plan.roles.layers))
+        self.counters = Counters(len(plan.roles.layers))
         self._rectified = Rectifications()
         self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
-        self._hook = ForwardHook(plan, self._counters, self._observers, levels, rectifier)
+        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier)
         self._undo: list[Callable[[], None]] = []
         self._attach()
-
-    @property
-    def model(self) -> Any:
-        """The model that this run is attached to."""
-        return self._model
-
-    @property
-    def counters(self) -> Counters:
-        """What all sequences of this run count into."""
-        return self._counters
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -84,7 +73,7 @@ class Run:
         indexes = self._hook.slot[0].state.indexes if self._hook.slot else None
         return RunStats.of(
             str(self.policy),
-            self._counters,
+            self.counters,
             self._recall,
             index_bytes=indexes.nbytes if indexes is not None else 0,
             build_seconds=indexes.build_seconds if indexes is not None else 0.0,
@@ -103,10 +92,7 @@ class Run:
         """Inside, calls decode one token per row on a filled `StaticCache`, and the host never reads the device.
 
         Every call does the same to the cache's whole capacity, so that a CUDA graph can hold it; `graph.GraphedStep`
-        does. Masks are not looked at.
-
-        Args:
-            starts: int32 `[B]` on the cache's device, first real slot of each row.
+        does. Masks are not looked at; `starts` are int32 `[B]` on the cache's device, first real slot of each row.
 
         Raises:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
@@ -114,9 +100,8 @@ class Run:
         self._require_attached()
         reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
         if reasons:
-            raise UnsupportedModelError(
-                f"{self.policy} cannot decode with all lengths on the device: {'; '.join(reasons)}"
-            )
+            told = "; ".join(reasons)
+            raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {told}")
         try:
             with self._hook.caller.knowing(starts=starts):
                 yield
@@ -133,21 +118,19 @@ class Run:
         self._require_attached()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.restore()
 
     def __repr__(self) -> str:
         state = "attached" if self._undo else "restored"
-        return "\n".join((f"<saccade.Run {self.policy} on {type(self._model).__name__}, {state}>", *self.notes))
+        return "\n".join((f"<saccade.Run {self.policy} on {type(self.model).__name__}, {state}>", *self.notes))
 
     def _require_attached(self) -> None:
         if not self._undo:
             raise AttachmentError("this run was restored; call saccade.sparsify(model, policy) again")
 
     def _attach(self) -> None:
-        model, hook, rectify = self._model, self._hook, self.policy.rectify
+        model, hook, rectify = self.model, self._hook, self.policy.rectify
         attention.register()
         try:
             self._set_attribute(model, _RUN_ATTRIBUTE, self)
@@ -186,12 +169,7 @@ class Run:
 
 
 def sparsify(
-    model: Any,
-    policy: Written,
-    *,
-    tokenizer: Any = None,
-    recall: bool = False,
-    observers: Sequence[Observer] = (),
+    model: Any, policy: Written, *, tokenizer: Any = None, recall: bool = False, observers: Sequence[Observer] = ()
 ) -> Run:
     """Decode sparsely with a loaded transformers model, until `restore()` or the end of a `with` block.
 

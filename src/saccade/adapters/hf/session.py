@@ -55,9 +55,7 @@ class Drafts:
 class Session:
     """What lives beside one cache: the decode state, the metadata of the step at hand, and drafted tokens.
 
-    Args:
-        state: of its sequences.
-        rectified: whether sparse steps are made good, so that until then they count as unclean.
+    `rectified`: sparse steps are made good, so that until then they count as unclean.
 
     Attributes:
         pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
@@ -68,12 +66,10 @@ class Session:
     """
 
     def __init__(self, state: DecodeState, *, rectified: bool) -> None:
-        self.state = state
-        self.call = Call(0, 0, 0)
+        self.state, self.call, self.calls = state, Call(0, 0, 0), 0
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slot: Tensor | None = None
-        self.calls = 0
         self._rectified = rectified
         self._steps: list[Rows] = []
 
@@ -85,9 +81,7 @@ class Session:
 
     def begin(self, call: Call) -> None:
         """Start a forward call; rows are prepared when its first layer asks."""
-        self._start(call)
-        self.slot = None
-        self._steps = []
+        self._start(call, None, [])
         if not self._rectified:
             self.state.history.clean = ALL_CLEAN
         elif self.unclean(call.past) == 0:
@@ -97,14 +91,9 @@ class Session:
         """Start a call of one decoded token per row whose lengths only the device knows.
 
         To the host every such call ends at the bound: all have the same shapes, and an index has one token to take in.
-
-        Args:
-            slot: int64 `[1]`, where every layer of a static cache puts the token.
-            rows: as they are behind the call; `bounds` None.
+        `slot` is int64 `[1]`, where every layer puts the token; `rows` are as behind the call, their `bounds` None.
         """
-        self._start(Call(rows.max_len - 1, 1, 0))
-        self.slot = slot
-        self._steps = [rows]
+        self._start(Call(rows.max_len - 1, 1, 0), slot, [rows])
         self.state.history.clean = ALL_CLEAN
 
     def permute(self, layer: int, rows: Tensor) -> None:
@@ -120,19 +109,16 @@ class Session:
         self.pending = self.drafts = None
 
     def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
-        """The cache as each decoding position of this call sees it.
+        """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
 
-        Args:
-            keys, values: `[B, Hkv, T, d]` by strides.
-            mask: bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded.
+        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded.
         """
-        if not self._steps:
-            self._steps = self._prepare(keys, mask)
+        self._steps = self._steps or self._prepare(keys, mask)
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
         return [KVView(k, v, rows) for rows in self._steps]
 
-    def _start(self, call: Call) -> None:
-        self.call = call
+    def _start(self, call: Call, slot: Tensor | None, steps: list[Rows]) -> None:
+        self.call, self.slot, self._steps = call, slot, steps
         self.calls += 1
         self.state.begin(call.past)
 

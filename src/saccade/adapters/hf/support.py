@@ -31,17 +31,13 @@ def refuse_unsupported(model: Any) -> None:
     """
     reasons = reasons_against(model)
     if reasons:
-        name = type(model).__name__
-        raise UnsupportedModelError(f"saccade cannot run {name}: " + "; ".join(reasons))
+        raise UnsupportedModelError(f"saccade cannot run {type(model).__name__}: " + "; ".join(reasons))
 
 
 def attention_modules(model: nn.Module) -> list[Any]:
     """Attention modules in layer order."""
-    found: list[Any] = [
-        module
-        for module in model.modules()
-        if hasattr(module, "layer_idx") and hasattr(module, "is_causal") and hasattr(module, "scaling")
-    ]
+    marks = ("layer_idx", "is_causal", "scaling")
+    found: list[Any] = [module for module in model.modules() if all(hasattr(module, mark) for mark in marks)]
     return sorted(found, key=lambda module: int(module.layer_idx))
 
 
@@ -58,11 +54,9 @@ def _structure(model: Any) -> list[str]:
     modules = attention_modules(model)
     if [module.layer_idx for module in modules] != list(range(config.num_hidden_layers)):
         return [f"found {len(modules)} plain attention layers for {config.num_hidden_layers} decoder layers"]
-    groups = {getattr(module, "num_key_value_groups", 1) for module in modules}
-    if groups != {shape_of(config).group}:
-        return [
-            f"its layers have {sorted(groups)} query heads per KV head, its configuration says {shape_of(config).group}"
-        ]
+    groups, told = {getattr(module, "num_key_value_groups", 1) for module in modules}, shape_of(config).group
+    if groups != {told}:
+        return [f"its layers have {sorted(groups)} query heads per KV head, its configuration says {told}"]
     return []
 
 

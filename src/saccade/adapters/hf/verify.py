@@ -27,20 +27,11 @@ class Verifier:
     A decoding call drafts `every` tokens sparsely, then runs its own token and the drafts densely in one pass. It
     returns the logits behind its own token. A draft stands iff the caller feeds it next: then its dense logits are
     there already. Otherwise what lies behind is forgotten. Rows of a batch go on together, so a draft stands when it
-    does in every row that has not ended.
-
-    Args:
-        model: the attached model.
-        every: tokens drafted at a time.
-        done: where drafts are counted.
-        hook: of the model; it is told what each call is for.
+    does in every row that has not ended. Drafts are counted in `done`; the model's hook is told what each call is for.
     """
 
     def __init__(self, model: Any, every: int, done: Rectifications, hook: ForwardHook) -> None:
-        self._model = model
-        self._every = every
-        self._done = done
-        self._hook = hook
+        self._model, self._every, self._done, self._hook = model, every, done, hook
         self._ends: Tensor | None = None
         self._ended: Tensor | None = None
         self._last: int | None = None
@@ -160,7 +151,7 @@ class Verifier:
         cache.end_at(held, past + 1)
         session.state.history.clean = past + 1
         self._done.accepted += 1
-        return self._output(session.drafts.take(), held)
+        return _output(session.drafts.take(), held)
 
     def _cycle(self, session: Session, past: int, inputs: dict[str, Any], held: Any) -> Any:
         """Draft behind the fed token, run all of it densely, keep the logits."""
@@ -186,7 +177,7 @@ class Verifier:
         self._done.passes += 1
         self._done.rewritten += count
         self._done.drafted += count
-        return self._output(logits[:, :1], held)
+        return _output(logits[:, :1], held)
 
     def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
         """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
@@ -222,21 +213,18 @@ class Verifier:
             limits.append(self._last - past - 1)
         return min(limits)
 
-    def _output(self, logits: Tensor, held: Any) -> Any:
-        return CausalLMOutputWithPast(logits=logits, past_key_values=held)  # type: ignore[arg-type]  # any float tensor
+
+def _output(logits: Tensor, held: Any) -> Any:
+    return CausalLMOutputWithPast(logits=logits, past_key_values=held)  # type: ignore[arg-type]  # any float tensor
 
 
 def _same_view(mask: Any, earlier: Any, slots: int) -> bool:
     """Whether two calls' masks hide the same of the first `slots` slots."""
     if mask is None or earlier is None:
         return mask is earlier
-    if isinstance(mask, dict) or isinstance(earlier, dict):
-        return (
-            isinstance(mask, dict)
-            and isinstance(earlier, dict)
-            and all(_same_view(part, earlier.get(kind), slots) for kind, part in mask.items())
-        )
-    if mask.dim() != earlier.dim():
+    if isinstance(mask, dict) and isinstance(earlier, dict):
+        return all(_same_view(part, earlier.get(kind), slots) for kind, part in mask.items())
+    if isinstance(mask, dict) or isinstance(earlier, dict) or mask.dim() != earlier.dim():
         return False
     seen, before = (part[..., :slots] if part.dim() == 2 else part[:, :, -1, :slots] for part in (mask, earlier))
     return seen.shape == before.shape and torch.equal(seen, before)

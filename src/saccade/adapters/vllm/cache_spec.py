@@ -18,25 +18,17 @@ from . import clean
 class SaccadeAttentionSpec(FullAttentionSpec):
     """Full attention whose decoding steps may be sparse; made by `of`.
 
-    Attributes:
-        policy: spec string of what requests decode with.
-        covered: the longest row, in tokens, of which every head attends to all (`clean.covered_length`).
+    `policy` is a spec string; `covered` the longest row, of which every head attends to all (`clean.covered_length`).
     """
 
     policy: str
     covered: int
 
     @classmethod
-    def of(
-        cls, spec: FullAttentionSpec, policy: str, extra_page_bytes: int = 0, *, covered: int
-    ) -> SaccadeAttentionSpec:
-        """The spec of a layer that decodes under `policy`, with room for an index behind the keys of each page.
+    def of(cls, spec: FullAttentionSpec, policy: str, extra_bytes: int = 0, *, covered: int) -> SaccadeAttentionSpec:
+        """The spec of a layer, of which `spec` is what vLLM would use, with room for an index behind each page's keys.
 
-        Args:
-            spec: what vLLM would use for the layer.
-            policy: spec string.
-            extra_page_bytes: of one page, this rank's KV heads; a multiple of the cache's item size.
-            covered: see above.
+        `extra_bytes` are of one page, this rank's KV heads; a multiple of the cache's item size.
 
         Raises:
             ServingError: a layer that does not attend to all tokens, or whose cache is not keys and values.
@@ -53,7 +45,7 @@ class SaccadeAttentionSpec(FullAttentionSpec):
             raise ServingError("a layer of this model is not causal; saccade decodes causal models")
         if spec.tokens_per_state != 1 or spec.state_content_bytes is not None or spec.num_head_slots is not None:
             raise ServingError("a layer of this model packs its cache; saccade reads keys and values token by token")
-        page = spec.unpadded_page_size_bytes + extra_page_bytes if extra_page_bytes else spec.page_size_padded
+        page = spec.unpadded_page_size_bytes + extra_bytes if extra_bytes else spec.page_size_padded
         made: SaccadeAttentionSpec = replace_as(spec, cls, policy=policy, covered=covered, page_size_padded=page)
         return made
 
@@ -74,9 +66,8 @@ class SaccadeAttentionSpec(FullAttentionSpec):
         if self.page_size_padded is None:
             return resized
         extra = -(-self.extra_page_bytes * block_size // self.block_size)
-        padded: SaccadeAttentionSpec = replace_as(
-            resized, type(self), page_size_padded=resized.unpadded_page_size_bytes + extra
-        )
+        page = resized.unpadded_page_size_bytes + extra
+        padded: SaccadeAttentionSpec = replace_as(resized, type(self), page_size_padded=page)
         return padded
 
     @classmethod
@@ -90,10 +81,9 @@ class SaccadeAttentionSpec(FullAttentionSpec):
             raise AssertionError("layers that decode sparsely and others cannot share a group")
         if len({(spec.policy, spec.covered) for spec in specs}) > 1:
             raise AssertionError("layers under different policies cannot share a group")
-        merged: SaccadeAttentionSpec = replace_as(
-            FullAttentionSpec.merge(specs), cls, policy=specs[0].policy, covered=specs[0].covered
-        )
-        return merged
+        merged, first = FullAttentionSpec.merge(specs), specs[0]
+        ours: SaccadeAttentionSpec = replace_as(merged, cls, policy=first.policy, covered=first.covered)
+        return ours
 
 
 class CleanPrefixManager(FullAttentionManager):

@@ -25,12 +25,9 @@ BACKEND = "saccade.adapters.vllm.plugin.SaccadeBackend"
 
 def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
     """Every reason why an engine cannot decode under the policy; empty if it can."""
-    return [
-        *_model(vllm_config),
-        *_engine(vllm_config),
-        *_rectification(vllm_config, options),
-        *_fit(vllm_config, options),
-    ]
+    rectify = options.policy.rectify
+    rectification = [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
+    return [*_model(vllm_config), *_engine(vllm_config), *rectification, *_fit(vllm_config, options)]
 
 
 def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
@@ -78,19 +75,12 @@ def _engine(vllm_config: Any) -> list[str]:
         reasons.append("dual-batch overlap runs two batches in one step (--enable-dbo)")
     kv_heads, ranks = vllm_config.model_config.get_total_num_kv_heads(), parallel.tensor_parallel_size
     if kv_heads % ranks:
-        reasons.append(
-            f"tensor_parallel_size={ranks} splits {kv_heads} KV heads unevenly, and a head's group cannot be split"
-        )
-    if cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"):
-        reasons.append(
-            f"kv_cache_dtype={cache.cache_dtype}: selection from a quantised cache is not built yet; use auto"
-        )
+        split = "unevenly, and a head's group cannot be split"
+        reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
+    held = cache.cache_dtype
+    if held not in ("auto", "float32", "bfloat16", "float16"):
+        reasons.append(f"kv_cache_dtype={held}: selection from a quantised cache is not built yet; use auto")
     return reasons
-
-
-def _rectification(vllm_config: Any, options: ServeOptions) -> list[str]:
-    rectify = options.policy.rectify
-    return [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
 
 
 def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
@@ -104,9 +94,8 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     reasons, block = [], vllm_config.cache_config.block_size
     page = selector.bounds_page
     if page is not None and block is not None and block % page:
-        reasons.append(
-            f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {lcm(page, UNIT)}"
-        )
+        better = lcm(page, UNIT)
+        reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
     if selector.reads_text and vllm_config.use_v2_model_runner:
         reasons.append(
             "chunks of text need the tokens on the host, which model runner V2 keeps on the device: set "
@@ -156,13 +145,11 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
         reasons.append(f"rectify={rectify}: verification is not built for serving; rectify={rectify.every} overwrites")
     if scheduling.async_scheduling:
         reasons.append(f"rectify={rectify} needs --no-async-scheduling: a step is set back once the last one is done")
-    if scheduling.max_num_batched_tokens < chunk:
-        reasons.append(
-            f"--max-num-batched-tokens {scheduling.max_num_batched_tokens} cannot hold a dense pass of {chunk} tokens"
-        )
-    limit = scheduling.max_num_scheduled_tokens
-    if limit is not None and limit < chunk:
-        reasons.append(f"max_num_scheduled_tokens={limit} cannot hold a dense pass of {chunk} tokens")
+    batched, scheduled = scheduling.max_num_batched_tokens, scheduling.max_num_scheduled_tokens
+    if batched < chunk:
+        reasons.append(f"--max-num-batched-tokens {batched} cannot hold a dense pass of {chunk} tokens")
+    if scheduled is not None and scheduled < chunk:
+        reasons.append(f"max_num_scheduled_tokens={scheduled} cannot hold a dense pass of {chunk} tokens")
     if 0 < threshold < chunk:
         reasons.append(f"--long-prefill-token-threshold {threshold} would cut a dense pass of {chunk} tokens in two")
     return reasons

@@ -86,10 +86,8 @@ def exported() -> bool:
 
     if os.environ.get(VARIABLE) and getattr(ValueClass, "_multiprocess", False):
         return True
-    logger.info(
-        "saccade: no saccade_* figures on /metrics; to have them, name an empty folder in %s before vLLM starts",
-        VARIABLE,
-    )
+    missing = "saccade: no saccade_* figures on /metrics; to have them, name an empty folder in %s before vLLM starts"
+    logger.info(missing, VARIABLE)
     return False
 
 
@@ -116,41 +114,25 @@ class StepMetrics:
     """What the steps of one worker report.
 
     Reading the counters waits for the device they are on. On the host that costs nothing and happens at the end of
-    every step; on an accelerator at most once in `pause` seconds, and once when the batch has emptied.
-
-    Args:
-        counters: of the worker, by row.
-        recall: who measures it; None: nobody.
-        pause: seconds between two reads; 0: the counters are on the host.
+    every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when the batch has emptied.
     """
 
     def __init__(self, counters: Counters, recall: RecallObserver | None, pause: float) -> None:
-        self._counters = counters
-        self._recall = recall
-        self._pause = pause
+        self._counters, self._recall, self._pause = counters, recall, pause
         self._read = time.monotonic()
-        self._decoded = 0
-        self._selecting = 0
-        self._dense = 0
-        self._measured = 0
         self._ours = True
-        self._attended_before = 0.0
-        self._recalled_before = 0.0
-        self._measured_before = 0
-        self._attended = 0.0
-        self._skipped = 0.0
+        self._decoded = self._selecting = self._dense = self._measured = self._measured_before = 0
+        self._attended_before = self._recalled_before = self._attended = self._skipped = 0.0
         for name in ("tokens_decoded", "tokens_attended", "tokens_skipped", "share_attended"):
             metric(name)
         if recall is not None:
             metric("attention_recall")
 
     def step(self, selecting: Sequence[int], dense: Sequence[int], *, measured: bool) -> None:
-        """Note the tokens that the step to come decodes under the policy.
+        """Note the tokens that the step to come decodes under the policy, by the lengths of their rows.
 
-        Args:
-            selecting: lengths of the rows that select.
-            dense: lengths of the rows that attend to everything, because the budget covers them or in a dense pass.
-            measured: whether recall is measured in the rows that select.
+        Those of `dense` attend to everything, because the budget covers them or in a dense pass; `measured`: recall is
+        measured in the others.
         """
         if not self._ours or (self._pause and time.monotonic() - self._read >= self._pause):
             self.flush()

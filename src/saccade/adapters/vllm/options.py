@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.weights import stored_hash
+from ...checkpoints.shape import stored_hash
 from ...errors import ServingError
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
@@ -35,12 +35,7 @@ class ServeOptions:
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServeOptions | None:
-        """Those of an engine; None if it was started without.
-
-        Raises:
-            ServingError: an unknown key or a value out of range.
-            PolicyError: an unknown policy or option, or no recipe for this model.
-        """
+        """Those of an engine, as `read` finds and refuses them; None if it was started without."""
         if not given_to(vllm_config):
             return None
         model = str(vllm_config.model_config.model)
@@ -48,27 +43,18 @@ class ServeOptions:
 
     @classmethod
     def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:
-        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes, or what `Policy.to_dict` makes.
-
-        Args:
-            given: what stands in `additional_config`.
-            model: folder or hub id, where `auto` looks.
-            shape: of that model, which a recipe is held against.
+        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes for this model, or `Policy.to_dict` makes.
 
         Raises:
             ServingError: an unknown key or a value out of range.
             PolicyError: an unknown policy or option, or no recipe for this model.
         """
-        names = ("policy", "recall")
+        where, names = f'additional_config["{KEY}"]', ("policy", "recall")
         if not isinstance(given, Mapping) or "policy" not in given:
-            raise ServingError(
-                f'additional_config["{KEY}"]={given!r} needs a policy: {{"policy": "quest:budget=2048"}}'
-            )
+            raise ServingError(f'{where}={given!r} needs a policy: {{"policy": "quest:budget=2048"}}')
         unknown = sorted(set(given) - set(names))
         if unknown:
-            raise ServingError(
-                f'additional_config["{KEY}"] has no option {unknown[0]!r}; its options: {", ".join(names)}'
-            )
+            raise ServingError(f"{where} has no option {unknown[0]!r}; its options: {', '.join(names)}")
         policy, recall = given["policy"], given.get("recall", 0.0)
         if isinstance(recall, bool) or not isinstance(recall, (int, float)) or not 0 <= recall <= 1:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")
@@ -97,11 +83,5 @@ def shape_of(vllm_config: Any) -> ModelShape:
     """Sizes of the whole decoder, over all tensor-parallel ranks, and the hash of its weights where files are here."""
     config = vllm_config.model_config
     text = config.hf_text_config
-    return ModelShape(
-        text.num_hidden_layers,
-        text.num_attention_heads,
-        config.get_total_num_kv_heads(),
-        config.get_head_size(),
-        architecture=text.model_type,
-        weights=stored_hash(str(config.model)),
-    )
+    heads = (text.num_attention_heads, config.get_total_num_kv_heads(), config.get_head_size())
+    return ModelShape(text.num_hidden_layers, *heads, text.model_type, stored_hash(str(config.model)))

@@ -7,6 +7,7 @@ saccade sees a warning and vLLM as it comes; one who does sees the line, and no 
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -22,7 +23,6 @@ class Part:
     """One object of vLLM and what is expected of it.
 
     Attributes:
-        module: dotted name.
         name: in the module, dotted below a class.
         takes: names of parameters, separated by blanks.
         has: names of attributes, fields and methods, separated by blanks; of a class also what its instances are given
@@ -49,180 +49,130 @@ class Part:
         return missing + [f"{path} has no parameter {name}" for name in self.takes.split() if not _takes(found, name)]
 
 
-_CONFIG = "vllm.config"
-_SCHED = "vllm.v1.core.sched"
-_FORWARD = "layer query key value kv_cache attn_metadata output"
-_BUILD = "common_prefix_len common_attn_metadata fast_build"
-_UPDATE = "layer key value kv_cache slot_mapping"
+def _parts(text: str) -> tuple[Part, ...]:
+    """One a line, `module Name(parameters): attributes`; a long list takes two."""
+    found = re.findall(r"^ *(\S+) ([\w.]+)(?:\((.+)\))?(?:: (.+))?$", text, re.MULTILINE)
+    assert len(found) == len(text.strip().splitlines()), "every line is a part"
+    return tuple(Part(*fields) for fields in found)
+
 
 PARTS: dict[str, tuple[Part, ...]] = {
-    "every process": (
-        Part("vllm.platforms", "current_platform", has="is_cpu get_attn_backend_cls"),
-        Part("vllm.platforms", "current_platform.get_attn_backend_cls", "selected_backend attn_selector_config"),
-        Part("vllm.v1.attention.backends.registry", "AttentionBackendEnum", has="CUSTOM get_path is_overridden"),
-        Part("vllm.v1.attention.backends.registry", "register_backend", "backend class_path"),
-        Part("vllm.v1.attention.selector", "AttentionSelectorConfig", has="use_mla"),
-        Part("vllm.v1.kv_cache_spec_registry", "KVCacheSpecRegistry", has="check_kv_cache_spec_registry"),
-        Part("vllm.v1.kv_cache_spec_registry", "KVCacheSpecRegistry.register", "manager_class uniform_type_base_spec"),
-        Part("vllm.v1.kv_cache_interface", "get_kv_cache_spec_kind"),
-        Part("vllm.v1.kv_cache_interface", "replace_as"),
-        Part(
-            "vllm.v1.kv_cache_interface",
-            "FullAttentionSpec",
-            has="block_size num_kv_heads head_size dtype page_size_padded sliding_window attention_chunk_size "
-            "non_causal tokens_per_state state_content_bytes num_head_slots unpadded_page_size_bytes page_size_bytes "
-            "merge copy_with_new_block_size",
-        ),
-        Part("vllm.v1.core.single_type_kv_cache_manager", "FullAttentionManager", "kv_cache_spec"),
-        Part("vllm.v1.core.single_type_kv_cache_manager", "FullAttentionManager.cache_blocks", "request num_tokens"),
-        Part("vllm.exceptions", "VLLMValidationError"),
-        Part("vllm.v1.sample.logits_processor.interface", "BatchUpdate", has="removed added moved"),
-        Part("vllm.v1.sample.logits_processor.interface", "MoveDirectionality", has="SWAP"),
-        Part(
-            "vllm.v1.sample.logits_processor.interface",
-            "LogitsProcessor",
-            has="validate_params is_argmax_invariant apply update_state",
-        ),
-        Part("vllm.v1.worker.gpu.sample.logits_processor.interface", "LogitsProcessor", has="validate_params apply"),
-        Part(
-            "vllm.v1.worker.gpu.sample.logits_processor.interface",
-            "LogitsProcessor.add_request",
-            "req_idx sampling_params",
-        ),
-        Part(
-            "vllm.v1.worker.gpu.sample.logits_processor.interface",
-            "LogitsProcRequestState",
-            has="prompt_len prefill_len",
-        ),
-        Part(
-            _CONFIG,
-            "VllmConfig",
-            has="model_config cache_config parallel_config scheduler_config attention_config speculative_config "
-            "kv_transfer_config additional_config use_v2_model_runner",
-        ),
-        Part(
-            _CONFIG,
-            "ModelConfig",
-            has="model max_model_len hf_text_config runner_type use_mla is_encoder_decoder has_inner_state is_hybrid "
-            "get_sliding_window get_head_size get_total_num_kv_heads",
-        ),
-        Part(_CONFIG, "CacheConfig", has="block_size cache_dtype kv_cache_memory_bytes"),
-        Part(
-            _CONFIG,
-            "ParallelConfig",
-            has="rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size "
-            "prefill_context_parallel_size enable_dbo",
-        ),
-        Part(
-            _CONFIG,
-            "SchedulerConfig",
-            has="async_scheduling max_num_batched_tokens max_num_scheduled_tokens long_prefill_token_threshold "
-            "get_scheduler_cls",
-        ),
-        Part(_CONFIG, "AttentionConfig", has="backend backend_per_kind"),
-    ),
-    "worker": (
-        Part(_CONFIG, "get_current_vllm_config"),
-        Part("vllm.forward_context", "get_forward_context"),
-        Part("vllm.forward_context", "ForwardContext", has="attn_metadata"),
-        Part("vllm.model_executor.models.utils", "extract_layer_index", "layer_name"),
-        Part("vllm.distributed", "tensor_model_parallel_all_gather", "dim"),
-        Part("vllm.tokenizers", "cached_tokenizer_from_config", "model_config"),
-        Part("vllm.utils.torch_utils", "async_tensor_h2d", "data device dtype"),
-        Part(
-            "vllm.v1.attention.backend",
-            "AttentionBackend",
-            has="get_name get_impl_cls get_builder_cls get_supported_kernel_block_sizes customize_spec",
-        ),
-        Part(
-            "vllm.v1.attention.backend",
-            "CommonAttentionMetadata",
-            has="query_start_loc query_start_loc_cpu seq_lens seq_lens_cpu_upper_bound num_reqs num_actual_tokens "
-            "max_query_len max_seq_len block_table_tensor slot_mapping is_prefilling req_idx positions "
-            "logits_indices_padded num_logits_indices _num_computed_tokens_cache _token_to_req_indices_cache replace",
-        ),
-    ),
-    "worker on CPUs": (
-        Part("vllm.v1.attention.backend", "MultipleOf"),
-        Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackend"),
-        Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl.forward", _FORWARD),
-        Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl.do_kv_cache_update", _UPDATE),
-        Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadataBuilder.build", _BUILD),
-        Part(
-            "vllm.v1.attention.backends.cpu_attn",
-            "CPUAttentionMetadataBuilder",
-            has="isa layer_names _set_isa_to_layers",
-        ),
-    ),
-    "worker on CUDA": (
-        Part("vllm", "envs", has="VLLM_USE_BREAKABLE_CUDAGRAPH"),
-        Part(_CONFIG, "CUDAGraphMode", has="NONE"),
-        Part(_CONFIG, "CompilationConfig", has="cudagraph_mode splitting_ops_contain_kv_cache_update"),
-        Part(_CONFIG, "get_layers_from_vllm_config", "vllm_config layer_type layer_names"),
-        Part("vllm.model_executor.layers.attention", "Attention", has="impl"),
-        Part("vllm.utils.torch_utils", "canonicalize_singleton_dim_strides"),
-        Part("vllm.v1.attention.backend", "AttentionCGSupport", has="NEVER"),
-        Part(
-            "vllm.v1.attention.backends.flash_attn",
-            "FlashAttentionImpl",
-            has="vllm_flash_attn_version batch_invariant_enabled fa4_hd256",
-        ),
-        Part("vllm.v1.attention.backends.flash_attn", "FlashAttentionBackend"),
-        Part("vllm.v1.attention.backends.flash_attn", "FlashAttentionImpl.forward", _FORWARD),
-        Part("vllm.v1.attention.backends.flash_attn", "FlashAttentionImpl.do_kv_cache_update", _UPDATE),
-        Part("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadataBuilder.build", _BUILD),
-    ),
-    "scheduler": (
-        Part(f"{_SCHED}.scheduler", "Scheduler", "vllm_config kv_cache_config"),
-        Part(
-            f"{_SCHED}.scheduler",
-            "Scheduler",
-            has="schedule running requests max_num_scheduled_tokens scheduler_config current_step kv_cache_manager "
-            "use_v2_model_runner model_uses_mrope",
-        ),
-        Part(f"{_SCHED}.scheduler", "Scheduler._update_after_schedule", "scheduler_output"),
-        Part(f"{_SCHED}.scheduler", "Scheduler._preempt_request", "request"),
-        Part(f"{_SCHED}.scheduler", "Scheduler._update_request_as_session", "session update"),
-        Part(
-            f"{_SCHED}.output",
-            "SchedulerOutput",
-            has="scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens",
-        ),
-        Part(f"{_SCHED}.output", "NewRequestData.from_request", "request block_ids prefill_token_ids uses_mrope"),
-        Part(
-            f"{_SCHED}.output",
-            "CachedRequestData",
-            has="req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids num_computed_tokens "
-            "num_output_tokens",
-        ),
-        Part("vllm.v1.core.kv_cache_manager", "KVCacheManager.cache_blocks", "request num_computed_tokens"),
-        Part("vllm.v1.core.kv_cache_manager", "KVCacheManager.get_block_ids", "request_id"),
-        Part(
-            "vllm.v1.request",
-            "Request",
-            has="request_id status sampling_params all_token_ids num_tokens num_prompt_tokens num_computed_tokens "
-            "next_decode_eligible_step",
-        ),
-        Part("vllm.v1.request", "RequestStatus", has="RUNNING"),
-    ),
-    "server": (
-        Part("vllm", "envs", has="VLLM_CPU_KVCACHE_SPACE"),
-        Part("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
-        Part("vllm.entrypoints.launchers.cli_args", "make_arg_parser", "parser"),
-        Part("vllm.entrypoints.launchers.cli_args", "validate_parsed_serve_args", "args"),
-        Part("vllm.entrypoints.launchers.api_server.entry", "run_server", "args"),
-        Part("vllm.entrypoints.serve.utils.api_utils", "cli_env_setup"),
-        Part("vllm.engine.arg_utils", "AsyncEngineArgs.from_cli_args", "args"),
-        Part("vllm.engine.arg_utils", "AsyncEngineArgs.create_engine_config", "usage_context"),
-        Part("vllm.usage.usage_lib", "UsageContext", has="OPENAI_API_SERVER"),
-    ),
-    "benchmark": (
-        Part("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackend.get_supported_head_sizes"),
-        Part("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa", "dtype block_size head_size"),
-        Part("vllm._custom_ops", "cpu_attn_reshape_and_cache", "key value key_cache value_cache slot_mapping isa"),
-        Part("vllm._custom_ops", "cpu_attn_get_scheduler_metadata", "num_reqs seq_lens isa enable_kv_split"),
-        Part("vllm._custom_ops", "cpu_attention_with_kv_cache", "query key_cache value_cache block_table"),
-    ),
+    "every process": _parts("""
+        vllm.platforms current_platform: is_cpu get_attn_backend_cls
+        vllm.platforms current_platform.get_attn_backend_cls(selected_backend attn_selector_config)
+        vllm.v1.attention.backends.registry AttentionBackendEnum: CUSTOM get_path is_overridden
+        vllm.v1.attention.backends.registry register_backend(backend class_path)
+        vllm.v1.attention.selector AttentionSelectorConfig: use_mla
+        vllm.v1.kv_cache_spec_registry KVCacheSpecRegistry: check_kv_cache_spec_registry
+        vllm.v1.kv_cache_spec_registry KVCacheSpecRegistry.register(manager_class uniform_type_base_spec)
+        vllm.v1.kv_cache_interface get_kv_cache_spec_kind
+        vllm.v1.kv_cache_interface replace_as
+        vllm.v1.kv_cache_interface FullAttentionSpec: block_size num_kv_heads head_size dtype page_size_padded
+        vllm.v1.kv_cache_interface FullAttentionSpec: sliding_window attention_chunk_size non_causal tokens_per_state
+        vllm.v1.kv_cache_interface FullAttentionSpec: state_content_bytes num_head_slots unpadded_page_size_bytes
+        vllm.v1.kv_cache_interface FullAttentionSpec: page_size_bytes merge copy_with_new_block_size
+        vllm.v1.core.single_type_kv_cache_manager FullAttentionManager(kv_cache_spec)
+        vllm.v1.core.single_type_kv_cache_manager FullAttentionManager.cache_blocks(request num_tokens)
+        vllm.exceptions VLLMValidationError
+        vllm.v1.sample.logits_processor.interface BatchUpdate: removed added moved
+        vllm.v1.sample.logits_processor.interface MoveDirectionality: SWAP
+        vllm.v1.sample.logits_processor.interface LogitsProcessor: validate_params is_argmax_invariant apply
+        vllm.v1.sample.logits_processor.interface LogitsProcessor: update_state
+        vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcessor: validate_params apply
+        vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcessor.add_request(req_idx sampling_params)
+        vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcRequestState: prompt_len prefill_len
+        vllm.config VllmConfig: model_config cache_config parallel_config scheduler_config attention_config
+        vllm.config VllmConfig: speculative_config kv_transfer_config additional_config use_v2_model_runner
+        vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
+        vllm.config ModelConfig: has_inner_state is_hybrid get_sliding_window get_head_size get_total_num_kv_heads
+        vllm.config CacheConfig: block_size cache_dtype kv_cache_memory_bytes
+        vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
+        vllm.config ParallelConfig: prefill_context_parallel_size enable_dbo
+        vllm.config SchedulerConfig: async_scheduling max_num_batched_tokens max_num_scheduled_tokens
+        vllm.config SchedulerConfig: long_prefill_token_threshold get_scheduler_cls
+        vllm.config AttentionConfig: backend backend_per_kind
+    """),
+    "worker": _parts("""
+        vllm.config get_current_vllm_config
+        vllm.forward_context get_forward_context
+        vllm.forward_context ForwardContext: attn_metadata
+        vllm.model_executor.models.utils extract_layer_index(layer_name)
+        vllm.distributed tensor_model_parallel_all_gather(dim)
+        vllm.tokenizers cached_tokenizer_from_config(model_config)
+        vllm.utils.torch_utils async_tensor_h2d(data device dtype)
+        vllm.v1.attention.backend AttentionBackend: get_name get_impl_cls get_builder_cls
+        vllm.v1.attention.backend AttentionBackend: get_supported_kernel_block_sizes customize_spec
+        vllm.v1.attention.backend CommonAttentionMetadata: query_start_loc query_start_loc_cpu seq_lens
+        vllm.v1.attention.backend CommonAttentionMetadata: seq_lens_cpu_upper_bound num_reqs num_actual_tokens
+        vllm.v1.attention.backend CommonAttentionMetadata: max_query_len max_seq_len block_table_tensor slot_mapping
+        vllm.v1.attention.backend CommonAttentionMetadata: is_prefilling req_idx positions logits_indices_padded
+        vllm.v1.attention.backend CommonAttentionMetadata: num_logits_indices _num_computed_tokens_cache
+        vllm.v1.attention.backend CommonAttentionMetadata: _token_to_req_indices_cache replace
+    """),
+    "worker on CPUs": _parts("""
+        vllm.v1.attention.backend MultipleOf
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackend
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(layer query key value kv_cache)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(attn_metadata output)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.do_kv_cache_update(layer key value kv_cache)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.do_kv_cache_update(slot_mapping)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(common_prefix_len common_attn_metadata)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(fast_build)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder: isa layer_names _set_isa_to_layers
+    """),
+    "worker on CUDA": _parts("""
+        vllm envs: VLLM_USE_BREAKABLE_CUDAGRAPH
+        vllm.config CUDAGraphMode: NONE
+        vllm.config CompilationConfig: cudagraph_mode splitting_ops_contain_kv_cache_update
+        vllm.config get_layers_from_vllm_config(vllm_config layer_type layer_names)
+        vllm.model_executor.layers.attention Attention: impl
+        vllm.utils.torch_utils canonicalize_singleton_dim_strides
+        vllm.v1.attention.backend AttentionCGSupport: NEVER
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl: vllm_flash_attn_version batch_invariant_enabled
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl: fa4_hd256
+        vllm.v1.attention.backends.flash_attn FlashAttentionBackend
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(layer query key value kv_cache attn_metadata)
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(output)
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.do_kv_cache_update(layer key value kv_cache)
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.do_kv_cache_update(slot_mapping)
+        vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_prefix_len)
+        vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_attn_metadata fast_build)
+    """),
+    "scheduler": _parts("""
+        vllm.v1.core.sched.scheduler Scheduler(vllm_config kv_cache_config): schedule running requests
+        vllm.v1.core.sched.scheduler Scheduler: max_num_scheduled_tokens scheduler_config current_step kv_cache_manager
+        vllm.v1.core.sched.scheduler Scheduler: use_v2_model_runner model_uses_mrope
+        vllm.v1.core.sched.scheduler Scheduler._update_after_schedule(scheduler_output)
+        vllm.v1.core.sched.scheduler Scheduler._preempt_request(request)
+        vllm.v1.core.sched.scheduler Scheduler._update_request_as_session(session update)
+        vllm.v1.core.sched.output SchedulerOutput: scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
+        vllm.v1.core.sched.output NewRequestData.from_request(request block_ids prefill_token_ids uses_mrope)
+        vllm.v1.core.sched.output CachedRequestData: req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids
+        vllm.v1.core.sched.output CachedRequestData: num_computed_tokens num_output_tokens
+        vllm.v1.core.kv_cache_manager KVCacheManager.cache_blocks(request num_computed_tokens)
+        vllm.v1.core.kv_cache_manager KVCacheManager.get_block_ids(request_id)
+        vllm.v1.request Request: request_id status sampling_params all_token_ids num_tokens num_prompt_tokens
+        vllm.v1.request Request: num_computed_tokens next_decode_eligible_step
+        vllm.v1.request RequestStatus: RUNNING
+    """),
+    "server": _parts("""
+        vllm envs: VLLM_CPU_KVCACHE_SPACE
+        vllm.utils.argparse_utils FlexibleArgumentParser
+        vllm.entrypoints.launchers.cli_args make_arg_parser(parser)
+        vllm.entrypoints.launchers.cli_args validate_parsed_serve_args(args)
+        vllm.entrypoints.launchers.api_server.entry run_server(args)
+        vllm.entrypoints.serve.utils.api_utils cli_env_setup
+        vllm.engine.arg_utils AsyncEngineArgs.from_cli_args(args)
+        vllm.engine.arg_utils AsyncEngineArgs.create_engine_config(usage_context)
+        vllm.usage.usage_lib UsageContext: OPENAI_API_SERVER
+    """),
+    "benchmark": _parts("""
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackend.get_supported_head_sizes
+        vllm.v1.attention.backends.cpu_attn _get_attn_isa(dtype block_size head_size)
+        vllm._custom_ops cpu_attn_reshape_and_cache(key value key_cache value_cache slot_mapping isa)
+        vllm._custom_ops cpu_attn_get_scheduler_metadata(num_reqs seq_lens isa enable_kv_split)
+        vllm._custom_ops cpu_attention_with_kv_cache(query key_cache value_cache block_table)
+    """),
 }
 """By where they are used; the keys are what `check_interfaces` takes."""
 

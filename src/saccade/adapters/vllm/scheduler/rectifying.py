@@ -49,9 +49,7 @@ class RectifyingScheduler(Scheduler):
         self._covered = _covered_by(kv_cache_config) if rectify is not None else 0
         self._held: dict[str, int] = {}
         self._rewound: dict[str, int] = {}
-        self.rectifications = 0
-        self.rectified_tokens = 0
-        self.preemptions = 0
+        self.rectifications = self.rectified_tokens = self.preemptions = 0
         if rectify is not None:
             for name in ("rectifications", "rectified_tokens", "preemptions"):
                 self.observe(name, 0)
@@ -158,15 +156,9 @@ class RectifyingScheduler(Scheduler):
             return
         output.scheduled_cached_reqs = _without(output.scheduled_cached_reqs, rewound)
         for request_id in rewound:
-            request = self.requests[request_id]
-            output.scheduled_new_reqs.append(
-                NewRequestData.from_request(
-                    request,
-                    self.kv_cache_manager.get_block_ids(request_id),
-                    list(request.all_token_ids),
-                    uses_mrope=self.model_uses_mrope,
-                )
-            )
+            request, blocks = self.requests[request_id], self.kv_cache_manager.get_block_ids(request_id)
+            ids, mrope = list(request.all_token_ids), self.model_uses_mrope
+            output.scheduled_new_reqs.append(NewRequestData.from_request(request, blocks, ids, uses_mrope=mrope))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
@@ -207,8 +199,7 @@ def _covered_by(kv_cache_config: Any) -> int:
         raise ServingError(
             f"--scheduler-cls {SCHEDULER} needs --attention-backend CUSTOM: nothing else decodes sparsely"
         )
-    covered: int = min(spec.covered for spec in specs)
-    return covered
+    return min(int(spec.covered) for spec in specs)
 
 
 def _without(data: CachedRequestData, dropped: Iterable[str]) -> CachedRequestData:

@@ -24,7 +24,8 @@ from ....checkpoints.load import ModelSource
 from ....errors import SaccadeError, ServingError
 from ....recipes import resolve as recipes
 from ....types import ModelShape
-from ..options import KEY, ServeOptions
+from ..checks import SCHEDULER, UNIT, plan_of, reasons_against, refuse_detached
+from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces
 
 INSTALL = (
@@ -45,11 +46,7 @@ _CPU_BLOCK = 32
 
 
 class RefusedError(ServingError):
-    """A server that cannot start.
-
-    Attributes:
-        reasons: all that were found, one line each.
-    """
+    """A server that cannot start; `reasons` are all that were found, one line each."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(" ".join(reason.split()) for reason in reasons)
@@ -61,8 +58,7 @@ class Server:
     """A server that nothing speaks against, not started yet.
 
     Attributes:
-        args: vLLM's arguments.
-        options: how it decodes.
+        args, options: vLLM's arguments, and how it decodes.
         notes: what the user should know of the policy on this model.
         model: what the user would call it.
         shape: of the model, in words.
@@ -124,11 +120,9 @@ def prepare(
             config = _config(args, options)
         except Exception as error:
             raise RefusedError([_said(error), *reasons]) from error
-        reasons = [*_against(config, options), *reasons]
+        reasons = [*_refusal(refuse_detached, config), *reasons_against(config, options), *reasons]
     if reasons:
         raise RefusedError(reasons)
-    from ..checks import plan_of
-    from ..options import shape_of
 
     shape = shape_of(config)
     words = (
@@ -143,16 +137,19 @@ def _early(model: str | None, policy: str | None) -> Iterator[str]:
     """What is wrong and takes no import of vLLM, which takes long, to see."""
     if find_spec("vllm") is None:
         yield INSTALL
+    if policy not in (None, recipes.AUTO):
+        yield from _refusal(recipes.read, policy)
+    if model is not None:
+        yield from _refusal(ModelSource.locate, model)
+
+
+def _refusal(check: Any, given: Any) -> list[str]:
+    """What a check refuses; nothing if it does not."""
     try:
-        if policy not in (None, recipes.AUTO):
-            recipes.read(policy)
+        check(given)
     except SaccadeError as error:
-        yield str(error)
-    try:
-        if model is not None:
-            ModelSource.locate(model)
-    except SaccadeError as error:
-        yield str(error)
+        return [str(error)]
+    return []
 
 
 def _only(step: Any, *given: Any) -> Any:
@@ -217,8 +214,6 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    from ..checks import SCHEDULER
-
     args.additional_config = {**(args.additional_config or {}), KEY: options.to_dict()}
     if args.host is None and args.uds is None:
         args.host = HOST
@@ -238,8 +233,6 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
 def _config(args: Namespace, options: ServeOptions) -> Any:
     """vLLM's configuration; puts in what depends on the model and the user has left open."""
     from vllm.platforms import current_platform
-
-    from ..checks import UNIT, plan_of
 
     ours = args.block_size is None
     if ours and current_platform.is_cpu():
@@ -266,16 +259,6 @@ def _made(args: Namespace) -> Any:
     # Of a copy: the server makes its own from the same arguments, parts of which a configuration takes and changes.
     given = AsyncEngineArgs.from_cli_args(copy.deepcopy(args))
     return given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-
-
-def _against(config: Any, options: ServeOptions) -> list[str]:
-    from ..checks import reasons_against, refuse_detached
-
-    try:
-        refuse_detached(config)
-    except ServingError as error:
-        return [str(error), *reasons_against(config, options)]
-    return reasons_against(config, options)
 
 
 def _not_ours(args: Namespace) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
@@ -19,10 +18,13 @@ from ....errors import ServingError
 from ....types import KVView, Rows
 from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
-from .metadata import StepMetadata, Written
-from .mixed_step import prepare
+from .mixed_step import StepMetadata, Written, prepare
 from .page_bounds import BlockBounds, bounds_bytes
 from .worker import Serving, serving_of
+
+_REFUSED = {"alibi_slopes": ALIBI, "logits_soft_cap": SOFT_CAP, "sinks": SINKS}
+_REFUSED["kv_sharing_target_layer_name"] = SHARED_CACHE
+"""What a layer may say about itself, and why it cannot be served then."""
 
 
 class SparseBackend:
@@ -41,10 +43,8 @@ class SparseBackend:
         """The cache's specification, with room for bounds, and a manager that publishes clean blocks only."""
         serving = SparseBackend._serving()
         assert serving is not None, "vLLM asks after the layers were made"
-        page = serving.page
-        extra = 0
-        if page is not None:
-            extra = bounds_bytes(spec.block_size, page, spec.num_kv_heads, spec.head_size, spec.dtype.itemsize)
+        page, sizes = serving.page, (spec.num_kv_heads, spec.head_size, spec.dtype.itemsize)
+        extra = 0 if page is None else bounds_bytes(spec.block_size, page, *sizes)
         return SaccadeAttentionSpec.of(spec, str(serving.options.policy), extra, covered=serving.covered)
 
 
@@ -66,7 +66,10 @@ class SparseAttention:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._check()
+        for name, reason in _REFUSED.items():
+            given = getattr(self, name, None)
+            if isinstance(given, Tensor) or given:
+                raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
         self.serving = serving_of(get_current_vllm_config())
         SparseBackend._serving = ref(self.serving)
 
@@ -96,18 +99,9 @@ class SparseAttention:
         if step.parent is not None and tokens is None:
             parent(layer, query, key, value, kv_cache, step.parent, output, *args, **kwargs)
         elif step.parent is not None and tokens is not None:
-            part = torch.empty((tokens.shape[0], *output.shape[1:]), dtype=output.dtype, device=output.device)
-            parent(
-                layer,
-                query.index_select(0, tokens),
-                key.index_select(0, tokens),
-                value.index_select(0, tokens),
-                kv_cache,
-                step.parent,
-                part,
-                *args,
-                **kwargs,
-            )
+            part = output.new_empty((tokens.shape[0], *output.shape[1:]))
+            mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
+            parent(layer, *mine, kv_cache, step.parent, part, *args, **kwargs)
             output.index_copy_(0, tokens, part)
         number = extract_layer_index(layer.layer_name)
         for group in step.groups:
@@ -142,23 +136,6 @@ class SparseAttention:
             bounds = BlockBounds.behind(kv_cache, kv.page, kv.head_dim, page)
             self.serving.indexes.layers[number] = bounds
         bounds.update(kv, written.start, written.count)
-
-    def _check(self) -> None:
-        """Refuse what a layer says about itself.
-
-        Raises:
-            ServingError: with the reason.
-        """
-        reasons = {
-            "alibi_slopes": ALIBI,
-            "logits_soft_cap": SOFT_CAP,
-            "sinks": SINKS,
-            "kv_sharing_target_layer_name": SHARED_CACHE,
-        }
-        for name, reason in reasons.items():
-            value = getattr(self, name, None)
-            if isinstance(value, Tensor) or value:
-                raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
 
 
 def _step_of(layer_name: str) -> StepMetadata | None:

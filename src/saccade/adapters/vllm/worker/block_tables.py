@@ -93,13 +93,8 @@ class Tables:
 class StepTables:
     """Makes the tables of a step; what its layers have in common is computed once, as many small kernels cost time.
 
-    Shapes follow from those of the arguments, and nothing is read on the host.
-
-    Args:
-        rows: of the step, without left padding.
-        layout: of the cache.
-        unit: tokens of a page, a multiple of the block; pages start with a block.
-        groups: sets of a row: 1, Hkv or Hq.
+    Shapes follow from those of the arguments, and nothing is read on the host. Rows have no left padding; `unit` is
+    tokens of a page, a multiple of the block; `groups` are the sets of a row: 1, Hkv or Hq.
     """
 
     def __init__(self, rows: Rows, layout: Layout, unit: int, groups: int) -> None:

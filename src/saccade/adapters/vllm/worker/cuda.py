@@ -24,7 +24,7 @@ from ....errors import ServingError
 from ....kernels.dense_decode_scores.api import dense_decode_scores
 from ....kernels.sparse_decode.api import sparse_decode
 from ....plans.plan import Plan
-from ....selection.selector import ScoredSelector, Selector
+from ....selection.selector import ScoredSelector
 from ....types import KVView, Pooling, Rows, Selection
 from .backend import SparseAttention, SparseBackend, SparseBuilder
 from .block_tables import Layout, StepTables, Tables, one_token_each, refusal
@@ -61,10 +61,9 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: {reason}")
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         flash = FlashOperations.of([layer.impl for layer in layers.values()])
-        operations = choose(serving.plan, kv_cache_spec.block_size, flash)
-        self.groups = Groups(vllm_config, operations)
+        self.groups = Groups(vllm_config, choose(serving.plan, kv_cache_spec.block_size, flash))
         if vllm_config.parallel_config.rank == 0:
-            logger.info("saccade: decoding attends with %s", operations.name)
+            logger.info("saccade: decoding attends with %s", self.groups.attention.name)
 
 
 class SaccadeFlashAttention(SparseAttention, FlashAttentionImpl):
@@ -77,16 +76,13 @@ class SaccadeFlashAttention(SparseAttention, FlashAttentionImpl):
 
 
 class FlashOperations:
-    """Decoding attention by vLLM's FlashAttention.
+    """Decoding attention by vLLM's FlashAttention, of the version that vLLM has chosen for the layers.
 
-    Args:
-        version: of FlashAttention, as vLLM has chosen it for the layers.
-        splits: parts of a request that run at once; 0: FlashAttention decides.
+    `splits` parts of a request run at once; 0: FlashAttention decides.
     """
 
     def __init__(self, version: int | None, splits: int) -> None:
-        self.version = version
-        self._splits = splits
+        self.version, self._splits = version, splits
         self._step: StepTables | None = None
 
     @classmethod
@@ -144,31 +140,21 @@ class FlashOperations:
 
 
 def choose(plan: Plan, block: int, flash: FlashOperations) -> AttentionOperations:
-    """What an engine's layers attend with, decided by the policy's unit and the cache's block, once.
-
-    Args:
-        plan: of the engine.
-        block: tokens of a block.
-        flash: vLLM's own attention.
-    """
+    """What an engine's layers attend with, decided by the policy's unit and the tokens of a cache block, once."""
     name = f"FlashAttention {flash.version}"
     if plan.selector is None:
         return AttentionOperations(flash.dense, name=name)
     own = [] if plan.selector.fused_pooling is None else ["layers that keep scores"]
     if not plan.roles.uniform:
         own.append("layers whose heads differ")
-    reason = refusal(unit_of(plan.selector), block)
+    # All but scored pages come as single tokens.
+    reason = refusal(plan.selector.scorer.unit if isinstance(plan.selector, ScoredSelector) else 1, block)
     if reason is not None:
         own.append(f"sets ({reason})")
     sets = "" if reason is not None else " and for sets, as block tables"
     rest = f"; saccade's own operations for {' and for '.join(own)}" if own else ""
     sparse = flash.sparse if reason is None else sparse_decode
     return AttentionOperations(flash.dense, sparse, name=f"{name} for all tokens{sets}{rest}")
-
-
-def unit_of(selector: Selector) -> int:
-    """Tokens of what a selector chooses; all but scored pages come as single tokens."""
-    return selector.scorer.unit if isinstance(selector, ScoredSelector) else 1
 
 
 def graph_refusal(compilation: Any) -> str | None:

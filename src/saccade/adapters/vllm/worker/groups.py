@@ -10,10 +10,18 @@ from torch import Tensor
 
 from ....decode.state import AttentionOperations, DecodeState
 from ....types import Rows
-from .metadata import Group
 from .requests import RequestRow, requests_of
 from .sequence_memory import SequenceMemory
 from .worker import serving_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Rows that decode together; `tokens`, int64, are their positions of the flat batch; None: all, in order."""
+
+    state: DecodeState
+    rows: Rows
+    tokens: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +48,7 @@ class Batch:
 
 
 class Groups:
-    """Groups the rows of one step after the other.
-
-    Args:
-        vllm_config: through which the worker and its requests are found.
-        attention: what rows that select attend with.
-    """
+    """Groups the rows of one step after the other; those that select attend with `attention`."""
 
     def __init__(self, vllm_config: Any, attention: AttentionOperations) -> None:
         self.attention = attention
@@ -66,24 +69,18 @@ class Groups:
         """Rows that select in this step: one new token behind the prompt, not opted out, longer than the budget."""
         if self._serving.plan.selector is None:
             return []
-        requests = self.requests(batch)
         return [
             row
-            for row, (length, queries, prefilling) in enumerate(
-                zip(batch.lengths, batch.queries, batch.prefilling, strict=True)
-            )
-            if queries == 1 and not prefilling and requests[row].sparse and not self.covers(length)
+            for row, request in enumerate(self.requests(batch))
+            if batch.queries[row] == 1 and not batch.prefilling[row]
+            if request.sparse and not self.covers(batch.lengths[row])
         ]
 
     def of(self, batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | None) -> list[Group]:
-        """How the step's sparse rows decode.
+        """How the step's S sparse rows decode.
 
-        Args:
-            batch: all rows.
-            sparse: which of them select.
-            table: int32 `[len(sparse), n]`, their blocks.
-            lengths: int32 `[len(sparse)]`.
-            tokens: int64 `[len(sparse)]`, their positions in the flat batch; None: all, in order.
+        Their blocks are int32 `[S, n]`, their lengths int32 `[S]`, `tokens` int64 `[S]` their positions in the flat
+        batch; None: all, in order.
         """
         recall = self._serving.recall
         known = self._announced(batch)

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from .groups import Batch, Groups
-from .metadata import StepMetadata, Written
+from ....types import Rows
+from .groups import Batch, Group, Groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """What a step writes into the cache.
+
+    Attributes:
+        rows: all rows of the batch.
+        start: int32 `[B]`, first new position of each row.
+        count: host bound on the new tokens of a row.
+    """
+
+    rows: Rows
+    start: Tensor
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMetadata:
+    """vLLM's attention metadata of a step, all layers of an attention group share it.
+
+    Attributes:
+        parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
+        parent_tokens: int64, their positions in the flat batch; None: all.
+        groups: rows that decode under the policy.
+        written: the step's new tokens; rows with one apart from rows with many, so that none is padded to the others.
+        num_actual_tokens: positions of the flat batch that are not padding.
+    """
+
+    parent: Any | None
+    parent_tokens: Tensor | None
+    groups: list[Group]
+    written: tuple[Written, ...]
+    num_actual_tokens: int
 
 
 def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> StepMetadata:
-    """Split a step's rows.
-
-    Args:
-        groups: of the worker.
-        common: vLLM's `CommonAttentionMetadata`.
-        build_parent: makes the metadata of vLLM's own kernel from it.
-    """
+    """Split a step's rows; `build_parent` makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`."""
     batch = _batch(common)
     sparse = groups.sparse_rows(batch)
     table, lengths = common.block_table_tensor, common.seq_lens
@@ -35,7 +64,9 @@ def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> 
     chosen = async_tensor_h2d(sparse, table.device, torch.int64)
     tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
     found = groups.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
-    rest = _rest(batch, sparse)
+    gone = set(sparse)
+    # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
+    rest = [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
     if not rest:
         return StepMetadata(None, None, found, written, total)
     others, rest_tokens = _only(common, batch, rest)
@@ -71,43 +102,33 @@ def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Writt
     return Written(batch.rows(rows, table, lengths, on_host=table.is_cpu), lengths - queries, count)
 
 
-def _rest(batch: Batch, sparse: list[int]) -> list[int]:
-    """The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch."""
-    gone = set(sparse)
-    return [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
-
-
 def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor]:
     """The metadata of some rows, as of a batch of their own, and where their tokens lie in the flat batch."""
     device = common.block_table_tensor.device
     starts = common.query_start_loc_cpu.tolist()
     positions = [position for row in rest for position in range(starts[row], starts[row + 1])]
-    edges = [0]
-    for row in rest:
-        edges.append(edges[-1] + batch.queries[row])
+    edges = [0, *accumulate(batch.queries[row] for row in rest)]
     chosen = async_tensor_h2d(rest, device, torch.int64)
     tokens = async_tensor_h2d(positions, device, torch.int64)
     edges_cpu = torch.tensor(edges, dtype=common.query_start_loc_cpu.dtype)
     upper = common.seq_lens_cpu_upper_bound
-    return (
-        common.replace(
-            query_start_loc=async_tensor_h2d(edges_cpu, device),
-            query_start_loc_cpu=edges_cpu,
-            seq_lens=common.seq_lens.index_select(0, chosen),
-            num_reqs=len(rest),
-            num_actual_tokens=len(positions),
-            max_query_len=max(batch.queries[row] for row in rest),
-            max_seq_len=max(batch.lengths[row] for row in rest),
-            block_table_tensor=common.block_table_tensor.index_select(0, chosen),
-            slot_mapping=common.slot_mapping.index_select(0, tokens),
-            is_prefilling=common.is_prefilling[rest],
-            seq_lens_cpu_upper_bound=None if upper is None else upper[rest],
-            req_idx=None if common.req_idx is None else common.req_idx[rest],
-            positions=None if common.positions is None else common.positions.index_select(0, tokens),
-            logits_indices_padded=None,
-            num_logits_indices=None,
-            _num_computed_tokens_cache=None,
-            _token_to_req_indices_cache=None,
-        ),
-        tokens,
+    others = common.replace(
+        query_start_loc=async_tensor_h2d(edges_cpu, device),
+        query_start_loc_cpu=edges_cpu,
+        seq_lens=common.seq_lens.index_select(0, chosen),
+        num_reqs=len(rest),
+        num_actual_tokens=len(positions),
+        max_query_len=max(batch.queries[row] for row in rest),
+        max_seq_len=max(batch.lengths[row] for row in rest),
+        block_table_tensor=common.block_table_tensor.index_select(0, chosen),
+        slot_mapping=common.slot_mapping.index_select(0, tokens),
+        is_prefilling=common.is_prefilling[rest],
+        seq_lens_cpu_upper_bound=None if upper is None else upper[rest],
+        req_idx=None if common.req_idx is None else common.req_idx[rest],
+        positions=None if common.positions is None else common.positions.index_select(0, tokens),
+        logits_indices_padded=None,
+        num_logits_indices=None,
+        _num_computed_tokens_cache=None,
+        _token_to_req_indices_cache=None,
     )
+    return others, tokens

@@ -18,12 +18,7 @@ def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: 
 
 @dataclass(frozen=True, slots=True)
 class BlockBounds:
-    """Bounds of one layer's blocks.
-
-    Attributes:
-        lower, upper: `[blocks, Hkv, pages per block, d]` by strides, views of the cache's own memory.
-        page: tokens of a page.
-    """
+    """Bounds of one layer's blocks, `[blocks, Hkv, pages per block, d]` by strides: views of the cache's own memory."""
 
     lower: Tensor
     upper: Tensor
@@ -33,11 +28,7 @@ class BlockBounds:
     def behind(cls, kv_cache: Tensor, block: int, head_dim: int, page: int) -> BlockBounds:
         """Those in the padding of a cache whose blocks are `bounds_bytes` longer than their content.
 
-        Args:
-            kv_cache: `[blocks, Hkv, block, 2 · d]`, contiguous but for the padding.
-            block: tokens of a block.
-            head_dim: d.
-            page: tokens of a page.
+        The cache is `[blocks, Hkv, block, 2 · d]`, contiguous but for the padding.
         """
         blocks, heads, per_block = kv_cache.shape[0], kv_cache.shape[1], block // page
         step, content = kv_cache.stride(0), kv_cache[0].numel()
@@ -45,11 +36,9 @@ class BlockBounds:
         assert step - content >= 2 * size, "the cache was laid out by our own specification"
 
         def side(number: int) -> Tensor:
-            return kv_cache.as_strided(
-                (blocks, heads, per_block, head_dim),
-                (step, per_block * head_dim, head_dim, 1),
-                kv_cache.storage_offset() + content + number * size,
-            )
+            start = kv_cache.storage_offset() + content + number * size
+            strides = (step, per_block * head_dim, head_dim, 1)
+            return kv_cache.as_strided((blocks, heads, per_block, head_dim), strides, start)
 
         return cls(side(0), side(1), page)
 
@@ -59,9 +48,8 @@ class BlockBounds:
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         """Recompute the pages of tokens `start..start + count` of every row from the cache, not beyond its length."""
-        update_page_bounds(
-            self.lower, self.upper, kv, page=self.page, start=start, count=count, table=kv.rows.page_table
-        )
+        table = kv.rows.page_table
+        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=table)
 
     def of(self, rows: Rows) -> PageBounds:
         """The index of some rows."""

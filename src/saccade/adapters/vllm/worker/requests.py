@@ -43,11 +43,9 @@ class RequestRow:
     memory: Any = None
 
     def decodes(self, queries: int, prefilling: bool) -> bool:
-        """Whether a step with so many new tokens decodes one: alone, or in a dense pass over those before it.
+        """Whether a step with `queries` new tokens decodes one: alone, or in a dense pass over those before it.
 
-        Args:
-            queries: new tokens of the step.
-            prefilling: what vLLM says of the row. Model runner V2 says it of a request that was sent anew, too.
+        `prefilling` is what vLLM says of the row. Model runner V2 says it of a request that was sent anew, too.
         """
         return queries > 0 and (not prefilling or (queries > 1 and self.resumed and self.prompt is None))
 
@@ -80,9 +78,8 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """
         given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
         if given not in (None, OFF, "on"):
-            raise VLLMValidationError(
-                f'vllm_xargs: {KEY}={given!r} is not valid; "off" decodes densely, "on" as the server'
-            )
+            valid = '"off" decodes densely, "on" as the server'
+            raise VLLMValidationError(f"vllm_xargs: {KEY}={given!r} is not valid; {valid}")
 
     def is_argmax_invariant(self) -> bool:
         return True

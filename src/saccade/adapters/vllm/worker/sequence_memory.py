@@ -35,10 +35,8 @@ class SequenceMemory:
         history, phase = TokenHistory(serving.levels), serving.options.policy.phase
         if phase.every is not None:
             history.clean = 0
-        state = DecodeState(
-            serving.plan, serving.counters, exhaustive_is_dense=False, history=history, attention=attention
-        )
-        return cls(state, phase)
+        given = (serving.plan, serving.counters)
+        return cls(DecodeState(*given, exhaustive_is_dense=False, history=history, attention=attention), phase)
 
     def written(self, start: int, stop: int, *, dense: bool) -> None:
         """Note a step that writes slots `start..stop`."""
@@ -63,7 +61,6 @@ def _tokens(request: RequestRow, start: int, stop: int) -> Sequence[int]:
     """Token ids `start..stop` of a request; -1 (unknown) where the prompt came as embeddings."""
     if request.prompt is None:
         return [-1] * (stop - start)
-    length = len(request.prompt)
-    output = request.output[max(start - length, 0) : max(stop - length, 0)]
-    known = [*request.prompt[start:stop], *output]
+    first, last = (max(place - len(request.prompt), 0) for place in (start, stop))
+    known = [*request.prompt[start:stop], *request.output[first:last]]
     return known + [-1] * (stop - start - len(known))

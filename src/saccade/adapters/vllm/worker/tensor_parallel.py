@@ -19,10 +19,7 @@ Gather = Callable[[Tensor], Tensor]
 def plan_of_rank(plan: Plan, rank: int, ranks: int, gather: Gather) -> Plan:
     """The part of a model's plan that one rank runs: its heads' roles, and a selector that agrees with the others.
 
-    Args:
-        plan: of the whole model.
-        rank, ranks: of tensor parallelism; they divide the KV heads.
-        gather: how scores are joined.
+    `ranks` divides the KV heads.
     """
     if ranks == 1:
         return plan
@@ -36,11 +33,7 @@ def plan_of_rank(plan: Plan, rank: int, ranks: int, gather: Gather) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class GatheredSelector(ScoredSelector):
-    """Cuts scores `[B, G, N]` of the heads of all ranks; N is the same on all of them, which hold the same rows.
-
-    Attributes:
-        gather: how scores are joined.
-    """
+    """Cuts scores `[B, G, N]` of the heads of all ranks; N is the same on all of them, which hold the same rows."""
 
     gather: Gather = field(kw_only=True)
 

@@ -36,13 +36,10 @@ class Serving:
     """Decoding under one policy in one worker.
 
     Attributes:
-        options: of the engine.
         plan: of this rank's heads.
         covered: the longest row of which every head attends to all tokens.
-        counters: of all steps.
         levels: delimiter levels of the vocabulary, for policies that read text.
-        recall: who measures it; None: nobody.
-        metrics: who reports the steps; None: nobody.
+        recall, metrics: who measures it, who reports the steps; None: nobody.
         indexes: those that lie in the cache, by layer.
     """
 
@@ -85,8 +82,8 @@ def _start(vllm_config: Any) -> Serving:
         check_interfaces("scheduler")
     refuse_unsupported(vllm_config, options)
     parallel = vllm_config.parallel_config
-    whole = plan_of(vllm_config, options)
-    plan = plan_of_rank(whole, parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size, _gather)
+    whole, ranks = plan_of(vllm_config, options), parallel.tensor_parallel_size
+    plan = plan_of_rank(whole, parallel.rank % ranks, ranks, _gather)
     counters, recall, steps = Counters(len(plan.roles.layers), by_row=True), None, None
     if parallel.rank == 0:
         logger.info("saccade: decoding with %s", options.policy)
