@@ -173,15 +173,7 @@ class RunStats:
         return {**asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
 
-_DERIVED = (
-    "steps",
-    "share_attended",
-    "recall",
-    "token_recall",
-    "overflow",
-    "acceptance_rate",
-    "tokens_per_dense_pass",
-)
+_DERIVED = ("steps", "share_attended", "recall", "token_recall", "overflow", "acceptance_rate", "tokens_per_dense_pass")
 
 
 def _mean(values: list[float]) -> float | None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from torch import Tensor
+
 from saccade.errors import KernelError
-from saccade.kernels._triton.availability import interpreting
+from saccade.kernels._flat import cpu_refusal
+from saccade.kernels._native.attention import native_refusal
+from saccade.kernels._triton.refusals import attention_refusal, interpreting
+from saccade.types import KVView, Selection
 
 Implementation = Literal["auto", "reference", "cpu", "native", "triton"]
 
@@ -31,6 +36,18 @@ def choose(
     if reason is not None:
         raise KernelError(f"{operation}: implementation {implementation!r} cannot take this call: {reason}")
     return implementation
+
+
+def choose_attention(
+    operation: str, implementation: Implementation, q: Tensor, kv: KVView, selection: Selection | None = None
+) -> Implementation:
+    """`choose` for an operation that attends to a cache."""
+    refusals: dict[Implementation, Callable[[], str | None]] = {
+        "native": lambda: native_refusal(q, kv, selection),
+        "cpu": lambda: cpu_refusal(kv),
+        "triton": lambda: attention_refusal(q, kv, selection),
+    }
+    return choose(operation, implementation, refusals)
 
 
 def _unasked(name: Implementation) -> bool:

@@ -41,9 +41,5 @@ def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
 
 
 METHOD = Method(
-    "resa",
-    "a share of the pages by key bounds, with dense rectification",
-    "ReSA, arXiv 2506.04108",
-    ReSAOptions,
-    plan,
+    "resa", "a share of the pages by key bounds, with dense rectification", "ReSA, arXiv 2506.04108", ReSAOptions, plan
 )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.types import KVView, Pooling, Selection
 
@@ -47,8 +46,9 @@ class Heads:
 def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
     """Why the library cannot read this cache, with these other arguments, or None."""
     k, v, rows = kv.k, kv.v, kv.rows
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
+    unbuilt = native.refusal()
+    if unbuilt is not None:
+        return unbuilt
     if k.dtype not in ITEM_SIZE or v.dtype != k.dtype:
         return f"k is {k.dtype} and v {v.dtype}, not both float32 or bfloat16"
     if kv.k_scale is not None or kv.v_scale is not None:
@@ -110,18 +110,9 @@ def attention(
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
     call = native.Call(
-        queries.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        table.data_ptr(),
-        starts.data_ptr(),
-        lengths.data_ptr(),
-        None if ids is None else ids.data_ptr(),
-        None if counts is None else counts.data_ptr(),
-        None if heads is None else ctypes.addressof(heads.dense),
-        None if heads is None else ctypes.addressof(heads.kept),
-        None if out is None else out.data_ptr(),
-        None if scores is None else scores.data_ptr(),
+        *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
+        *((None, None) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
+        *native.addresses(out, scores),
         scale,
         *key_steps(k),
         *(v_page * size, v_slot * size, v_head * size),
@@ -131,8 +122,4 @@ def attention(
         kv_heads if heads is None else heads.kept_heads,
         *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "native_refusal was asked"
-    failure = found.saccade_attention(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"{operation}: {FAILURES.get(failure, failure)}")
+    native.check(operation, native.loaded().saccade_attention(ctypes.addressof(call)), FAILURES)

@@ -13,8 +13,7 @@ from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal, host_bounds
 from saccade.kernels._pooling import RunPooling
-from saccade.kernels._triton.availability import refusal as triton_refusal
-from saccade.kernels._triton.dtypes import dtype_refusal
+from saccade.kernels._triton import refusals
 from saccade.kernels.chunk_keys import cpu, reference
 from saccade.types import KVView
 
@@ -86,7 +85,7 @@ def _pooled(
         implementation,
         {
             "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: triton_refusal(kv.k, kv.rows.seq_lens) or dtype_refusal(kv.k),
+            "triton": lambda: refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("the cache", kv.k),
         },
     )
     if chosen == "triton":

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.types import Selection
 
 UNITS = 16
@@ -32,16 +32,9 @@ STEP = 16
 
 
 def cluster_search(
-    q: Tensor,
-    tree: ClusterTree,
-    seq_lens: Tensor,
-    budget: int,
-    sinks: int,
-    units: int | None,
-    clusters: int,
-    chunks: int,
-    tokens: int,
+    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, sinks: int, units: int | None, widths: SearchWidths
 ) -> Selection:
+    clusters, chunks, tokens = widths
     batch, heads, count, head_dim = tree.centroids.shape
     parents, pairs, device = tree.unit_tokens.shape[2], batch * heads, q.device
     span = _stored_heads(tree)

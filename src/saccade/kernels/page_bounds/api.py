@@ -8,8 +8,7 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
-from saccade.kernels._triton.availability import refusal as triton_refusal
-from saccade.kernels._triton.dtypes import dtype_refusal
+from saccade.kernels._triton import refusals
 from saccade.kernels.page_bounds import cpu, native, reference
 from saccade.types import KVView, Pooling
 
@@ -174,10 +173,10 @@ def _scale_refusal(k_scale: Tensor | None) -> str | None:
 def _triton_refusal(numbers: tuple[Tensor, ...], lower: Tensor, upper: Tensor, *others: Tensor | None) -> str | None:
     """Why Triton cannot compute with these, or None; `others` are lists of integers, scales, or absent."""
     numbers = (*numbers, lower, upper)
-    refusal = triton_refusal(*numbers, *(tensor for tensor in others if tensor is not None))
+    refusal = refusals.refusal(*numbers, *(tensor for tensor in others if tensor is not None))
     if refusal is None and lower.shape[3] > _MOST_DIM:
         refusal = f"head dim {lower.shape[3]} is above {_MOST_DIM}"
-    return refusal or dtype_refusal(*numbers)
+    return refusal or refusals.dtype_refusal("a tensor", *numbers)
 
 
 def _room(operation: str, lower: Tensor, batch: int, table: Tensor | None) -> int:

@@ -7,7 +7,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps
 from saccade.types import KVView, Pooling
@@ -29,14 +28,7 @@ def update_page_bounds(
     changed, places = start.contiguous(), None if table is None else table.contiguous()
     size = ITEM_SIZE[k.dtype]
     call = native.Update(
-        k.data_ptr(),
-        lower.data_ptr(),
-        upper.data_ptr(),
-        pages.data_ptr(),
-        starts.data_ptr(),
-        lengths.data_ptr(),
-        changed.data_ptr(),
-        None if places is None else places.data_ptr(),
+        *native.addresses(k, lower, upper, pages, starts, lengths, changed, places),
         *key_steps(k),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(rows.batch, kv.kv_heads, head_dim, size == 2),
@@ -44,17 +36,14 @@ def update_page_bounds(
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(page, count, torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "update_refusal was asked"
-    failure = found.saccade_update_pages(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"update_page_bounds: {FAILURES.get(failure, failure)}")
+    native.check("update_page_bounds", native.loaded().saccade_update_pages(ctypes.addressof(call)), FAILURES)
 
 
 def refusal(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, table: Tensor | None) -> str | None:
     """Why the library cannot score these bounds, or None."""
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
+    unbuilt = native.refusal()
+    if unbuilt is not None:
+        return unbuilt
     if lower.dtype not in ITEM_SIZE or upper.dtype != lower.dtype:
         return f"the bounds are {lower.dtype} and {upper.dtype}, not both float32 or bfloat16"
     head_dim = lower.shape[3]
@@ -94,20 +83,11 @@ def page_scores(
     places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
     call = native.Bounds(
-        queries.data_ptr(),
-        lower.data_ptr(),
-        upper.data_ptr(),
-        lengths.data_ptr(),
-        None if places is None else places.data_ptr(),
-        scores.data_ptr(),
+        *native.addresses(queries, lower, upper, lengths, places, scores),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(batch, query_heads, kv_heads, head_dim, size == 2),
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(pages, page, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "refusal was asked"
-    failure = found.saccade_page_scores(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"page_scores: {FAILURES.get(failure, failure)}")
+    native.check("page_scores", native.loaded().saccade_page_scores(ctypes.addressof(call)), FAILURES)
     return scores

@@ -8,7 +8,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.rank_union import cpu, native, reference
 from saccade.kernels.rank_union.sets import framed
 
@@ -99,9 +100,9 @@ def _chosen(
         operation,
         implementation,
         {
-            "native": lambda: native.refusal(ids, counts),
+            "native": lambda: library.refusal(ids, counts),
             "cpu": lambda: None if ids.is_cpu else f"the ids are on {ids.device}",
-            "triton": lambda: availability.refusal(ids, counts),
+            "triton": lambda: refusals.refusal(ids, counts),
         },
     )
 

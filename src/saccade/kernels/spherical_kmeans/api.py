@@ -7,7 +7,8 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.spherical_kmeans import cpu, native, reference
 
 
@@ -47,9 +48,9 @@ def spherical_kmeans(
         "spherical_kmeans",
         implementation,
         {
-            "native": lambda: native.refusal(vectors),
+            "native": lambda: library.refusal(vectors),
             "cpu": lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
-            "triton": lambda: availability.refusal(vectors),
+            "triton": lambda: refusals.refusal(vectors),
         },
     )
     if chosen == "native":

@@ -10,7 +10,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.topk import cpu, native, reference
 from saccade.kernels.topk.sets import best_and_last, with_last
 
@@ -138,9 +139,9 @@ def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Imp
         operation,
         implementation,
         {
-            "native": lambda: native.refusal(scores, lengths),
+            "native": lambda: library.refusal(scores, lengths),
             "cpu": lambda: None if scores.is_cpu else f"the scores are on {scores.device}",
-            "triton": lambda: availability.refusal(scores, lengths) or _too_wide(scores.shape[2]),
+            "triton": lambda: refusals.refusal(scores, lengths) or _too_wide(scores.shape[2]),
         },
     )
 

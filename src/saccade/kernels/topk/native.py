@@ -8,19 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 
 _FAILURES = {1: "a length is below 0 or above the width of the scores", 2: "the shapes do not fit", 3: "out of memory"}
-
-
-def refusal(scores: Tensor, lengths: Tensor) -> str | None:
-    """Why the library cannot take this call, or None."""
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
-    if not (scores.is_cpu and lengths.is_cpu):
-        return f"the scores are on {scores.device}"
-    return None
 
 
 def topk(scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "score"]) -> tuple[Tensor, Tensor]:
@@ -42,17 +32,9 @@ def _choose(
     rows = scores if scores.stride(2) == 1 else scores.contiguous()
     ends, bounds = lengths.contiguous(), None if sizes is None else sizes.contiguous()
     call = native.TopK(
-        rows.data_ptr(),
-        ends.data_ptr(),
-        None if bounds is None else bounds.data_ptr(),
-        ids.data_ptr(),
-        counts.data_ptr(),
+        *native.addresses(rows, ends, bounds, ids, counts),
         *(rows.stride(0) * 4, rows.stride(1) * 4, batch, groups, width, kept, last),
         *(ranked, torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "refusal was asked"
-    failure = found.saccade_topk(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"topk: {_FAILURES.get(failure, failure)}")
+    native.check("topk", native.loaded().saccade_topk(ctypes.addressof(call)), _FAILURES)
     return ids, counts

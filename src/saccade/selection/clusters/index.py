@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ...kernels._cluster_tree import ClusterTree
+from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys
-from ...kernels.cluster_search.api import SearchWidths, cluster_search
+from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Selection
 from ..chunking import cut
 from ..history import TokenHistory
