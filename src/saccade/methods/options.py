@@ -109,32 +109,9 @@ Reselect = Annotated[
     Field(description="layers that select again, beside the first selection layer; not given: layer L//2; empty: none"),
 ]
 Heads = Literal["kv", "query"]
-MaybeBudget = Annotated[
-    Annotated[int, Field(ge=1)] | None,
-    BeforeValidator(_whole),
-    Field(description="tokens a sparse head attends to, the current one included; at most so many if the rule varies"),
-]
 RuleName = Literal["top_k", "top_p", "threshold", "ratio"]
-TopMass = Annotated[
-    Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-    BeforeValidator(_number),
-    Field(description="rule=top_p: attention mass that the set must reach"),
-]
-LeastProbability = Annotated[
-    Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None,
-    BeforeValidator(_number),
-    Field(description="rule=threshold: probability that a token must exceed"),
-]
-KeptShare = Annotated[
-    Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-    BeforeValidator(_number),
-    Field(description="rule=ratio: share of the row that is kept"),
-]
-Share = Annotated[
-    float,
-    BeforeValidator(_number),
-    Field(gt=0, le=1, allow_inf_nan=False, description="share of the row's pages that is kept"),
-]
+Number = Annotated[float, BeforeValidator(_number)]
+Share = Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)]
 Roles = Annotated[str, BeforeValidator(_role_source)]
 RectifyField = Annotated[
     Rectify | None,

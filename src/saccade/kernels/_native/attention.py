@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
 FAILURES = {
@@ -38,7 +38,7 @@ class Heads:
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
-    def of(dense: tuple[bool, ...], scored: tuple[bool, ...]) -> Heads:
+    def of(dense: Flags, scored: Flags) -> Heads:
         kept = [sum(scored[:head]) if flag else -1 for head, flag in enumerate(scored)]
         return Heads((ctypes.c_uint8 * len(dense))(*dense), (ctypes.c_int32 * len(kept))(*kept), sum(scored))
 

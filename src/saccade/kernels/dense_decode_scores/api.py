@@ -78,12 +78,9 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
         raise KernelError("decode_scores: pooling must be max, mean or each")
     check_pooling("decode_scores", pooling)
     chosen = choose_attention("decode_scores", implementation, q, kv)
-    if chosen == "native":
-        return native.decode_scores(q, kv, pooling)
-    if chosen == "cpu":
-        return cpu.decode_scores(q, kv, pooling)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
         return triton.decode_scores(q, kv, pooling)
-    return reference.decode_scores(q, kv, pooling)
+    run = {"native": native.decode_scores, "cpu": cpu.decode_scores}.get(chosen, reference.decode_scores)
+    return run(q, kv, pooling)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._dot import KEY_BLOCK, score_keys, softmax, weigh_values
+from saccade.kernels._dot import KEY_BLOCK, score_keys, scratch, softmax, weigh_values
 from saccade.kernels._flat import RowReader, host_bounds, shared_slice
-from saccade.kernels._scratch import scratch
 from saccade.types import KVView, Pooling
 
 # Below this many numbers in the keys, the cost of calls outweighs that of passes through memory.

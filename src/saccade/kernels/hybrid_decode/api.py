@@ -8,18 +8,18 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_pooling, check_query, check_selection
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.hybrid_decode import native, parts
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 
 def hybrid_decode(
     q: Tensor,
     kv: KVView,
     selection: Selection,
-    dense: tuple[bool, ...],
+    dense: Flags,
     *,
     scale: float,
     pooling: Pooling | None = None,
-    scored: tuple[bool, ...] | None = None,
+    scored: Flags | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Dense and sparse heads of one layer as one operation (LycheeDecode, appendix C).
@@ -65,9 +65,7 @@ def hybrid_decode(
     return parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
 
 
-def _check_flags(
-    kv_heads: int, dense: tuple[bool, ...], pooling: Pooling | None, scored: tuple[bool, ...] | None
-) -> tuple[bool, ...]:
+def _check_flags(kv_heads: int, dense: Flags, pooling: Pooling | None, scored: Flags | None) -> Flags:
     """The flags of the heads whose scores are kept."""
     if len(dense) != kv_heads:
         raise KernelError(f"hybrid_decode: dense flags {len(dense)} heads, the cache has {kv_heads}")

@@ -77,16 +77,14 @@ def update_page_bounds(
             "triton": lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
         },
     )
-    if chosen == "native":
-        native.update_page_bounds(lower, upper, kv, page, start, count, table)
-    elif chosen == "cpu":
-        cpu.update_page_bounds(lower, upper, kv, page, start, count, table)
-    elif chosen == "triton":
+    update = {"native": native.update_page_bounds, "cpu": cpu.update_page_bounds}.get(
+        chosen, reference.update_page_bounds
+    )
+    if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        triton.update_page_bounds(lower, upper, kv, page, start, count, table)
-    else:
-        reference.update_page_bounds(lower, upper, kv, page, start, count, table)
+        update = triton.update_page_bounds
+    update(lower, upper, kv, page, start, count, table)
 
 
 def page_scores(

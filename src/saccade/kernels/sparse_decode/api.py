@@ -37,12 +37,9 @@ def sparse_decode(
     check_query("sparse_decode", q, kv)
     check_selection("sparse_decode", q, kv, selection)
     chosen = choose_attention("sparse_decode", implementation, q, kv, selection)
-    if chosen == "native":
-        return native.sparse_decode(q, kv, selection, scale)
-    if chosen == "cpu":
-        return cpu.sparse_decode(q, kv, selection, scale)
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton
 
         return triton.sparse_decode(q, kv, selection, scale)
-    return reference.sparse_decode(q, kv, selection, scale)
+    run = {"native": native.sparse_decode, "cpu": cpu.sparse_decode}.get(chosen, reference.sparse_decode)
+    return run(q, kv, selection, scale)

@@ -53,12 +53,9 @@ def spherical_kmeans(
             "triton": lambda: refusals.refusal(vectors),
         },
     )
-    if chosen == "native":
-        return native.spherical_kmeans(vectors, clusters, iterations)
-    if chosen == "cpu":
-        return cpu.spherical_kmeans(vectors, clusters, iterations)
     if chosen == "triton":
         from saccade.kernels.spherical_kmeans import triton
 
         return triton.spherical_kmeans(vectors, clusters, iterations)
-    return reference.spherical_kmeans(vectors, clusters, iterations)
+    run = {"native": native.spherical_kmeans, "cpu": cpu.spherical_kmeans}.get(chosen, reference.spherical_kmeans)
+    return run(vectors, clusters, iterations)
