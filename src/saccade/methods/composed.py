@@ -110,7 +110,8 @@ class ComposedOptions(CutOptions):
                 raise ValueError(f"{name}={value} belongs to rule={owner}, but the rule is {self.rule}")
         if self.scorer == "cluster":
             self._check_cluster()
-        self._check_chunks()
+        else:
+            self._check_chunks()
         if self.scorer != "exact" and self.rule in ("top_p", "threshold"):
             raise ValueError(
                 f"rule={self.rule} needs scorer=exact: {self.scorer} gives upper bounds, which are no probabilities"
@@ -152,8 +153,6 @@ class ComposedOptions(CutOptions):
 
     def _check_chunks(self) -> None:
         """Refuse chunks where something else is scored, or where their number does not follow from a budget."""
-        if self.scorer == "cluster":
-            return
         if self.chunking is not None and self.scorer == "exact":
             raise ValueError(f"chunking={self.chunking} needs scorer=page_bounds or scorer=cluster, not exact")
         for name in ("chunk_pooling", "cluster_size"):

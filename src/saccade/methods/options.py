@@ -93,14 +93,16 @@ def _role_source(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-AtLeastOne = Annotated[Whole, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 Budget = Annotated[Whole, Field(ge=1, description="tokens a sparse head attends to, the current one included")]
 Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
 Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
+Number = BeforeValidator(_number)
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), Number]
 Recent = Annotated[
     float,
     Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens"),
-    BeforeValidator(_number),
+    Number,
 ]
 DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
 Reselect = Annotated[
@@ -109,9 +111,6 @@ Reselect = Annotated[
     Field(description="layers that select again, beside the first selection layer; not given: layer L//2; empty: none"),
 ]
 Heads = Literal["kv", "query"]
-RuleName = Literal["top_k", "top_p", "threshold", "ratio"]
-Number = Annotated[float, BeforeValidator(_number)]
-Share = Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)]
 Roles = Annotated[str, BeforeValidator(_role_source)]
 RectifyField = Annotated[
     Rectify | None,

@@ -43,19 +43,27 @@ class Heads:
         return Heads((ctypes.c_uint8 * len(dense))(*dense), (ctypes.c_int32 * len(kept))(*kept), sum(scored))
 
 
-def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
-    """Why the library cannot read this cache, with these other arguments, or None."""
-    k, v, rows = kv.k, kv.v, kv.rows
+def vectors_refusal(what: str, one: Tensor, other: Tensor) -> str | None:
+    """Why the library cannot compute with the vectors of these two, called `what`, or None."""
     unbuilt = native.refusal()
     if unbuilt is not None:
         return unbuilt
-    if k.dtype not in ITEM_SIZE or v.dtype != k.dtype:
-        return f"k is {k.dtype} and v {v.dtype}, not both float32 or bfloat16"
+    if one.dtype not in ITEM_SIZE or other.dtype != one.dtype:
+        return f"{what} are {one.dtype} and {other.dtype}, not both float32 or bfloat16"
+    head_dim = one.shape[-1]
+    if head_dim % 16 or not 0 < head_dim <= native.MOST_DIM:
+        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
+    return None
+
+
+def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
+    """Why the library cannot read this cache, with these other arguments, or None."""
+    k, v, rows = kv.k, kv.v, kv.rows
+    unfit = vectors_refusal("k and v", k, v)
+    if unfit is not None:
+        return unfit
     if kv.k_scale is not None or kv.v_scale is not None:
         return "the cache is quantised"
-    head_dim = k.shape[3]
-    if head_dim % 16 or head_dim > native.MOST_DIM:
-        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
     if v.stride(3) != 1 or (k.stride(3) != 1 and (k.stride(1) != 1 or kv.page < native.LEAST_PAGE)):
         return (
             f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place, nor k in the second with "

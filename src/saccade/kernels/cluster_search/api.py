@@ -54,10 +54,8 @@ def cluster_search(
     chosen = choose(
         "cluster_search",
         implementation,
-        {
-            "native": lambda: native.refusal(q, tree, seq_lens),
-            "triton": lambda: refusals.refusal(q, seq_lens, *tree.tensors().values()),
-        },
+        native=lambda: native.refusal(q, tree, seq_lens),
+        triton=lambda: refusals.refusal(q, seq_lens, *tree.tensors().values()),
     )
     if chosen == "native":
         return native.cluster_search(q, tree, seq_lens, budget, sinks, units, widths)

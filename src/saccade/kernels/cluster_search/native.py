@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import ITEM_SIZE
+from saccade.kernels._native.attention import ITEM_SIZE, vectors_refusal
 from saccade.types import Selection
 
 _FAILURES = {1: "the tree's offsets or members do not fit together", 2: "the shapes do not fit", 3: "out of memory"}
@@ -17,15 +17,10 @@ _FAILURES = {1: "the tree's offsets or members do not fit together", 2: "the sha
 
 def refusal(q: Tensor, tree: ClusterTree, seq_lens: Tensor) -> str | None:
     """Why the library cannot take this call, or None."""
-    unbuilt = native.refusal()
-    if unbuilt is not None:
-        return unbuilt
     centroids = tree.centroids
-    if centroids.dtype not in ITEM_SIZE or tree.unit_centroids.dtype != centroids.dtype:
-        return f"the centroids are {centroids.dtype} and {tree.unit_centroids.dtype}, not both float32 or bfloat16"
-    head_dim = centroids.shape[3]
-    if head_dim % 16 or head_dim > native.MOST_DIM:
-        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
+    unfit = vectors_refusal("the centroids", centroids, tree.unit_centroids)
+    if unfit is not None:
+        return unfit
     if not (q.is_cpu and seq_lens.is_cpu and centroids.is_cpu):
         return f"the index is on {centroids.device}, or an argument elsewhere than on the CPU"
     tables = tree.tensors()

@@ -145,10 +145,7 @@ def _bounds(
 
 
 @triton.jit
-def _keys(
-    bounds: tl.tensor,
-    numbers: tl.tensor,
-) -> tl.tensor:
+def _keys(bounds: tl.tensor, numbers: tl.tensor) -> tl.tensor:
     """Unique int64, larger is better: the bound in the high half, the inverted number in the low half."""
     bits = tl.where(bounds == 0.0, 0.0, bounds).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
     # Larger bits of a negative number mean a smaller one: all but the sign are inverted.
@@ -307,12 +304,7 @@ def _bound_clusters(
 
 @triton.jit
 def _lengths(
-    members: tl.tensor,
-    edges: tl.tensor,
-    begin: tl.tensor,
-    size: tl.tensor,
-    start: tl.tensor,
-    MEMBERS: tl.constexpr,
+    members: tl.tensor, edges: tl.tensor, begin: tl.tensor, size: tl.tensor, start: tl.tensor, MEMBERS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Starts and lengths of members `start..start + MEMBERS` of clusters; length 0: none."""
     member = start + tl.arange(0, MEMBERS)

@@ -36,15 +36,14 @@ def dense_decode_scores(
     check_query("dense_decode_scores", q, kv)
     check_pooling("dense_decode_scores", pooling)
     chosen = choose_attention("dense_decode_scores", implementation, q, kv)
-    if chosen == "native":
-        return native.dense_decode_scores(q, kv, scale, pooling)
-    if chosen == "cpu":
-        return cpu.dense_decode_scores(q, kv, scale, pooling)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
         return triton.dense_decode_scores(q, kv, scale, pooling)
-    return reference.dense_decode_scores(q, kv, scale, pooling)
+    run = {"native": native.dense_decode_scores, "cpu": cpu.dense_decode_scores}.get(
+        chosen, reference.dense_decode_scores
+    )
+    return run(q, kv, scale, pooling)
 
 
 def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Implementation = "auto") -> Tensor:

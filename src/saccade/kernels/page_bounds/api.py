@@ -10,6 +10,7 @@ from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._triton import refusals
 from saccade.kernels.page_bounds import cpu, native, reference
+from saccade.kernels.page_bounds.stored import Stored
 from saccade.types import KVView, Pooling
 
 _MOST_DIM = 512
@@ -68,23 +69,20 @@ def update_page_bounds(
         raise KernelError(f"update_page_bounds: start must be [{kv.rows.batch}], got {list(start.shape)}")
     if count == 0:
         return
+    stored = Stored(lower, upper, table)
     chosen = choose(
         "update_page_bounds",
         implementation,
-        {
-            "native": lambda: native.update_refusal(lower, upper, kv, start, table),
-            "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
-        },
-    )
-    update = {"native": native.update_page_bounds, "cpu": cpu.update_page_bounds}.get(
-        chosen, reference.update_page_bounds
+        native=lambda: native.update_refusal(stored, kv, start),
+        cpu=lambda: cpu_refusal(kv),
+        triton=lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
     )
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        update = triton.update_page_bounds
-    update(lower, upper, kv, page, start, count, table)
+        return triton.update_page_bounds(stored, kv, page, start, count)
+    run = {"native": native.update_page_bounds, "cpu": cpu.update_page_bounds}.get(chosen, reference.update_page_bounds)
+    run(stored, kv, page, start, count)
 
 
 def page_scores(
@@ -144,24 +142,23 @@ def page_scores(
         raise KernelError("page_scores: seq_lens must be [B], page at least 1 and pooling max, mean or each")
     if k_scale is not None and k_scale.shape not in ((), (1,), (lower.shape[1],)):
         raise KernelError(f"page_scores: k_scale must be [{lower.shape[1]}], got {list(k_scale.shape)}")
+    stored = Stored(lower, upper, table)
     chosen = choose(
         "page_scores",
         implementation,
-        {
-            "native": lambda: _scale_refusal(k_scale) or native.refusal(q, lower, upper, seq_lens, table),
-            "cpu": lambda: _scale_refusal(k_scale) or (None if lower.is_cpu else f"the bounds are on {lower.device}"),
-            "triton": lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
-        },
+        native=lambda: _scale_refusal(k_scale) or native.refusal(q, stored, seq_lens),
+        cpu=lambda: _scale_refusal(k_scale) or (None if lower.is_cpu else f"the bounds are on {lower.device}"),
+        triton=lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
     )
     if chosen == "native":
-        return native.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+        return native.page_scores(q, stored, seq_lens, page, pooling, pages)
     if chosen == "cpu":
-        return cpu.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+        return cpu.page_scores(q, stored, seq_lens, page, pooling, pages)
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        return triton.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages, k_scale)
-    return reference.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages, k_scale)
+        return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
+    return reference.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
 
 
 def _scale_refusal(k_scale: Tensor | None) -> str | None:

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, vectors_refusal
+from saccade.kernels.page_bounds.stored import Stored
 from saccade.types import KVView, Pooling
 
 
-def update_refusal(lower: Tensor, upper: Tensor, kv: KVView, start: Tensor, table: Tensor | None) -> str | None:
+def update_refusal(stored: Stored, kv: KVView, start: Tensor) -> str | None:
     """Why the library cannot recompute these bounds, or None."""
+    lower, upper, table = stored
     refusal = cache_refusal(kv, lower, upper, start, start if table is None else table)
     return _stride_refusal(lower, upper) if refusal is None else refusal
 
 
-def update_page_bounds(
-    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
-) -> None:
-    k, rows = kv.k, kv.rows
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+    (lower, upper, table), k, rows = stored, kv.k, kv.rows
     blocks, _, block_pages, head_dim = lower.shape
     # These must live until the call returns: it holds addresses.
     pages, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
@@ -39,19 +39,12 @@ def update_page_bounds(
     native.check("update_page_bounds", native.loaded().saccade_update_pages(ctypes.addressof(call)), FAILURES)
 
 
-def refusal(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, table: Tensor | None) -> str | None:
+def refusal(q: Tensor, stored: Stored, seq_lens: Tensor) -> str | None:
     """Why the library cannot score these bounds, or None."""
-    unbuilt = native.refusal()
-    if unbuilt is not None:
-        return unbuilt
-    if lower.dtype not in ITEM_SIZE or upper.dtype != lower.dtype:
-        return f"the bounds are {lower.dtype} and {upper.dtype}, not both float32 or bfloat16"
-    head_dim = lower.shape[3]
-    if head_dim % 16 or not 0 < head_dim <= native.MOST_DIM:
-        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
-    strides = _stride_refusal(lower, upper)
-    if strides is not None:
-        return strides
+    lower, upper, table = stored
+    unfit = vectors_refusal("the bounds", lower, upper) or _stride_refusal(lower, upper)
+    if unfit is not None:
+        return unfit
     if q.shape[1] > native.MOST_GROUP * lower.shape[1]:
         return f"{q.shape[1]} query heads on {lower.shape[1]} KV heads are more than {native.MOST_GROUP} on each"
     if not all(tensor.is_cpu for tensor in (q, lower, upper, seq_lens, lower if table is None else table)):
@@ -65,16 +58,8 @@ def _stride_refusal(lower: Tensor, upper: Tensor) -> str | None:
     return None
 
 
-def page_scores(
-    q: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    seq_lens: Tensor,
-    page: int,
-    pooling: Pooling,
-    table: Tensor | None,
-    pages: int,
-) -> Tensor:
+def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling: Pooling, pages: int) -> Tensor:
+    lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     blocks, kv_heads, block_pages, _ = lower.shape
     scores = torch.empty((batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32)

@@ -47,11 +47,9 @@ def spherical_kmeans(
     chosen = choose(
         "spherical_kmeans",
         implementation,
-        {
-            "native": lambda: library.refusal(vectors),
-            "cpu": lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
-            "triton": lambda: refusals.refusal(vectors),
-        },
+        native=lambda: library.refusal(vectors),
+        cpu=lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
+        triton=lambda: refusals.refusal(vectors),
     )
     if chosen == "triton":
         from saccade.kernels.spherical_kmeans import triton

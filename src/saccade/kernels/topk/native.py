@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,17 +12,10 @@ from saccade.kernels._native import library as native
 _FAILURES = {1: "a length is below 0 or above the width of the scores", 2: "the shapes do not fit", 3: "out of memory"}
 
 
-def topk(scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "score"]) -> tuple[Tensor, Tensor]:
-    return _choose(scores, lengths, k, 0, None, order == "score")
-
-
-def topk_and_last(scores: Tensor, lengths: Tensor, k: int, last: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _choose(scores, lengths, k, last, sizes, False)
-
-
-def _choose(
+def topk(
     scores: Tensor, lengths: Tensor, k: int, last: int, sizes: Tensor | None, ranked: bool
 ) -> tuple[Tensor, Tensor]:
+    """The best `k` before the `last` entries of each row, from the best down if `ranked`, and these last entries."""
     batch, groups, width = scores.shape
     kept = min(k, width)
     ids = torch.empty((batch, groups, kept + last), dtype=torch.int32)

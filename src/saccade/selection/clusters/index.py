@@ -126,15 +126,9 @@ class ClusterIndex:
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`."""
-        settings = self.settings
+        lengths, told = kv.rows.seq_lens, self.settings
         return cluster_search(
-            q,
-            self.tree,
-            kv.rows.seq_lens,
-            budget=settings.budget,
-            sinks=settings.sinks,
-            units=settings.k_g,
-            widths=self._widths(kv),
+            q, self.tree, lengths, budget=told.budget, sinks=told.sinks, units=told.k_g, widths=self._widths(kv)
         )
 
     def permute(self, rows: Tensor) -> None:
