@@ -8,9 +8,9 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
+from saccade.kernels._stored_bounds import Stored
 from saccade.kernels._triton import refusals
 from saccade.kernels.page_bounds import cpu, native, reference
-from saccade.kernels.page_bounds.stored import Stored
 from saccade.types import KVView, Pooling
 
 _MOST_DIM = 512

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._flat import RowReader, host_bounds
 from saccade.kernels._pooling import grouped
-from saccade.kernels.page_bounds.stored import Stored
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 # Pages recomputed at a time: bounds the copy that a scattered cache needs.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from saccade.kernels._native import library as native
 from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, vectors_refusal
-from saccade.kernels.page_bounds.stored import Stored
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
 from saccade.kernels._pooling import grouped
-from saccade.kernels.page_bounds.stored import Stored
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from saccade.kernels.page_bounds.stored import Stored
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 _HALVES = (torch.bfloat16, torch.float16)
