@@ -41,7 +41,7 @@ def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> di
 def kernels_on(device: torch.device) -> str:
     """Which kernels `auto` takes on a device, in words."""
     from .kernels._native.library import description
-    from .kernels._triton.availability import installed
+    from .kernels._triton.refusals import installed
 
     if device.type == "cpu":
         return description()

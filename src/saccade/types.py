@@ -12,6 +12,9 @@ from torch import Tensor
 HeadGrouping = Literal["kv", "query", "all"]
 """How many sets a layer chooses: one per KV head, one per query head, or one for all heads."""
 
+Flags = tuple[bool, ...]
+"""For each KV head of a layer whether something holds of it; constants on the host."""
+
 Pooling = Literal["max", "mean", "each"]
 """How a group's query heads share a score: their maximum, the mean query's score, or one score each."""
 

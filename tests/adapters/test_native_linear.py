@@ -17,7 +17,7 @@ import saccade
 from saccade.adapters.hf import linear
 from saccade.adapters.hf.linear import NativeLinears
 from saccade.kernels._native import library as native
-from saccade.kernels.decode_linear import DecodeLinear
+from saccade.kernels.decode_linear.api import DecodeLinear
 
 from . import tiny
 

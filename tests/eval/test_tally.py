@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.decode.counters import Counters
-from saccade.decode.recall import RecallRecords
+from saccade.decode.recall import Recall
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.eval.tally import Tally, recalls_of
 from saccade.methods.policy import Policy
@@ -45,7 +45,7 @@ def test_dense_passes_count_in_the_share() -> None:
 
 
 def test_recalls_are_means_over_heads_then_tokens_then_layers() -> None:
-    records = RecallRecords(
+    records = Recall(
         torch.tensor([[[torch.nan, 0.5], [0.25, 0.75]], [[torch.nan, 0.0], [0.0, 1.0]]]),
         torch.tensor([[[torch.nan, 0.25], [0.0, 0.0]], [[torch.nan, 0.75], [0.0, 1.0]]]),
     )

@@ -14,9 +14,9 @@ from test_hybrid_decode import draw, part
 from test_sparse_decode import choose
 from torch import Tensor
 
-from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
-from saccade.kernels.hybrid_decode import hybrid_decode
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.hybrid_decode.api import hybrid_decode
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Pooling, Rows, Selection
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

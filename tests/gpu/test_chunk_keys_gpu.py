@@ -10,7 +10,7 @@ from kernel_caches import make_case
 from test_chunk_keys import expect, expect_bounds
 from test_page_bounds_gpu import on_device
 
-from saccade.kernels.chunk_keys import chunk_bounds, chunk_keys
+from saccade.kernels.chunk_keys.api import chunk_bounds, chunk_keys
 
 
 @pytest.mark.parametrize("layout", ["buffer", "paged", "interleaved", "strided"])

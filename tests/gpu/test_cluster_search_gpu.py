@@ -16,9 +16,10 @@ from test_spherical_kmeans import naive as naive_kmeans
 from torch import Tensor
 
 from saccade.errors import KernelError
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.cluster_search import ClusterTree, SearchWidths, cluster_search
-from saccade.kernels.spherical_kmeans import spherical_kmeans
+from saccade.kernels.cluster_search.api import cluster_search
+from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 from saccade.types import Selection
 
 BATCH, HEADS, GROUP, DIM, SINKS = 3, 4, 4, 128, 16

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oracles
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds, bounds_bytes
-from saccade.kernels.page_bounds import page_scores, update_page_bounds
+from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows
 
 PAGE = 16

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.kernels.rank_union import framed_rank_union, rank_union
-from saccade.kernels.topk import Order, topk, topk_and_last
+from saccade.kernels.rank_union.api import framed_rank_union, rank_union
+from saccade.kernels.topk.api import Order, topk, topk_and_last
 
 ORDERS: tuple[Order, ...] = ("position", "score")
 IMPLEMENTATIONS: tuple[Literal["triton", "reference"], ...] = ("triton", "reference")

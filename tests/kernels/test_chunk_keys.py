@@ -15,7 +15,8 @@ from kernel_checks import implementations, takes
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.chunk_keys import ChunkPooling, api, chunk_bounds, chunk_keys
+from saccade.kernels.chunk_keys import api
+from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
 
 poolings = st.sampled_from(("mean", "max"))
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.errors import KernelError
+from saccade.kernels._chunk_sets import lay_out
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels._ranges import lay_out
-from saccade.kernels.cluster_search import ClusterTree, SearchWidths, cluster_search
+from saccade.kernels.cluster_search.api import cluster_search
 
 DIM = 4
 built = "native" in fast_attention

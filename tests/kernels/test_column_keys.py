@@ -21,9 +21,9 @@ from test_sparse_decode import choose
 
 from saccade.errors import KernelError
 from saccade.kernels._native import library as native
-from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
-from saccade.kernels.page_bounds import update_page_bounds
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.page_bounds.api import update_page_bounds
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Pooling, Rows
 
 pytestmark = pytest.mark.skipif("native" not in fast_attention, reason="no library was built")

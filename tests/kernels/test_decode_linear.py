@@ -16,7 +16,7 @@ import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels.decode_linear import DecodeLinear
+from saccade.kernels.decode_linear.api import DecodeLinear
 from saccade.kernels.decode_linear.native import refusal
 
 built = native.library() is not None

@@ -22,7 +22,7 @@ from kernel_checks import (
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.types import KVView, Pooling, Rows
 
 

@@ -6,11 +6,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.kernels._chunk_sets import fill_budget
-from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
-from saccade.kernels.page_bounds import page_scores, update_page_bounds
-from saccade.kernels.rank_union import rank_union
-from saccade.kernels.sparse_decode import sparse_decode
-from saccade.kernels.topk import topk
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
+from saccade.kernels.rank_union.api import rank_union
+from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.kernels.topk.api import topk
 from saccade.types import KVView, Rows, Selection
 
 

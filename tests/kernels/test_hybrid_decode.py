@@ -18,8 +18,8 @@ import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels.dense_decode_scores import decode_scores
-from saccade.kernels.hybrid_decode import hybrid_decode
+from saccade.kernels.dense_decode_scores.api import decode_scores
+from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.types import KVView, Pooling, Rows, Selection
 
 Flags = tuple[bool, ...]

@@ -21,8 +21,8 @@ from test_sparse_decode import choose
 from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.kernels._native.attention import native_refusal
-from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import Pooling, Selection
 
 # Without a library there is nothing to run here but the one test that says there should be one.

@@ -18,7 +18,7 @@ import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels.page_bounds import page_scores, update_page_bounds
+from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.selection.scorers.page_bounds import PageBounds, PageBoundScorer
 from saccade.types import KVView, Pooling, Rows
 

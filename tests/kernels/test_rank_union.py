@@ -14,7 +14,7 @@ from kernel_checks import fast_attention as fast
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.rank_union import rank_union
+from saccade.kernels.rank_union.api import rank_union
 
 
 @given(

@@ -14,7 +14,7 @@ from kernel_checks import attention_implementations, everything, expect_attentio
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import Selection
 
 

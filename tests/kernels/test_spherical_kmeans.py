@@ -13,7 +13,8 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._native import library
-from saccade.kernels.spherical_kmeans import cpu, native, reference, spherical_kmeans
+from saccade.kernels.spherical_kmeans import cpu, native, reference
+from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 
 built = "native" in fast_attention
 all_implementations = ("reference", *fast_attention)

@@ -16,7 +16,7 @@ import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels.topk import Order, topk, topk_and_last
+from saccade.kernels.topk.api import Order, topk, topk_and_last
 
 STYLES = ("distinct", "clustered", "constant", "masked", "forced", "zeros")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from methods.layouts import Batch
-from saccade.kernels.chunk_keys import chunk_keys
+from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.index import UNDONE, ClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.tree import graft, plant

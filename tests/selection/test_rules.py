@@ -244,7 +244,7 @@ def test_pages_have_no_probability(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", [TopK(8), Ratio(0.3, 4, 2), TopP(0.9, 8), TopP(1.0, 8), Threshold(0.01, 8)])
 def test_no_rule_synchronises_with_the_host(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.item()` and data-dependent shapes raise on a fake tensor; widths follow from the options and `max_len`."""
-    monkeypatch.setattr("saccade.kernels.topk.api.choose", lambda *_: "reference")  # others may look
+    monkeypatch.setattr("saccade.kernels.topk.api.choose", lambda *_, **__: "reference")  # others may look
     with FakeTensorMode():
         zeros = torch.zeros(2, dtype=torch.int32)
         rows = Rows(zeros[:, None], zeros, zeros + 1, 40)

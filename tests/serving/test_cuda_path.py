@@ -32,7 +32,7 @@ from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.errors import ServingError
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.methods.policy import Policy
 from saccade.types import KVView, Rows
 

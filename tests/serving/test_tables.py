@@ -26,7 +26,7 @@ from vllm import _custom_ops as vllm_kernels
 from saccade.adapters.vllm.worker.block_tables import Layout, StepTables, Tables, refusal
 from saccade.adapters.vllm.worker.cpu import SaccadeCPUAttention
 from saccade.errors import ServingError
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView
 
 KV_HEADS, GROUP = 3, 2

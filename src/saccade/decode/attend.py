@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..plans.roles import HeadSpan
-from ..types import KVView, Role
+from ..types import Flags, KVView, Role
 from .state import DecodeState
 
 
@@ -58,7 +58,7 @@ def _attention(
     return state.attention.hybrid(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
 
 
-def _of_heads(scores: Tensor, heads: tuple[bool, ...]) -> Tensor:
+def _of_heads(scores: Tensor, heads: Flags) -> Tensor:
     """Scores `[B, Hkv or Hq, N]` narrowed to the marked KV heads."""
     per_head = scores.shape[1] // len(heads)
     return torch.cat(

@@ -50,7 +50,7 @@ class OwnIndexes:
         self._history = history
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
-        self._build_seconds = 0.0
+        self.build_seconds = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnIndexes:
         twin = OwnIndexes(self._plan, copy.deepcopy(self._history, memo))
@@ -80,7 +80,7 @@ class OwnIndexes:
                 # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
                 if kv.k.is_cuda:
                     torch.cuda.synchronize(kv.k.device)
-                self._build_seconds += time.perf_counter() - start
+                self.build_seconds += time.perf_counter() - start
             self._covered[layer] = length
         return index
 
@@ -91,7 +91,3 @@ class OwnIndexes:
     @property
     def nbytes(self) -> int:
         return sum(index.nbytes for index in self._indexes.values())
-
-    @property
-    def build_seconds(self) -> float:
-        return self._build_seconds

@@ -16,7 +16,7 @@ from ..types import KVView, Rows, Selection
 
 
 class Recall(NamedTuple):
-    """Both recalls, each 0..1: of one step as float32 `[B, Hq]`, or as means.
+    """Both recalls, each 0..1, of one step as float32 `[B, Hq]`; or step by step as `[steps, layers, Hq]`.
 
     Attributes:
         attention: dense softmax mass that falls on the set (LessIsMore, equation 3).
@@ -33,20 +33,6 @@ class MeanRecall(NamedTuple):
 
     attention: float
     token: float
-
-
-@dataclass(frozen=True, slots=True)
-class RecallRecords:
-    """Both recalls of `Recall`, step by step.
-
-    Attributes:
-        attention: float32 `[steps, layers, Hq]` on the host; NaN where a head attended to everything, which is 1 by
-            definition. A batch of B rows makes B records per step, in row order.
-        token: the same of token recall.
-    """
-
-    attention: Tensor
-    token: Tensor
 
 
 class RecallObserver:
@@ -94,8 +80,10 @@ class RecallObserver:
         pairs = zip(self._sums.tolist(), self._weights, strict=True)
         return [MeanRecall(mass / weight, tokens / weight) if weight else None for (mass, tokens), weight in pairs]
 
-    def records(self) -> RecallRecords:
-        """Everything measured so far, step by step; a step that was broken off before its last layer is left out.
+    def records(self) -> Recall:
+        """Everything measured so far, step by step, on the host; NaN where a head attended to everything, which is 1.
+
+        A batch of B rows makes B records per step, in row order; a step broken off before its last layer makes none.
 
         Raises:
             ValueError: unless the observer was made with `keep_steps=True`.
@@ -104,9 +92,8 @@ class RecallObserver:
             raise ValueError("this observer keeps means only; make it with keep_steps=True")
         self._finish()
         if not self._finished:
-            return RecallRecords(torch.empty(0, self._layers, 0), torch.empty(0, self._layers, 0))
-        attention, token = torch.cat(self._finished, dim=1)
-        return RecallRecords(attention, token)
+            return Recall(*torch.empty(2, 0, self._layers, 0))
+        return Recall(*torch.cat(self._finished, dim=1))
 
     def _keep(self, layer: int, span: HeadSpan, rows: Rows, values: Tensor) -> None:
         """File values `[2, B, heads]` under their step: its layers share one `Rows`, and no other step has it."""

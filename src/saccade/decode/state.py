@@ -16,7 +16,7 @@ from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
 from ..plans.roles import HeadSpan
 from ..selection.history import TokenHistory
-from ..types import KVView, Pooling, Rows, Selection
+from ..types import Flags, KVView, Pooling, Rows, Selection
 from .counters import Counters
 from .indexes import Indexes, OwnIndexes
 from .rolling import RollingSelection
@@ -48,11 +48,11 @@ class HybridAttention(Protocol):
         q: Tensor,
         kv: KVView,
         selection: Selection,
-        dense: tuple[bool, ...],
+        dense: Flags,
         *,
         scale: float,
         pooling: Pooling | None = None,
-        scored: tuple[bool, ...] | None = None,
+        scored: Flags | None = None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
 

@@ -42,8 +42,7 @@ class LayerStats:
         steps: decoded tokens seen by this layer.
         tokens: tokens attended to per step.
         share: share of the row attended to, 0..1.
-        recall: attention recall 0..1, None unless it was asked for.
-        token_recall: token recall 0..1, None unless it was asked for.
+        recall, token_recall: attention and token recall 0..1, None unless they were asked for.
         overflow: share of sets 0..1 for which the rule wanted more than their buffer holds.
     """
 
@@ -64,10 +63,7 @@ class RunStats:
         layers: means of each layer.
         index_bytes: what indexes hold beside the present cache.
         build_seconds: time that building the present cache's indexes took, later updates excluded.
-        dense_passes: dense passes over sparse steps; each also decodes one token of its own.
-        rectifications: tokens that such passes have run again, so that their keys and values are dense.
-        drafted: tokens that sparse steps have proposed to a verifying pass.
-        accepted: those of them that stood.
+        dense_passes, rectifications, drafted, accepted: as of `Rectifications`.
     """
 
     policy: str
@@ -90,16 +86,7 @@ class RunStats:
         build_seconds: float = 0.0,
         rectification: Rectifications | None = None,
     ) -> RunStats:
-        """Read the counters.
-
-        Args:
-            policy: its spec.
-            counters: sums over all decode steps.
-            recall: who has measured recall; None: nobody.
-            index_bytes: what indexes hold beside the cache.
-            build_seconds: time that building them took.
-            rectification: what dense passes have done; None: there were none.
-        """
+        """Read the counters, and what `recall` has measured and `rectification` done, if they were there."""
         recalls = recall.per_layer() if recall is not None else [None] * len(counters.steps)
         layers = []
         for layer, sums in enumerate(counters.totals()):
@@ -108,16 +95,8 @@ class RunStats:
             mass, overlap = recalls[layer] or (None, None)
             layers.append(LayerStats(round(steps), tokens, share, mass, overlap, overflow))
         done = rectification or Rectifications()
-        return cls(
-            policy,
-            tuple(layers),
-            index_bytes,
-            build_seconds,
-            dense_passes=done.passes,
-            rectifications=done.rewritten,
-            drafted=done.drafted,
-            accepted=done.accepted,
-        )
+        counts = done.passes, done.rewritten, done.drafted, done.accepted
+        return cls(policy, tuple(layers), index_bytes, build_seconds, *counts)
 
     @property
     def steps(self) -> int:
@@ -173,15 +152,7 @@ class RunStats:
         return {**asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
 
-_DERIVED = (
-    "steps",
-    "share_attended",
-    "recall",
-    "token_recall",
-    "overflow",
-    "acceptance_rate",
-    "tokens_per_dense_pass",
-)
+_DERIVED = ("steps", "share_attended", "recall", "token_recall", "overflow", "acceptance_rate", "tokens_per_dense_pass")
 
 
 def _mean(values: list[float]) -> float | None:

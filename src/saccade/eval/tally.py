@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import Any
 
-from ..decode.recall import RecallRecords
+from ..decode.recall import Recall
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .entry import label
@@ -15,7 +15,7 @@ LayerRecalls = tuple[list[float], list[float]]
 """Attention and token recall of one token, layer by layer."""
 
 
-def recalls_of(records: RecallRecords) -> list[LayerRecalls]:
+def recalls_of(records: Recall) -> list[LayerRecalls]:
     """Recalls of every token as means over heads."""
     # A head that attends to everything has both recalls by definition.
     attention, token = (values.nan_to_num(1.0).mean(-1).tolist() for values in (records.attention, records.token))

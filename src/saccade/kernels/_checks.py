@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.types import KVView, Pooling
+from saccade.types import KVView, Pooling, Selection
 
 
 def check_query(operation: str, q: Tensor, kv: KVView) -> None:
@@ -28,6 +28,20 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
         raise KernelError(f"{operation}: q must be floating point, got {q.dtype}")
     if q.device != kv.k.device:
         raise KernelError(f"{operation}: q is on {q.device}, the cache on {kv.k.device}")
+
+
+def check_selection(operation: str, q: Tensor, kv: KVView, selection: Selection) -> None:
+    """Raise KernelError unless the sets are those of q's rows and of one, all KV or all query heads."""
+    ids, counts = selection.ids, selection.counts
+    check_integers(operation, ids=ids, counts=counts)
+    if ids.dim() != 3 or ids.shape[0] != q.shape[0] or ids.shape[2] < 1:
+        raise KernelError(f"{operation}: ids must be [B, G, M] with B {q.shape[0]}, M >= 1, got {list(ids.shape)}")
+    if selection.groups not in (1, kv.kv_heads, q.shape[1]):
+        raise KernelError(
+            f"{operation}: {selection.groups} sets fit neither 1, {kv.kv_heads} KV heads nor {q.shape[1]} query heads"
+        )
+    if counts.shape != ids.shape[:2] or selection.unit < 1:
+        raise KernelError(f"{operation}: counts {list(counts.shape)} or unit {selection.unit} do not fit the ids")
 
 
 def check_pooling(operation: str, pooling: Pooling | None) -> None:

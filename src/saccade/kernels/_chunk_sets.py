@@ -1,11 +1,10 @@
-"""From chunks in order of preference to the set that a budget holds."""
+"""From chunks in order of preference to the set that a budget holds, and lists of neighbouring integers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from saccade.kernels._ranges import lay_out
 from saccade.types import Selection
 
 
@@ -41,3 +40,18 @@ def fill_budget(
     first = torch.cat((torch.zeros_like(before), starts.gather(-1, order), last), dim=-1)
     size = torch.cat((before, lengths, behind), dim=-1)
     return Selection(lay_out(first, size, width).clamp(min=-1).int(), size.sum(-1).int())
+
+
+def lay_out(first: Tensor, sizes: Tensor, width: int) -> Tensor:
+    """`first[i], first[i] + 1, ...` (`sizes[i]` of them) for every i in turn, int64 `[..., width]`.
+
+    What does not fit is cut off; places behind the last are negative. `first` and `sizes` are int64 `[..., n]`.
+    """
+    stops = sizes.cumsum(-1).clamp(max=width)
+    bounds = torch.nn.functional.pad(stops, (1, 0))
+    # A place's number plus its list's shift is the integer there. The last list fills up with negative ones.
+    shifts = torch.nn.functional.pad(first - bounds[..., :-1], (0, 1), value=-width)
+    sizes = torch.nn.functional.pad(bounds, (0, 1), value=width).diff(dim=-1)
+    outer = sizes.shape[:-1].numel()
+    flat = torch.repeat_interleave(shifts.flatten(), sizes.flatten(), output_size=outer * width)
+    return flat.view(*sizes.shape[:-1], width) + torch.arange(width, device=first.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -56,3 +57,17 @@ class ClusterTree:
 _NAMES = tuple(ClusterTree.__annotations__)
 # Asked for in every layer of every step: five times as fast as going through the fields.
 _values = attrgetter(*_NAMES)
+
+
+class SearchWidths(NamedTuple):
+    """Host bounds on what a search meets; wider is slower, narrower loses candidates.
+
+    Attributes:
+        clusters: clusters of the units that are kept.
+        chunks: chunks that fit into the budget beside what is always attended to.
+        tokens: tokens of a set.
+    """
+
+    clusters: int
+    chunks: int
+    tokens: int

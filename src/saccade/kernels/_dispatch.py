@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from torch import Tensor
+
 from saccade.errors import KernelError
-from saccade.kernels._triton.availability import interpreting
+from saccade.kernels._flat import cpu_refusal
+from saccade.kernels._native.attention import native_refusal
+from saccade.kernels._triton.refusals import attention_refusal, interpreting
+from saccade.types import KVView, Selection
 
 Implementation = Literal["auto", "reference", "cpu", "native", "triton"]
 
 
-def choose(
-    operation: str, implementation: Implementation, refusals: dict[Implementation, Callable[[], str | None]]
-) -> Implementation:
-    """The implementation that runs: the requested one, or the first that does not refuse, else the reference.
+Refusal = Callable[[], str | None]
+"""Why an implementation cannot run, or None."""
 
-    `refusals` gives for each implementation but the reference, best first, why it cannot run (None when it can).
-    """
+
+def choose(
+    operation: str,
+    implementation: Implementation,
+    *,
+    native: Refusal | None = None,
+    cpu: Refusal | None = None,
+    triton: Refusal | None = None,
+) -> Implementation:
+    """The implementation that runs: the requested one, or the first that does not refuse, else the reference."""
+    known: dict[Implementation, Refusal | None] = {"native": native, "cpu": cpu, "triton": triton}
+    refusals = {name: refusal for name, refusal in known.items() if refusal is not None}
     if implementation == "auto":
         return next((name for name, refusal in refusals.items() if _unasked(name) and refusal() is None), "reference")
     if implementation == "reference":
@@ -31,6 +44,19 @@ def choose(
     if reason is not None:
         raise KernelError(f"{operation}: implementation {implementation!r} cannot take this call: {reason}")
     return implementation
+
+
+def choose_attention(
+    operation: str, implementation: Implementation, q: Tensor, kv: KVView, selection: Selection | None = None
+) -> Implementation:
+    """`choose` for an operation that attends to a cache."""
+    return choose(
+        operation,
+        implementation,
+        native=lambda: native_refusal(q, kv, selection),
+        cpu=lambda: cpu_refusal(kv),
+        triton=lambda: attention_refusal(q, kv, selection),
+    )
 
 
 def _unasked(name: Implementation) -> bool:

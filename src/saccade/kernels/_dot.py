@@ -2,14 +2,18 @@
 
 oneDNN compiles a kernel for every new shape (about 2 ms), and the context grows at every step. So it only ever sees
 whole blocks; the ragged rest goes to the BLAS that serves float32 `mm`.
+
+Their working memory is kept between calls: a step of 128K tokens needs a few megabytes for a moment in every layer.
+Returned to the allocator each time, they come back as fresh pages, and faulting those in takes longer than the softmax.
 """
 
 from __future__ import annotations
 
+import math
+import threading
+
 import torch
 from torch import Tensor
-
-from saccade.kernels._scratch import scratch
 
 KEY_BLOCK = 16384
 VALUE_BLOCK = 2048
@@ -18,6 +22,21 @@ HAS_BF16_DOT: bool = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._
 
 # For a handful of queries against many keys oneDNN's float32 product takes 3/4 of the time of `mm` (torch 2.13).
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+
+_held = threading.local()
+
+
+def scratch(purpose: str, shape: tuple[int, ...]) -> Tensor:
+    """Uninitialised float32 memory, valid until the same thread asks for the same purpose again."""
+    needed = math.prod(shape)
+    buffer: Tensor | None = getattr(_held, purpose, None)
+    if buffer is None or buffer.numel() < needed:
+        # An inference tensor could not be written outside inference mode, where the next call may be.
+        with torch.inference_mode(False):
+            # An eighth more than asked for: the context grows by a token per step.
+            buffer = torch.empty(needed + needed // 8, dtype=torch.float32)
+        setattr(_held, purpose, buffer)
+    return buffer[:needed].view(shape)
 
 
 def score_keys(queries: Tensor, keys: Tensor, out: Tensor) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
+
 from ..selection.rules import Ratio, Threshold, TopK, TopP
 from ..selection.selector import Rule
-from .options import DEFAULT_BUDGET, KeptShare, LeastProbability, MaybeBudget, Options, RuleName, TopMass
+from .options import DEFAULT_BUDGET, AtLeastOne, Number, Options, Share
 
 VALUES = {"top_p": "0 < top_p <= 1", "threshold": "0 < threshold < 1", "ratio": "0 < ratio <= 1"}
 """Rules that need a value; it is given by the option of the same name."""
@@ -13,12 +17,16 @@ VALUES = {"top_p": "0 < top_p <= 1", "threshold": "0 < threshold < 1", "ratio": 
 class CutOptions(Options):
     """Which rule cuts the scores into a set, and its value (LycheeDecode, section 4.4.1)."""
 
-    budget: MaybeBudget = DEFAULT_BUDGET
-    rule: RuleName = "top_k"
+    budget: AtLeastOne | None = DEFAULT_BUDGET
+    """tokens a sparse head attends to, the current one included; at most so many if the rule varies"""
+    rule: Literal["top_k", "top_p", "threshold", "ratio"] = "top_k"
     """how scores become a set: top_k fills the budget; top_p and threshold vary within it; ratio grows with the row"""
-    top_p: TopMass = None
-    threshold: LeastProbability = None
-    ratio: KeptShare = None
+    top_p: Share | None = None
+    """rule=top_p: attention mass that the set must reach"""
+    threshold: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), Number] | None = None
+    """rule=threshold: probability that a token must exceed"""
+    ratio: Share | None = None
+    """rule=ratio: share of the row that is kept"""
 
     @property
     def budgeted(self) -> bool:
@@ -42,14 +50,12 @@ class CutOptions(Options):
         return TopK(self.tokens)
 
     def model_post_init(self, context: object, /) -> None:
-        self.check_rule(self.rule)
-
-    def check_rule(self, rule: str) -> None:
         """Refuse a rule without its value, the value of another rule, and a budget that no rule uses; once, at birth.
 
         Raises:
             ValueError: one line for `PolicyError`.
         """
+        rule: str = self.rule
         for name, valid in VALUES.items():
             value = getattr(self, name)
             if value is not None and rule != name:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..plans.plan import Plan, layer_roles
-from ..plans.roles import RoleMap
 from ..selection.chunks.selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.rules import RankUnion, Ratio
@@ -111,7 +110,8 @@ class ComposedOptions(CutOptions):
                 raise ValueError(f"{name}={value} belongs to rule={owner}, but the rule is {self.rule}")
         if self.scorer == "cluster":
             self._check_cluster()
-        self._check_chunks()
+        else:
+            self._check_chunks()
         if self.scorer != "exact" and self.rule in ("top_p", "threshold"):
             raise ValueError(
                 f"rule={self.rule} needs scorer=exact: {self.scorer} gives upper bounds, which are no probabilities"
@@ -153,8 +153,6 @@ class ComposedOptions(CutOptions):
 
     def _check_chunks(self) -> None:
         """Refuse chunks where something else is scored, or where their number does not follow from a budget."""
-        if self.scorer == "cluster":
-            return
         if self.chunking is not None and self.scorer == "exact":
             raise ValueError(f"chunking={self.chunking} needs scorer=page_bounds or scorer=cluster, not exact")
         for name in ("chunk_pooling", "cluster_size"):
@@ -175,17 +173,13 @@ class ComposedOptions(CutOptions):
     def roles_name_every_head(self) -> bool:
         return self.roles != "select" and not self.roles.startswith(("every:", "layers:"))
 
-    def role_map(self, shape: ModelShape) -> tuple[RoleMap, tuple[str, ...]]:
-        dense_layers = 2 if self.dense_layers is None else self.dense_layers
-        if self.roles == "select":
-            return layer_roles(shape, dense_layers), ()
-        return roles_of(self.roles, shape, dense_layers)
-
 
 def plan(options: ComposedOptions, shape: ModelShape) -> Plan:
     """What the options say; publishers whose scorer dense attention does not compute refresh from the index."""
-    roles, notes = options.role_map(shape)
-    return Plan(options.selector, roles, notes)
+    dense_layers = 2 if options.dense_layers is None else options.dense_layers
+    if options.roles == "select":
+        return Plan(options.selector, layer_roles(shape, dense_layers))
+    return Plan(options.selector, *roles_of(options.roles, shape, dense_layers))
 
 
 METHOD = Method(

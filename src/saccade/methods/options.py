@@ -93,14 +93,16 @@ def _role_source(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-AtLeastOne = Annotated[Whole, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 Budget = Annotated[Whole, Field(ge=1, description="tokens a sparse head attends to, the current one included")]
 Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
 Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
+Number = BeforeValidator(_number)
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), Number]
 Recent = Annotated[
     float,
     Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens"),
-    BeforeValidator(_number),
+    Number,
 ]
 DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
 Reselect = Annotated[
@@ -109,32 +111,6 @@ Reselect = Annotated[
     Field(description="layers that select again, beside the first selection layer; not given: layer L//2; empty: none"),
 ]
 Heads = Literal["kv", "query"]
-MaybeBudget = Annotated[
-    Annotated[int, Field(ge=1)] | None,
-    BeforeValidator(_whole),
-    Field(description="tokens a sparse head attends to, the current one included; at most so many if the rule varies"),
-]
-RuleName = Literal["top_k", "top_p", "threshold", "ratio"]
-TopMass = Annotated[
-    Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-    BeforeValidator(_number),
-    Field(description="rule=top_p: attention mass that the set must reach"),
-]
-LeastProbability = Annotated[
-    Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None,
-    BeforeValidator(_number),
-    Field(description="rule=threshold: probability that a token must exceed"),
-]
-KeptShare = Annotated[
-    Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-    BeforeValidator(_number),
-    Field(description="rule=ratio: share of the row that is kept"),
-]
-Share = Annotated[
-    float,
-    BeforeValidator(_number),
-    Field(gt=0, le=1, allow_inf_nan=False, description="share of the row's pages that is kept"),
-]
 Roles = Annotated[str, BeforeValidator(_role_source)]
 RectifyField = Annotated[
     Rectify | None,

@@ -14,21 +14,8 @@ from .method import Method
 GROUP = "saccade.methods"
 """Entry points of other packages, each a `Method`; every process finds them, vLLM's workers among them."""
 
-_METHODS = {
-    method.name: method
-    for method in (
-        dense.METHOD,
-        streaming.METHOD,
-        quest.METHOD,
-        tidal.METHOD,
-        less_is_more.METHOD,
-        lychee_decode.METHOD,
-        lychee_cluster.METHOD,
-        resa.METHOD,
-        exact_topk.METHOD,
-        composed.METHOD,
-    )
-}
+_MODULES = dense, streaming, quest, tidal, less_is_more, lychee_decode, lychee_cluster, resa, exact_topk, composed
+_METHODS: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 
 
 def register(method: Method) -> None:

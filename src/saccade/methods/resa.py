@@ -19,6 +19,7 @@ class ReSAOptions(Options):
 
     page: Page = 16
     ratio: Share = 0.1
+    """share of the row's pages that is kept"""
     min_pages: AtLeastOne = 16
     """fewest pages that are kept (n_min, equation 4)"""
     local_pages: AtLeastOne = 1
@@ -41,9 +42,5 @@ def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
 
 
 METHOD = Method(
-    "resa",
-    "a share of the pages by key bounds, with dense rectification",
-    "ReSA, arXiv 2506.04108",
-    ReSAOptions,
-    plan,
+    "resa", "a share of the pages by key bounds, with dense rectification", "ReSA, arXiv 2506.04108", ReSAOptions, plan
 )

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._triton import plan
-from saccade.kernels.dense_decode_scores import decode_scores, dense_decode_scores
-from saccade.kernels.hybrid_decode import hybrid_decode
-from saccade.kernels.sparse_decode import sparse_decode
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.hybrid_decode.api import hybrid_decode
+from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Pooling, Rows, Selection
 
 BLOCK = 16

@@ -13,7 +13,7 @@ from kernel_caches import Case, cases, make_case
 from test_chunk_keys import expect, expect_bounds
 
 from saccade.errors import KernelError
-from saccade.kernels.chunk_keys import ChunkPooling, chunk_bounds, chunk_keys
+from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
 
 
 @settings(max_examples=25)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_cluster_search import Case, Node, Row, cases, naive
 
 from saccade.errors import KernelError
-from saccade.kernels.cluster_search import SearchWidths, cluster_search
+from saccade.kernels._cluster_tree import SearchWidths
+from saccade.kernels.cluster_search.api import cluster_search
 from saccade.types import Selection
 
 MODULE = "saccade.kernels.cluster_search.triton"

@@ -17,8 +17,8 @@ from test_paged_bounds import filled, scattered
 
 import oracles
 from saccade.errors import KernelError
-from saccade.kernels.page_bounds import page_scores, update_page_bounds
 from saccade.kernels.page_bounds import triton as kernels
+from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows
 
 dtypes = (torch.float32, torch.float16)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from saccade.kernels.rank_union import framed_rank_union, rank_union
 from saccade.kernels.rank_union import triton as kernels
+from saccade.kernels.rank_union.api import framed_rank_union, rank_union
 
 MODULE = "saccade.kernels.rank_union.triton"
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_spherical_kmeans import expect, unit
 
-from saccade.kernels.spherical_kmeans import spherical_kmeans
+from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 
 MODULE = "saccade.kernels.spherical_kmeans.triton"
 

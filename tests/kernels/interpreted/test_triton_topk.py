@@ -16,8 +16,8 @@ from torch import Tensor
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._triton import ranking
-from saccade.kernels.topk import Order, topk, topk_and_last
 from saccade.kernels.topk import triton as kernels
+from saccade.kernels.topk.api import Order, topk, topk_and_last
 
 MODULE = "saccade.kernels.topk.triton"
 ORDERS: tuple[Order, ...] = ("position", "score")

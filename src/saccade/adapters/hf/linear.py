@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import KernelError
-from ...kernels.decode_linear import DecodeLinear
+from ...kernels.decode_linear.api import DecodeLinear
 
 # Modules that PEFT puts around others, by the name under which they hold them.
 _WRAPPED = ("base_layer", "original_module")

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
 FAILURES = {
@@ -39,23 +38,32 @@ class Heads:
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
-    def of(dense: tuple[bool, ...], scored: tuple[bool, ...]) -> Heads:
+    def of(dense: Flags, scored: Flags) -> Heads:
         kept = [sum(scored[:head]) if flag else -1 for head, flag in enumerate(scored)]
         return Heads((ctypes.c_uint8 * len(dense))(*dense), (ctypes.c_int32 * len(kept))(*kept), sum(scored))
+
+
+def vectors_refusal(what: str, one: Tensor, other: Tensor) -> str | None:
+    """Why the library cannot compute with the vectors of these two, called `what`, or None."""
+    unbuilt = native.refusal()
+    if unbuilt is not None:
+        return unbuilt
+    if one.dtype not in ITEM_SIZE or other.dtype != one.dtype:
+        return f"{what} are {one.dtype} and {other.dtype}, not both float32 or bfloat16"
+    head_dim = one.shape[-1]
+    if head_dim % 16 or not 0 < head_dim <= native.MOST_DIM:
+        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
+    return None
 
 
 def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
     """Why the library cannot read this cache, with these other arguments, or None."""
     k, v, rows = kv.k, kv.v, kv.rows
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
-    if k.dtype not in ITEM_SIZE or v.dtype != k.dtype:
-        return f"k is {k.dtype} and v {v.dtype}, not both float32 or bfloat16"
+    unfit = vectors_refusal("k and v", k, v)
+    if unfit is not None:
+        return unfit
     if kv.k_scale is not None or kv.v_scale is not None:
         return "the cache is quantised"
-    head_dim = k.shape[3]
-    if head_dim % 16 or head_dim > native.MOST_DIM:
-        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
     if v.stride(3) != 1 or (k.stride(3) != 1 and (k.stride(1) != 1 or kv.page < native.LEAST_PAGE)):
         return (
             f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place, nor k in the second with "
@@ -110,18 +118,9 @@ def attention(
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
     call = native.Call(
-        queries.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        table.data_ptr(),
-        starts.data_ptr(),
-        lengths.data_ptr(),
-        None if ids is None else ids.data_ptr(),
-        None if counts is None else counts.data_ptr(),
-        None if heads is None else ctypes.addressof(heads.dense),
-        None if heads is None else ctypes.addressof(heads.kept),
-        None if out is None else out.data_ptr(),
-        None if scores is None else scores.data_ptr(),
+        *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
+        *((None, None) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
+        *native.addresses(out, scores),
         scale,
         *key_steps(k),
         *(v_page * size, v_slot * size, v_head * size),
@@ -131,8 +130,4 @@ def attention(
         kv_heads if heads is None else heads.kept_heads,
         *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "native_refusal was asked"
-    failure = found.saccade_attention(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"{operation}: {FAILURES.get(failure, failure)}")
+    native.check(operation, native.loaded().saccade_attention(ctypes.addressof(call)), FAILURES)

@@ -6,6 +6,10 @@ import ctypes
 import functools
 from pathlib import Path
 
+from torch import Tensor
+
+from saccade.errors import KernelError
+
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
@@ -119,6 +123,32 @@ def library() -> ctypes.CDLL | None:
     found.saccade_level.argtypes, found.saccade_level.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_char_p
     found.saccade_exp.argtypes, found.saccade_exp.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
     return found
+
+
+def refusal(*tensors: Tensor) -> str | None:
+    """Why the library cannot read these tensors, or None."""
+    if library() is None:
+        return "no library was built at install (a C compiler is needed)"
+    elsewhere = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
+    return None if elsewhere is None else f"a tensor is on {elsewhere}, not on the CPU"
+
+
+def loaded() -> ctypes.CDLL:
+    """The library, after `refusal` has found nothing."""
+    found = library()
+    assert found is not None, "refusal was asked"
+    return found
+
+
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    """What a call takes of tensors; they must live until it returns."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def check(operation: str, failure: int, failures: dict[int, str]) -> None:
+    """Raise KernelError unless a call has returned 0."""
+    if failure:
+        raise KernelError(f"{operation}: {failures.get(failure, failure)}")
 
 
 def description() -> str:

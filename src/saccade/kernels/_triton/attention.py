@@ -15,7 +15,7 @@ from saccade.kernels._triton.combine import combine
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 
 def attend(
@@ -24,9 +24,9 @@ def attend(
     *,
     scale: float,
     selection: Selection | None = None,
-    dense: tuple[bool, ...] | None = None,
+    dense: Flags | None = None,
     pooling: Pooling | None = None,
-    scored: tuple[bool, ...] | None = None,
+    scored: Flags | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of every row's query, and the raw scores of the heads flagged in `scored` (None: of all).
 
@@ -47,7 +47,6 @@ def attend(
     direct = most == 1
     parts = out if direct else torch.empty((batch, query_heads, most, head_dim), dtype=torch.float32, device=q.device)
     sums = out if direct else torch.empty((batch, query_heads, most), dtype=torch.float32, device=q.device)
-    k_scale, v_scale = head_factors(kv.k_scale, kv.kv_heads), head_factors(kv.v_scale, kv.kv_heads)
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
@@ -55,8 +54,7 @@ def attend(
         _attend[(work.programs,)](
             q, *q.stride(),
             kv.k, *kv.k.stride(), kv.v, *kv.v.stride(),
-            k_scale, 0 if k_scale is None else k_scale.stride(0),
-            v_scale, 0 if v_scale is None else v_scale.stride(0),
+            *head_factors(kv.k_scale, kv.kv_heads), *head_factors(kv.v_scale, kv.kv_heads),
             scale * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2],
@@ -95,7 +93,7 @@ class _Work:
     programs: int
 
     @classmethod
-    def of(cls, q: Tensor, kv: KVView, selection: Selection | None, dense: tuple[bool, ...]) -> _Work:
+    def of(cls, q: Tensor, kv: KVView, selection: Selection | None, dense: Flags) -> _Work:
         batch, query_heads, head_dim = q.shape
         longest = kv.rows.max_len
         apart = selection is not None and not all(dense) and selection.groups == query_heads != kv.kv_heads

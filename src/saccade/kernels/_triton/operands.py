@@ -24,9 +24,12 @@ def item_size(q: Tensor, k: Tensor, *others: Tensor) -> int:
     return 4 if widened(q, k, *others) else k.element_size()
 
 
-def head_factors(scale: Tensor | None, kv_heads: int) -> Tensor | None:
-    """A factor per KV head, by its stride."""
-    return None if scale is None else scale.expand(kv_heads)
+def head_factors(scale: Tensor | None, kv_heads: int) -> tuple[Tensor | None, int]:
+    """A factor per KV head, and its stride."""
+    if scale is None:
+        return None, 0
+    each = scale.expand(kv_heads)
+    return each, each.stride(0)
 
 
 def set_steps(tensor: Tensor | None, places: int) -> tuple[int, ...]:

@@ -26,11 +26,10 @@ def score(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     tuning = plan.tuning(inner, item_size(q, kv.k))
     blocks = triton.cdiv(rows.max_len, tuning.block)
     (splits,) = plan.split_counts(((batch * kv_heads, blocks),), plan.processors(q.device) * tuning.resident)
-    k_scale = head_factors(kv.k_scale, kv_heads)
     table = rows.page_table
     with torch.cuda.device_of(q):
         _score[(batch * kv_heads * splits,)](
-            q, *q.stride(), kv.k, *kv.k.stride(), k_scale, 0 if k_scale is None else k_scale.stride(0),
+            q, *q.stride(), kv.k, *kv.k.stride(), *head_factors(kv.k_scale, kv_heads),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             scores, rows.max_len, batch, kv_heads, splits,
             GROUP=group, TILE=max(LEAST_TILE, triton.next_power_of_2(group)), DIM=head_dim, INNER=inner,

@@ -12,9 +12,9 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal, host_bounds
+from saccade.kernels._kmeans import normalised
 from saccade.kernels._pooling import RunPooling
-from saccade.kernels._triton.availability import refusal as triton_refusal
-from saccade.kernels._triton.dtypes import dtype_refusal
+from saccade.kernels._triton import refusals
 from saccade.kernels.chunk_keys import cpu, reference
 from saccade.types import KVView
 
@@ -51,8 +51,7 @@ def chunk_keys(
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
     (pooled,) = _pooled("chunk_keys", kv, row, edges, (pooling,), implementation)
-    lengths = torch.linalg.vector_norm(pooled, dim=-1, keepdim=True)
-    return torch.where(lengths > 0, pooled / lengths, pooled)
+    return normalised(pooled, pooled)
 
 
 def chunk_bounds(
@@ -84,10 +83,8 @@ def _pooled(
     chosen = choose(
         operation,
         implementation,
-        {
-            "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: triton_refusal(kv.k, kv.rows.seq_lens) or dtype_refusal(kv.k),
-        },
+        cpu=lambda: cpu_refusal(kv),
+        triton=lambda: refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("the cache", kv.k),
     )
     if chosen == "triton":
         from saccade.kernels.chunk_keys import triton

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
-from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._triton import refusals
 from saccade.kernels.cluster_search import native, reference
 from saccade.types import Selection
-
-
-class SearchWidths(NamedTuple):
-    """Host bounds on what a search meets; wider is slower, narrower loses candidates.
-
-    Attributes:
-        clusters: clusters of the units that are kept.
-        chunks: chunks that fit into the budget beside what is always attended to.
-        tokens: tokens of a set.
-    """
-
-    clusters: int
-    chunks: int
-    tokens: int
 
 
 def cluster_search(
@@ -70,18 +54,16 @@ def cluster_search(
     chosen = choose(
         "cluster_search",
         implementation,
-        {
-            "native": lambda: native.refusal(q, tree, seq_lens),
-            "triton": lambda: availability.refusal(q, seq_lens, *tree.tensors().values()),
-        },
+        native=lambda: native.refusal(q, tree, seq_lens),
+        triton=lambda: refusals.refusal(q, seq_lens, *tree.tensors().values()),
     )
     if chosen == "native":
-        return native.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
+        return native.cluster_search(q, tree, seq_lens, budget, sinks, units, widths)
     if chosen == "triton":
         from saccade.kernels.cluster_search import triton
 
-        return triton.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
-    return reference.cluster_search(q, tree, seq_lens, budget, sinks, units, *widths)
+        return triton.cluster_search(q, tree, seq_lens, budget, sinks, units, widths)
+    return reference.cluster_search(q, tree, seq_lens, budget, sinks, units, widths)
 
 
 def _check(

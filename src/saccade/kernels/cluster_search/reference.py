@@ -5,44 +5,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._chunk_sets import fill_budget
-from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._chunk_sets import fill_budget, lay_out
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._flat import flatten
-from saccade.kernels._ranges import lay_out
 from saccade.types import Selection
 
 _LOWEST = torch.iinfo(torch.int64).min
 
 
 def cluster_search(
-    q: Tensor,
-    tree: ClusterTree,
-    seq_lens: Tensor,
-    budget: int,
-    sinks: int,
-    units: int | None,
-    clusters: int,
-    chunks: int,
-    tokens: int,
+    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, sinks: int, units: int | None, widths: SearchWidths
 ) -> Selection:
     indexed = (tree.ends > 0) & (seq_lens > budget)
     head = torch.where(indexed, sinks, 0)
     tail = torch.where(indexed, tree.ends, 0)
-    ranked, sizes = _ranked(q, tree, budget, units, clusters, chunks)
-    numbers, starts, lengths = _chunks(tree, ranked, sizes, chunks)
+    ranked, sizes = _ranked(q, tree, budget, units, widths)
+    numbers, starts, lengths = _chunks(tree, ranked, sizes, widths.chunks)
     lengths = lengths * indexed[:, None, None]
-    return fill_budget(numbers, starts, lengths, seq_lens, head=head, tail=tail, budget=budget, width=tokens)
+    return fill_budget(numbers, starts, lengths, seq_lens, head=head, tail=tail, budget=budget, width=widths.tokens)
 
 
 def _ranked(
-    q: Tensor, tree: ClusterTree, budget: int, units: int | None, clusters: int, chunks: int
+    q: Tensor, tree: ClusterTree, budget: int, units: int | None, widths: SearchWidths
 ) -> tuple[Tensor, Tensor]:
     """The best clusters of the best units, `[B, H, n]`: where they lie and how many chunks they have."""
     batch, heads, _, head_dim = tree.centroids.shape
     query = q.float().reshape(batch, heads, -1, head_dim).mean(dim=2)
     norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)
     kept, sizes = _kept_units(query, norm, tree, budget, units)
-    places = lay_out(kept, sizes, clusters)
+    places = lay_out(kept, sizes, widths.clusters)
     absent = places < 0
     inside = places.clamp(min=0)
     flat = flatten(tree.centroids)
@@ -50,12 +41,12 @@ def _ranked(
         torch.arange(batch, device=q.device)[:, None] * flat.page + torch.arange(heads, device=q.device) * flat.slot
     )
     rows = (inside * flat.head + corners[..., None]).flatten()
-    near = flat.table.index_select(0, rows).view(batch, heads, clusters, head_dim).float()
+    near = flat.table.index_select(0, rows).view(batch, heads, widths.clusters, head_dim).float()
     bounds = _products(query, near) + norm * tree.radii.gather(-1, inside)
     numbers = tree.numbers.gather(-1, inside)
     # Unique keys, larger is better: the bound in the high half, the inverted number in the low half.
     keys = (_ordered(bounds) * 2**32 + (2**31 - 1 - numbers)).masked_fill(absent, _LOWEST)
-    best = torch.topk(keys, min(clusters, chunks), dim=-1).indices
+    best = torch.topk(keys, min(widths.clusters, widths.chunks), dim=-1).indices
     ranked = inside.gather(-1, best)
     sizes = tree.offsets.gather(-1, ranked + 1) - tree.offsets.gather(-1, ranked)
     return ranked, sizes.long().masked_fill(absent.gather(-1, best), 0)

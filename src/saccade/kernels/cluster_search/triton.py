@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.types import Selection
 
 UNITS = 16
@@ -32,16 +32,9 @@ STEP = 16
 
 
 def cluster_search(
-    q: Tensor,
-    tree: ClusterTree,
-    seq_lens: Tensor,
-    budget: int,
-    sinks: int,
-    units: int | None,
-    clusters: int,
-    chunks: int,
-    tokens: int,
+    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, sinks: int, units: int | None, widths: SearchWidths
 ) -> Selection:
+    clusters, chunks, tokens = widths
     batch, heads, count, head_dim = tree.centroids.shape
     parents, pairs, device = tree.unit_tokens.shape[2], batch * heads, q.device
     span = _stored_heads(tree)
@@ -152,10 +145,7 @@ def _bounds(
 
 
 @triton.jit
-def _keys(
-    bounds: tl.tensor,
-    numbers: tl.tensor,
-) -> tl.tensor:
+def _keys(bounds: tl.tensor, numbers: tl.tensor) -> tl.tensor:
     """Unique int64, larger is better: the bound in the high half, the inverted number in the low half."""
     bits = tl.where(bounds == 0.0, 0.0, bounds).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
     # Larger bits of a negative number mean a smaller one: all but the sign are inverted.
@@ -314,12 +304,7 @@ def _bound_clusters(
 
 @triton.jit
 def _lengths(
-    members: tl.tensor,
-    edges: tl.tensor,
-    begin: tl.tensor,
-    size: tl.tensor,
-    start: tl.tensor,
-    MEMBERS: tl.constexpr,
+    members: tl.tensor, edges: tl.tensor, begin: tl.tensor, size: tl.tensor, start: tl.tensor, MEMBERS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Starts and lengths of members `start..start + MEMBERS` of clusters; length 0: none."""
     member = start + tl.arange(0, MEMBERS)

@@ -93,6 +93,6 @@ class DecodeLinear:
             )
         if bias is not None and bias.device != weight.device:
             raise KernelError(f"decode_linear: bias is on {bias.device}, the weight on {weight.device}")
-        chosen = choose("decode_linear", self._implementation, {"native": lambda: native.refusal(weight, bias)})
+        chosen = choose("decode_linear", self._implementation, native=lambda: native.refusal(weight, bias))
         self._product = native.product if chosen == "native" else reference.product
         self._inputs = weight.shape[1:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 
 _FAILURES = {1: "the shapes do not fit", 2: "out of memory"}
@@ -13,13 +12,10 @@ _FAILURES = {1: "the shapes do not fit", 2: "out of memory"}
 
 def refusal(weight: Tensor, bias: Tensor | None) -> str | None:
     """Why the library cannot read this weight, or None."""
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
-    if not weight.is_cpu:
-        return f"the weight is on {weight.device}"
-    if not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
+    reason = native.refusal(weight)
+    if reason is None and not (weight.is_contiguous() and (bias is None or bias.is_contiguous())):
         return f"the weight has strides {weight.stride()}, or the bias others than 1"
-    return None
+    return reason
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,19 +26,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     count = rows.numel() // inputs
     if count == 0:
         return y
-    found = native.library()
-    assert found is not None, "refusal was asked"
-    failure = found.saccade_linear(
-        rows.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        count,
-        inputs,
-        outputs,
-        torch.get_num_threads(),
-        native.widest,
+    failure = native.loaded().saccade_linear(
+        *native.addresses(rows, weight, bias, y),
+        *(count, inputs, outputs, torch.get_num_threads(), native.widest),
     )
-    if failure:
-        raise KernelError(f"decode_linear: {_FAILURES.get(failure, failure)}")
+    native.check("decode_linear", failure, _FAILURES)
     return y

@@ -6,21 +6,13 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_pooling, check_query
-from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._flat import cpu_refusal
-from saccade.kernels._native.attention import native_refusal
-from saccade.kernels._triton.refusals import attention_refusal
+from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.dense_decode_scores import cpu, native, reference
 from saccade.types import KVView, Pooling
 
 
 def dense_decode_scores(
-    q: Tensor,
-    kv: KVView,
-    *,
-    scale: float,
-    pooling: Pooling | None = None,
-    implementation: Implementation = "auto",
+    q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, implementation: Implementation = "auto"
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to every token of each row; with a pooling, also return the scores (TidalDecode, selection layers).
 
@@ -43,16 +35,15 @@ def dense_decode_scores(
     """
     check_query("dense_decode_scores", q, kv)
     check_pooling("dense_decode_scores", pooling)
-    chosen = _choose("dense_decode_scores", implementation, q, kv)
-    if chosen == "native":
-        return native.dense_decode_scores(q, kv, scale, pooling)
-    if chosen == "cpu":
-        return cpu.dense_decode_scores(q, kv, scale, pooling)
+    chosen = choose_attention("dense_decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
         return triton.dense_decode_scores(q, kv, scale, pooling)
-    return reference.dense_decode_scores(q, kv, scale, pooling)
+    run = {"native": native.dense_decode_scores, "cpu": cpu.dense_decode_scores}.get(
+        chosen, reference.dense_decode_scores
+    )
+    return run(q, kv, scale, pooling)
 
 
 def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Implementation = "auto") -> Tensor:
@@ -85,25 +76,10 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
     if pooling is None:
         raise KernelError("decode_scores: pooling must be max, mean or each")
     check_pooling("decode_scores", pooling)
-    chosen = _choose("decode_scores", implementation, q, kv)
-    if chosen == "native":
-        return native.decode_scores(q, kv, pooling)
-    if chosen == "cpu":
-        return cpu.decode_scores(q, kv, pooling)
+    chosen = choose_attention("decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
         return triton.decode_scores(q, kv, pooling)
-    return reference.decode_scores(q, kv, pooling)
-
-
-def _choose(operation: str, implementation: Implementation, q: Tensor, kv: KVView) -> Implementation:
-    return choose(
-        operation,
-        implementation,
-        {
-            "native": lambda: native_refusal(q, kv),
-            "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: attention_refusal(q, kv),
-        },
-    )
+    run = {"native": native.decode_scores, "cpu": cpu.decode_scores}.get(chosen, reference.decode_scores)
+    return run(q, kv, pooling)

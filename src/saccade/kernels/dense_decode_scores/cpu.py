@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._dot import KEY_BLOCK, score_keys, softmax, weigh_values
+from saccade.kernels._dot import KEY_BLOCK, score_keys, scratch, softmax, weigh_values
 from saccade.kernels._flat import RowReader, host_bounds, shared_slice
-from saccade.kernels._scratch import scratch
+from saccade.kernels._pooling import grouped
 from saccade.types import KVView, Pooling
 
 # Below this many numbers in the keys, the cost of calls outweighs that of passes through memory.
@@ -15,7 +15,7 @@ _SMALL = 1 << 20
 
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
-    queries = _grouped(q, kv.kv_heads)
+    queries = grouped(q, kv.kv_heads)
     if pooling == "mean":
         queries = queries.mean(dim=2, keepdim=True)
     raw = _raw_scores(queries, kv, kept=pooling != "max")
@@ -27,7 +27,7 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
         together = _fused(q, kv, scale)
         if together is not None:
             return together, None
-    queries = _grouped(q, kv.kv_heads)
+    queries = grouped(q, kv.kv_heads)
     group = queries.shape[2]
     if pooling == "mean":
         # One more row of the same product costs nothing next to reading the keys.
@@ -54,11 +54,6 @@ def _fused(q: Tensor, kv: KVView, scale: float) -> Tensor | None:
         queries, keys.transpose(1, 2), values.transpose(1, 2), scale=scale
     )
     return out.reshape(q.shape)
-
-
-def _grouped(q: Tensor, kv_heads: int) -> Tensor:
-    batch, heads, head_dim = q.shape
-    return q.float().reshape(batch, kv_heads, heads // kv_heads, head_dim)
 
 
 def _raw_scores(queries: Tensor, kv: KVView, *, kept: bool) -> Tensor:

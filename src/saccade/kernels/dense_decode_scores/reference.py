@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
+from saccade.kernels._pooling import grouped
 from saccade.types import KVView, Pooling
 
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     positions = _positions(kv)
     keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
-    queries = _grouped(q, kv.kv_heads)
+    queries = grouped(q, kv.kv_heads)
     raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
     return _hide_absent(_pool(raw, queries, keys, pooling), kv, positions)
 
@@ -20,7 +21,7 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
 def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
     positions = _positions(kv)
     keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
-    queries = _grouped(q, kv.kv_heads)
+    queries = grouped(q, kv.kv_heads)
     raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
     absent = positions >= kv.rows.seq_lens[:, None]
     weights = torch.softmax((raw * scale).masked_fill(absent[:, None, None], -torch.inf), dim=-1)
@@ -33,11 +34,6 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
 
 def _positions(kv: KVView) -> Tensor:
     return torch.arange(kv.rows.max_len, device=kv.k.device).expand(kv.rows.batch, -1)
-
-
-def _grouped(q: Tensor, kv_heads: int) -> Tensor:
-    batch, heads, head_dim = q.shape
-    return q.float().reshape(batch, kv_heads, heads // kv_heads, head_dim)
 
 
 def _pool(raw: Tensor, queries: Tensor, keys: Tensor, pooling: Pooling) -> Tensor:

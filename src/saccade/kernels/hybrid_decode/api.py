@@ -5,24 +5,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._checks import check_integers, check_pooling, check_query
-from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._flat import cpu_refusal
-from saccade.kernels._native.attention import native_refusal
-from saccade.kernels._triton.refusals import attention_refusal
+from saccade.kernels._checks import check_pooling, check_query, check_selection
+from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.hybrid_decode import native, parts
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 
 def hybrid_decode(
     q: Tensor,
     kv: KVView,
     selection: Selection,
-    dense: tuple[bool, ...],
+    dense: Flags,
     *,
     scale: float,
     pooling: Pooling | None = None,
-    scored: tuple[bool, ...] | None = None,
+    scored: Flags | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Dense and sparse heads of one layer as one operation (LycheeDecode, appendix C).
@@ -56,18 +53,9 @@ def hybrid_decode(
     """
     check_query("hybrid_decode", q, kv)
     check_pooling("hybrid_decode", pooling)
-    check_integers("hybrid_decode", ids=selection.ids, counts=selection.counts)
-    _check_selection(q, kv, selection)
+    check_selection("hybrid_decode", q, kv, selection)
     wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
-    chosen = choose(
-        "hybrid_decode",
-        implementation,
-        {
-            "native": lambda: native_refusal(q, kv, selection),
-            "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: attention_refusal(q, kv, selection),
-        },
-    )
+    chosen = choose_attention("hybrid_decode", implementation, q, kv, selection)
     if chosen == "native":
         return native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
     if chosen == "triton":
@@ -77,23 +65,7 @@ def hybrid_decode(
     return parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
 
 
-def _check_selection(q: Tensor, kv: KVView, selection: Selection) -> None:
-    ids = selection.ids
-    if ids.dim() != 3 or ids.shape[0] != q.shape[0] or ids.shape[2] < 1:
-        raise KernelError(f"hybrid_decode: ids must be [B, G, M] with B {q.shape[0]}, M >= 1, got {list(ids.shape)}")
-    if selection.groups not in (1, kv.kv_heads, q.shape[1]):
-        raise KernelError(
-            f"hybrid_decode: {selection.groups} sets fit neither 1, {kv.kv_heads} KV heads nor {q.shape[1]} query heads"
-        )
-    if selection.counts.shape != ids.shape[:2] or selection.unit < 1:
-        raise KernelError(
-            f"hybrid_decode: counts {list(selection.counts.shape)} or unit {selection.unit} do not fit the ids"
-        )
-
-
-def _check_flags(
-    kv_heads: int, dense: tuple[bool, ...], pooling: Pooling | None, scored: tuple[bool, ...] | None
-) -> tuple[bool, ...]:
+def _check_flags(kv_heads: int, dense: Flags, pooling: Pooling | None, scored: Flags | None) -> Flags:
     """The flags of the heads whose scores are kept."""
     if len(dense) != kv_heads:
         raise KernelError(f"hybrid_decode: dense flags {len(dense)} heads, the cache has {kv_heads}")

@@ -11,17 +11,17 @@ from torch import Tensor
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 
 def hybrid_decode(
     q: Tensor,
     kv: KVView,
     selection: Selection,
-    dense: tuple[bool, ...],
+    dense: Flags,
     scale: float,
     pooling: Pooling | None,
-    scored: tuple[bool, ...],
+    scored: Flags,
     implementation: Implementation,
 ) -> tuple[Tensor, Tensor | None]:
     group = q.shape[1] // kv.kv_heads
@@ -45,7 +45,7 @@ def hybrid_decode(
     return out, torch.cat(kept, dim=1) if kept else q.new_empty((q.shape[0], 0, kv.rows.max_len), dtype=torch.float32)
 
 
-def _runs(dense: tuple[bool, ...], scored: tuple[bool, ...]) -> Iterator[tuple[int, int, bool, bool]]:
+def _runs(dense: Flags, scored: Flags) -> Iterator[tuple[int, int, bool, bool]]:
     """First head, the one after the last, dense, scored: for each run of heads alike in both."""
     start = 0
     for (attends_to_all, wanted), run in groupby(zip(dense, scored, strict=True)):

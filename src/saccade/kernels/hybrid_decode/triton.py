@@ -5,16 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.kernels._triton.attention import attend
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection
 
 
 def hybrid_decode(
-    q: Tensor,
-    kv: KVView,
-    selection: Selection,
-    dense: tuple[bool, ...],
-    scale: float,
-    pooling: Pooling | None,
-    scored: tuple[bool, ...],
+    q: Tensor, kv: KVView, selection: Selection, dense: Flags, scale: float, pooling: Pooling | None, scored: Flags
 ) -> tuple[Tensor, Tensor | None]:
     return attend(q, kv, scale=scale, selection=selection, dense=dense, pooling=pooling, scored=scored)

@@ -8,8 +8,8 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
-from saccade.kernels._triton.availability import refusal as triton_refusal
-from saccade.kernels._triton.dtypes import dtype_refusal
+from saccade.kernels._stored_bounds import Stored
+from saccade.kernels._triton import refusals
 from saccade.kernels.page_bounds import cpu, native, reference
 from saccade.types import KVView, Pooling
 
@@ -69,25 +69,20 @@ def update_page_bounds(
         raise KernelError(f"update_page_bounds: start must be [{kv.rows.batch}], got {list(start.shape)}")
     if count == 0:
         return
+    stored = Stored(lower, upper, table)
     chosen = choose(
         "update_page_bounds",
         implementation,
-        {
-            "native": lambda: native.update_refusal(lower, upper, kv, start, table),
-            "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
-        },
+        native=lambda: native.update_refusal(stored, kv, start),
+        cpu=lambda: cpu_refusal(kv),
+        triton=lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
     )
-    if chosen == "native":
-        native.update_page_bounds(lower, upper, kv, page, start, count, table)
-    elif chosen == "cpu":
-        cpu.update_page_bounds(lower, upper, kv, page, start, count, table)
-    elif chosen == "triton":
+    if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        triton.update_page_bounds(lower, upper, kv, page, start, count, table)
-    else:
-        reference.update_page_bounds(lower, upper, kv, page, start, count, table)
+        return triton.update_page_bounds(stored, kv, page, start, count)
+    run = {"native": native.update_page_bounds, "cpu": cpu.update_page_bounds}.get(chosen, reference.update_page_bounds)
+    run(stored, kv, page, start, count)
 
 
 def page_scores(
@@ -147,24 +142,23 @@ def page_scores(
         raise KernelError("page_scores: seq_lens must be [B], page at least 1 and pooling max, mean or each")
     if k_scale is not None and k_scale.shape not in ((), (1,), (lower.shape[1],)):
         raise KernelError(f"page_scores: k_scale must be [{lower.shape[1]}], got {list(k_scale.shape)}")
+    stored = Stored(lower, upper, table)
     chosen = choose(
         "page_scores",
         implementation,
-        {
-            "native": lambda: _scale_refusal(k_scale) or native.refusal(q, lower, upper, seq_lens, table),
-            "cpu": lambda: _scale_refusal(k_scale) or (None if lower.is_cpu else f"the bounds are on {lower.device}"),
-            "triton": lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
-        },
+        native=lambda: _scale_refusal(k_scale) or native.refusal(q, stored, seq_lens),
+        cpu=lambda: _scale_refusal(k_scale) or (None if lower.is_cpu else f"the bounds are on {lower.device}"),
+        triton=lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
     )
     if chosen == "native":
-        return native.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+        return native.page_scores(q, stored, seq_lens, page, pooling, pages)
     if chosen == "cpu":
-        return cpu.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages)
+        return cpu.page_scores(q, stored, seq_lens, page, pooling, pages)
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        return triton.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages, k_scale)
-    return reference.page_scores(q, lower, upper, seq_lens, page, pooling, table, pages, k_scale)
+        return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
+    return reference.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
 
 
 def _scale_refusal(k_scale: Tensor | None) -> str | None:
@@ -174,10 +168,10 @@ def _scale_refusal(k_scale: Tensor | None) -> str | None:
 def _triton_refusal(numbers: tuple[Tensor, ...], lower: Tensor, upper: Tensor, *others: Tensor | None) -> str | None:
     """Why Triton cannot compute with these, or None; `others` are lists of integers, scales, or absent."""
     numbers = (*numbers, lower, upper)
-    refusal = triton_refusal(*numbers, *(tensor for tensor in others if tensor is not None))
+    refusal = refusals.refusal(*numbers, *(tensor for tensor in others if tensor is not None))
     if refusal is None and lower.shape[3] > _MOST_DIM:
         refusal = f"head dim {lower.shape[3]} is above {_MOST_DIM}"
-    return refusal or dtype_refusal(*numbers)
+    return refusal or refusals.dtype_refusal("a tensor", *numbers)
 
 
 def _room(operation: str, lower: Tensor, batch: int, table: Tensor | None) -> int:

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._flat import RowReader, host_bounds
+from saccade.kernels._pooling import grouped
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 # Pages recomputed at a time: bounds the copy that a scattered cache needs.
 _PAGES = 1024
 
 
-def update_page_bounds(
-    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
-) -> None:
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+    lower, upper, table = stored
     for row, (begin, (row_start, length)) in enumerate(zip(start.tolist(), host_bounds(kv.rows), strict=True)):
         end = min(begin + count, length)
         if end <= max(begin, 0):
@@ -52,19 +53,10 @@ def _reduce(tokens: Tensor, page: int, lower: Tensor, upper: Tensor) -> None:
         torch.amax(tokens[:, whole * page :], dim=1, out=upper[:, whole])
 
 
-def page_scores(
-    q: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    seq_lens: Tensor,
-    page: int,
-    pooling: Pooling,
-    table: Tensor | None,
-    pages: int,
-) -> Tensor:
-    batch, query_heads, head_dim = q.shape
+def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling: Pooling, pages: int) -> Tensor:
+    lower, upper, table = stored
     kv_heads = lower.shape[1]
-    queries = q.float().reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
+    queries = grouped(q, kv_heads)
     if pooling == "mean":
         queries = queries.mean(dim=2, keepdim=True)
     positive, negative = queries.clamp(min=0), queries.clamp(max=0)

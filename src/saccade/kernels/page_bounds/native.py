@@ -7,36 +7,28 @@ import ctypes
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, vectors_refusal
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 
-def update_refusal(lower: Tensor, upper: Tensor, kv: KVView, start: Tensor, table: Tensor | None) -> str | None:
+def update_refusal(stored: Stored, kv: KVView, start: Tensor) -> str | None:
     """Why the library cannot recompute these bounds, or None."""
+    lower, upper, table = stored
     refusal = cache_refusal(kv, lower, upper, start, start if table is None else table)
     return _stride_refusal(lower, upper) if refusal is None else refusal
 
 
-def update_page_bounds(
-    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
-) -> None:
-    k, rows = kv.k, kv.rows
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+    (lower, upper, table), k, rows = stored, kv.k, kv.rows
     blocks, _, block_pages, head_dim = lower.shape
     # These must live until the call returns: it holds addresses.
     pages, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     changed, places = start.contiguous(), None if table is None else table.contiguous()
     size = ITEM_SIZE[k.dtype]
     call = native.Update(
-        k.data_ptr(),
-        lower.data_ptr(),
-        upper.data_ptr(),
-        pages.data_ptr(),
-        starts.data_ptr(),
-        lengths.data_ptr(),
-        changed.data_ptr(),
-        None if places is None else places.data_ptr(),
+        *native.addresses(k, lower, upper, pages, starts, lengths, changed, places),
         *key_steps(k),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(rows.batch, kv.kv_heads, head_dim, size == 2),
@@ -44,25 +36,15 @@ def update_page_bounds(
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(page, count, torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "update_refusal was asked"
-    failure = found.saccade_update_pages(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"update_page_bounds: {FAILURES.get(failure, failure)}")
+    native.check("update_page_bounds", native.loaded().saccade_update_pages(ctypes.addressof(call)), FAILURES)
 
 
-def refusal(q: Tensor, lower: Tensor, upper: Tensor, seq_lens: Tensor, table: Tensor | None) -> str | None:
+def refusal(q: Tensor, stored: Stored, seq_lens: Tensor) -> str | None:
     """Why the library cannot score these bounds, or None."""
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
-    if lower.dtype not in ITEM_SIZE or upper.dtype != lower.dtype:
-        return f"the bounds are {lower.dtype} and {upper.dtype}, not both float32 or bfloat16"
-    head_dim = lower.shape[3]
-    if head_dim % 16 or not 0 < head_dim <= native.MOST_DIM:
-        return f"head dim {head_dim} is not a multiple of 16 up to {native.MOST_DIM}"
-    strides = _stride_refusal(lower, upper)
-    if strides is not None:
-        return strides
+    lower, upper, table = stored
+    unfit = vectors_refusal("the bounds", lower, upper) or _stride_refusal(lower, upper)
+    if unfit is not None:
+        return unfit
     if q.shape[1] > native.MOST_GROUP * lower.shape[1]:
         return f"{q.shape[1]} query heads on {lower.shape[1]} KV heads are more than {native.MOST_GROUP} on each"
     if not all(tensor.is_cpu for tensor in (q, lower, upper, seq_lens, lower if table is None else table)):
@@ -76,16 +58,8 @@ def _stride_refusal(lower: Tensor, upper: Tensor) -> str | None:
     return None
 
 
-def page_scores(
-    q: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    seq_lens: Tensor,
-    page: int,
-    pooling: Pooling,
-    table: Tensor | None,
-    pages: int,
-) -> Tensor:
+def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling: Pooling, pages: int) -> Tensor:
+    lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     blocks, kv_heads, block_pages, _ = lower.shape
     scores = torch.empty((batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32)
@@ -94,20 +68,11 @@ def page_scores(
     places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
     call = native.Bounds(
-        queries.data_ptr(),
-        lower.data_ptr(),
-        upper.data_ptr(),
-        lengths.data_ptr(),
-        None if places is None else places.data_ptr(),
-        scores.data_ptr(),
+        *native.addresses(queries, lower, upper, lengths, places, scores),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(batch, query_heads, kv_heads, head_dim, size == 2),
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(pages, page, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "refusal was asked"
-    failure = found.saccade_page_scores(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"page_scores: {FAILURES.get(failure, failure)}")
+    native.check("page_scores", native.loaded().saccade_page_scores(ctypes.addressof(call)), FAILURES)
     return scores

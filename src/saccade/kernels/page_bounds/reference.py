@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
+from saccade.kernels._pooling import grouped
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 
-def update_page_bounds(
-    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
-) -> None:
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+    lower, upper, table = stored
     batch, seq_lens = kv.rows.batch, kv.rows.seq_lens[:, None]
     device = kv.k.device
     begin = start[:, None].clamp(min=0)
@@ -33,19 +34,11 @@ def update_page_bounds(
 
 
 def page_scores(
-    q: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    seq_lens: Tensor,
-    page: int,
-    pooling: Pooling,
-    table: Tensor | None,
-    pages: int,
-    k_scale: Tensor | None,
+    q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling: Pooling, pages: int, k_scale: Tensor | None
 ) -> Tensor:
-    batch, query_heads, head_dim = q.shape
+    lower, upper, table = stored
     kv_heads = lower.shape[1]
-    queries = q.float().reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
+    queries = grouped(q, kv_heads)
     if pooling == "mean":
         queries = queries.mean(dim=2, keepdim=True)
     if k_scale is not None:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -71,10 +72,8 @@ def tokens_at_once(page: int, dims: int) -> int:
     return min(padded, max(2048 // dims, 1))
 
 
-def update_page_bounds(
-    lower: Tensor, upper: Tensor, kv: KVView, page: int, start: Tensor, count: int, table: Tensor | None
-) -> None:
-    k, rows = kv.k, kv.rows
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+    (lower, upper, table), k, rows = stored, kv.k, kv.rows
     dims = max(triton.next_power_of_2(kv.head_dim), 16)
     tokens = tokens_at_once(page, dims)
     # Pages that `count` tokens can touch at worst; a row that touches fewer has programs that return at once.
@@ -241,16 +240,9 @@ def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
 
 
 def page_scores(
-    q: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    seq_lens: Tensor,
-    page: int,
-    pooling: Pooling,
-    table: Tensor | None,
-    pages: int,
-    k_scale: Tensor | None,
+    q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling: Pooling, pages: int, k_scale: Tensor | None
 ) -> Tensor:
+    lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     kv_heads = lower.shape[1]
     group = query_heads // kv_heads

@@ -8,7 +8,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.rank_union import cpu, native, reference
 from saccade.kernels.rank_union.sets import framed
 
@@ -98,19 +99,14 @@ def _chosen(
     return choose(
         operation,
         implementation,
-        {
-            "native": lambda: native.refusal(ids, counts),
-            "cpu": lambda: None if ids.is_cpu else f"the ids are on {ids.device}",
-            "triton": lambda: availability.refusal(ids, counts),
-        },
+        native=lambda: library.refusal(ids, counts),
+        cpu=lambda: None if ids.is_cpu else f"the ids are on {ids.device}",
+        triton=lambda: refusals.refusal(ids, counts),
     )
 
 
 def _union(
     implementation: Implementation, ids: Tensor, counts: Tensor, limit: int, universe: int
 ) -> tuple[Tensor, Tensor]:
-    if implementation == "native":
-        return native.rank_union(ids, counts, limit, universe)
-    if implementation == "cpu":
-        return cpu.rank_union(ids, counts, limit, universe)
-    return reference.rank_union(ids, counts, limit, universe)
+    run = {"native": native.rank_union, "cpu": cpu.rank_union}.get(implementation, reference.rank_union)
+    return run(ids, counts, limit, universe)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.errors import KernelError
-from saccade.kernels._checks import check_integers, check_query
-from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._flat import cpu_refusal
-from saccade.kernels._native.attention import native_refusal
-from saccade.kernels._triton.refusals import attention_refusal
+from saccade.kernels._checks import check_query, check_selection
+from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.sparse_decode import cpu, native, reference
 from saccade.types import KVView, Selection
 
@@ -29,14 +25,8 @@ def sparse_decode(
             heads), Hkv or Hq. Every set holds at least one unit that starts below the row's length: an empty one
             has no defined output.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
-        implementation: "native" needs the library that the install builds where there is a C compiler, an unquantised
-            float32 or bfloat16 cache on CPU whose last stride is 1 (of keys also the second, where a page has at least
-            4 tokens: neighbouring tokens next to each other), a head dim that is a multiple of 16 up to 256 and at most
-            32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose
-            strides are multiples of the head dim with the last one 1. "triton" needs Triton and a CUDA device, float32,
-            bfloat16 or float16 queries, a cache of these or of float8_e4m3fn (compute capability 8.9) or float8_e5m2, a
-            head dim up to 256, at most 64 KV heads and at most 32 query heads on each; any strides. "auto" takes the
-            first that can run of these, else the reference.
+        implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
+            run.
 
     Returns:
         `[B, Hq, d]` in q's dtype.
@@ -45,33 +35,11 @@ def sparse_decode(
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
     check_query("sparse_decode", q, kv)
-    check_integers("sparse_decode", ids=selection.ids, counts=selection.counts)
-    ids = selection.ids
-    if ids.dim() != 3 or ids.shape[0] != q.shape[0] or ids.shape[2] < 1:
-        raise KernelError(f"sparse_decode: ids must be [B, G, M] with B {q.shape[0]}, M >= 1, got {list(ids.shape)}")
-    if selection.groups not in (1, kv.kv_heads, q.shape[1]):
-        raise KernelError(
-            f"sparse_decode: {selection.groups} sets fit neither 1, {kv.kv_heads} KV heads nor {q.shape[1]} query heads"
-        )
-    if selection.counts.shape != ids.shape[:2] or selection.unit < 1:
-        raise KernelError(
-            f"sparse_decode: counts {list(selection.counts.shape)} or unit {selection.unit} do not fit the ids"
-        )
-    chosen = choose(
-        "sparse_decode",
-        implementation,
-        {
-            "native": lambda: native_refusal(q, kv, selection),
-            "cpu": lambda: cpu_refusal(kv),
-            "triton": lambda: attention_refusal(q, kv, selection),
-        },
-    )
-    if chosen == "native":
-        return native.sparse_decode(q, kv, selection, scale)
-    if chosen == "cpu":
-        return cpu.sparse_decode(q, kv, selection, scale)
+    check_selection("sparse_decode", q, kv, selection)
+    chosen = choose_attention("sparse_decode", implementation, q, kv, selection)
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton
 
         return triton.sparse_decode(q, kv, selection, scale)
-    return reference.sparse_decode(q, kv, selection, scale)
+    run = {"native": native.sparse_decode, "cpu": cpu.sparse_decode}.get(chosen, reference.sparse_decode)
+    return run(q, kv, selection, scale)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.spherical_kmeans import cpu, native, reference
 
 
@@ -46,18 +47,13 @@ def spherical_kmeans(
     chosen = choose(
         "spherical_kmeans",
         implementation,
-        {
-            "native": lambda: native.refusal(vectors),
-            "cpu": lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
-            "triton": lambda: availability.refusal(vectors),
-        },
+        native=lambda: library.refusal(vectors),
+        cpu=lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
+        triton=lambda: refusals.refusal(vectors),
     )
-    if chosen == "native":
-        return native.spherical_kmeans(vectors, clusters, iterations)
-    if chosen == "cpu":
-        return cpu.spherical_kmeans(vectors, clusters, iterations)
     if chosen == "triton":
         from saccade.kernels.spherical_kmeans import triton
 
         return triton.spherical_kmeans(vectors, clusters, iterations)
-    return reference.spherical_kmeans(vectors, clusters, iterations)
+    run = {"native": native.spherical_kmeans, "cpu": cpu.spherical_kmeans}.get(chosen, reference.spherical_kmeans)
+    return run(vectors, clusters, iterations)

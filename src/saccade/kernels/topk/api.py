@@ -10,7 +10,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._triton import availability
+from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.topk import cpu, native, reference
 from saccade.kernels.topk.sets import best_and_last, with_last
 
@@ -59,10 +60,10 @@ def topk(
         from saccade.kernels.topk import triton
 
         with torch.cuda.device_of(scores):
-            return triton.topk(scores, lengths, k, order, reserved)
+            return triton.topk(scores, lengths, k, 0, reserved, None, order == "score")
     candidates = (lengths - reserved).clamp(min=0) if reserved else lengths
     if chosen == "native":
-        return native.topk(scores, candidates, k, order)
+        return native.topk(scores, candidates, k, 0, None, order == "score")
     return _ranked(chosen, scores, candidates, k, order)
 
 
@@ -103,12 +104,12 @@ def topk_and_last(
         raise KernelError(f"topk_and_last: k and last must be at least 0, got {k} and {last}")
     chosen = _chosen("topk_and_last", scores, lengths, implementation)
     if chosen == "native":
-        return native.topk_and_last(scores, lengths, k, last, sizes)
+        return native.topk(scores, lengths, k, last, sizes, False)
     if chosen == "triton":
         from saccade.kernels.topk import triton
 
         with torch.cuda.device_of(scores):
-            return triton.topk_and_last(scores, lengths, k, last, sizes)
+            return triton.topk(scores, lengths, k, last, 0, sizes, False)
     ends = lengths.clamp(max=last)
     others = lengths - ends
     if k == 0:
@@ -137,11 +138,9 @@ def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Imp
     return choose(
         operation,
         implementation,
-        {
-            "native": lambda: native.refusal(scores, lengths),
-            "cpu": lambda: None if scores.is_cpu else f"the scores are on {scores.device}",
-            "triton": lambda: availability.refusal(scores, lengths) or _too_wide(scores.shape[2]),
-        },
+        native=lambda: library.refusal(scores, lengths),
+        cpu=lambda: None if scores.is_cpu else f"the scores are on {scores.device}",
+        triton=lambda: refusals.refusal(scores, lengths) or _too_wide(scores.shape[2]),
     )
 
 

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 
 _FAILURES = {1: "a length is below 0 or above the width of the scores", 2: "the shapes do not fit", 3: "out of memory"}
 
 
-def refusal(scores: Tensor, lengths: Tensor) -> str | None:
-    """Why the library cannot take this call, or None."""
-    if native.library() is None:
-        return "no library was built at install (a C compiler is needed)"
-    if not (scores.is_cpu and lengths.is_cpu):
-        return f"the scores are on {scores.device}"
-    return None
-
-
-def topk(scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "score"]) -> tuple[Tensor, Tensor]:
-    return _choose(scores, lengths, k, 0, None, order == "score")
-
-
-def topk_and_last(scores: Tensor, lengths: Tensor, k: int, last: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _choose(scores, lengths, k, last, sizes, False)
-
-
-def _choose(
+def topk(
     scores: Tensor, lengths: Tensor, k: int, last: int, sizes: Tensor | None, ranked: bool
 ) -> tuple[Tensor, Tensor]:
+    """The best `k` before the `last` entries of each row, from the best down if `ranked`, and these last entries."""
     batch, groups, width = scores.shape
     kept = min(k, width)
     ids = torch.empty((batch, groups, kept + last), dtype=torch.int32)
@@ -42,17 +24,9 @@ def _choose(
     rows = scores if scores.stride(2) == 1 else scores.contiguous()
     ends, bounds = lengths.contiguous(), None if sizes is None else sizes.contiguous()
     call = native.TopK(
-        rows.data_ptr(),
-        ends.data_ptr(),
-        None if bounds is None else bounds.data_ptr(),
-        ids.data_ptr(),
-        counts.data_ptr(),
+        *native.addresses(rows, ends, bounds, ids, counts),
         *(rows.stride(0) * 4, rows.stride(1) * 4, batch, groups, width, kept, last),
         *(ranked, torch.get_num_threads(), native.widest),
     )
-    found = native.library()
-    assert found is not None, "refusal was asked"
-    failure = found.saccade_topk(ctypes.addressof(call))
-    if failure:
-        raise KernelError(f"topk: {_FAILURES.get(failure, failure)}")
+    native.check("topk", native.loaded().saccade_topk(ctypes.addressof(call)), _FAILURES)
     return ids, counts

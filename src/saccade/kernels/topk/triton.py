@@ -9,8 +9,6 @@ never depends on the way taken.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
@@ -35,20 +33,11 @@ _HIGHEST = tl.constexpr(2**31 - 1)
 
 
 def topk(
-    scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "score"], reserved: int
+    scores: Tensor, lengths: Tensor, k: int, last: int, reserved: int, bounds: Tensor | None, ranked: bool
 ) -> tuple[Tensor, Tensor]:
-    return _topk(scores, lengths, min(k, scores.shape[2]), 0, reserved, None, order == "score")
-
-
-def topk_and_last(scores: Tensor, lengths: Tensor, k: int, last: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _topk(scores, lengths, min(k, scores.shape[2]), last, 0, sizes, False)
-
-
-def _topk(
-    scores: Tensor, lengths: Tensor, kept: int, last: int, reserved: int, bounds: Tensor | None, ranked: bool
-) -> tuple[Tensor, Tensor]:
-    """The best `kept` before the `last` entries of each row, fewer where a bound says so, and these last entries."""
+    """The best `k` before the `last` entries of each row, fewer where a bound says so, and these last entries."""
     batch, groups, width = scores.shape
+    kept = min(k, width)
     if scores.stride(2) != 1:
         scores = scores.contiguous()
     rows = batch * groups

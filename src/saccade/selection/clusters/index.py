@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ...kernels._cluster_tree import ClusterTree
+from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys
-from ...kernels.cluster_search.api import SearchWidths, cluster_search
+from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Selection
 from ..chunking import cut
 from ..history import TokenHistory
@@ -126,15 +126,9 @@ class ClusterIndex:
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`."""
-        settings = self.settings
+        lengths, told = kv.rows.seq_lens, self.settings
         return cluster_search(
-            q,
-            self.tree,
-            kv.rows.seq_lens,
-            budget=settings.budget,
-            sinks=settings.sinks,
-            units=settings.k_g,
-            widths=self._widths(kv),
+            q, self.tree, lengths, budget=told.budget, sinks=told.sinks, units=told.k_g, widths=self._widths(kv)
         )
 
     def permute(self, rows: Tensor) -> None:

@@ -1,38 +1,66 @@
-"""What rules share that keep a varying number of the best units: ranks and the softmax."""
+"""What rules share that keep a varying number of the best tokens: the ranking, the softmax and the buffer."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...errors import PolicyError
 from ...kernels.topk.api import topk
-from ...types import sum_dtype
+from ...kernels.topk.sets import best_and_last
+from ...types import Rows, Selection, sum_dtype
+from ..selector import Rule
 
 
-def ranking(scores: Tensor, candidates: Tensor, width: int) -> Tensor:
-    """The `width` best of the first `candidates` `[B]` units, best first, ties to the lower position.
+class RankedRule(Rule):
+    """The current token and as many of the best others as a rule takes; at most `buffer` tokens.
 
-    Int32 `[B, G, width]` from float32 scores `[B, G, N]`; -1 where a row has fewer.
+    A set that would need more keeps the best that fit and is marked as overflowed.
     """
-    if width == 0:
-        return scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
-    return topk(scores, candidates, width, order="score")[0]
+
+    __slots__ = ()
+    name: ClassVar[str]
+    buffer: int
+    fixed_size = False
+
+    @abstractmethod
+    def taken(self, scores: Tensor, others: Tensor, ranked: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """How many of each ranking are kept, int32 `[B, G]`, and where the rule wants more, bool `[B, G]`.
+
+        Args:
+            scores: float32 `[B, G, N]`, of tokens.
+            others: int32 `[B]`, how many come before the current token.
+            ranked: int32 `[B, G, R]`, these from the best down, ties to the lower position; -1 where a row has fewer.
+            scale: the scores' factor inside the softmax.
+        """
+
+    def size(self, length: int, unit: int) -> int:
+        return min(length, self.buffer)
+
+    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+        """Cut float32 token scores `[B, G, N]` by softmax(scale * scores); ties go to the lower position.
+
+        Raises:
+            PolicyError: for pages, which have no probability.
+        """
+        if unit != 1:
+            raise PolicyError(
+                f"rule {self.name} needs exact scores of single tokens: a page of {unit} tokens has no probability; "
+                "use page=1"
+            )
+        others, width = rows.seq_lens - 1, min(self.buffer, rows.max_len) - 1
+        if width:
+            ranked, _ = topk(scores, others, width, order="score")
+        else:
+            ranked = scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
+        take, overflowed = self.taken(scores, others, ranked, scale)
+        return Selection(*best_and_last(ranked, take, others, torch.ones_like(others), 1), unit, overflowed)
 
 
 def softmax_parts(scores: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Softmax of `scale * scores` `[B, G, N]` as unnormalised float32 weights and their sum `[B, G]`, in float64."""
     weights = ((scores - scores.amax(dim=-1, keepdim=True)) * scale).exp()
     return weights, weights.sum(dim=-1, dtype=sum_dtype(scores.device))
-
-
-def need_tokens(rule: str, unit: int) -> None:
-    """Refuse units without probabilities.
-
-    Raises:
-        PolicyError: for pages.
-    """
-    if unit != 1:
-        raise PolicyError(
-            f"rule {rule} needs exact scores of single tokens: a page of {unit} tokens has no probability; use page=1"
-        )

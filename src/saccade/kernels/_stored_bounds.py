@@ -1,0 +1,15 @@
+"""Where bounds of pages are stored."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Stored(NamedTuple):
+    """Both sides `[blocks, Hkv, P, d]` and the blocks of each row, int32 `[B, n]`; None: block b is all of row b."""
+
+    lower: Tensor
+    upper: Tensor
+    table: Tensor | None
