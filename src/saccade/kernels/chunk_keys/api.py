@@ -84,7 +84,7 @@ def _pooled(
         operation,
         implementation,
         cpu=lambda: cpu_refusal(kv),
-        triton=lambda: refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("the cache", kv.k),
+        triton=lambda: refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("a tensor", kv.k),
     )
     if chosen == "triton":
         from saccade.kernels.chunk_keys import triton
