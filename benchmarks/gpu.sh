@@ -4,7 +4,8 @@
 #   benchmarks/gpu.sh [FOLDER] [OPTIONS]     JSON files in FOLDER (default: $OUT, else results/gpu); gpu.json holds them all
 #   benchmarks/gpu.sh FOLDER --sections kernels,decode --minutes 6
 #
-# PYTHON=/path/to/python chooses the interpreter; it needs torch, triton and transformers, and pytest for the checks.
+# PYTHON=/path/to/python chooses the interpreter; it needs torch, triton, transformers and pydantic, and pytest for the checks;
+# vLLM's pack (benchmarks/gpu/vllm) brings what a bare machine lacks: source its environment first.
 # Exits with 1 if a check or a section failed; every other section's results are there all the same.
 set -u
 cd "$(dirname "$0")/.."
