@@ -107,4 +107,4 @@ house: setup
 
 clean:
 	rm -rf $(VENV) results build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks claims testbed -name __pycache__ -type d -prune -exec rm -rf {} +

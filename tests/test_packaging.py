@@ -75,7 +75,8 @@ def test_entry_points_name_what_exists() -> None:
 
 def test_the_source_archive_holds_what_make_needs() -> None:
     included = project()["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    assert {f"/{name}" for name in ("Makefile", "hatch_build.py", CONSTRAINTS, LOCK)} <= set(included)
+    needed = {f"/{name.partition('/')[0]}" for name in project()["tool"]["mypy"]["files"]}
+    assert needed | {f"/{name}" for name in ("Makefile", "hatch_build.py", CONSTRAINTS, LOCK)} <= set(included)
     assert [name for name in included if not (ROOT / name.lstrip("/")).exists()] == []
 
 

@@ -16,7 +16,6 @@ from typing import Any
 SHARES = {"environment": 0.06, "checks": 0.2, "kernels": 0.3, "decode": 0.38, "sanitizer": 0.06}
 """Of the time that is left for all sections asked for; what one leaves over the next ones get."""
 
-SANITIZED = "sparse or dense or topk or bounds or cluster"
 GRACE = 6
 
 

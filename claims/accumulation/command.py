@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -72,7 +72,7 @@ def accumulation(
     # Imported here, so that --help and a mistyped option do not wait for torch.
     import torch
 
-    from saccade.cli.terminal import output, progress, quiet_libraries
+    from saccade.cli.terminal import output, quiet_libraries, say, until_stopped
     from saccade.eval.output import check_folder, write_json
     from saccade.files import replace_text
 
@@ -102,24 +102,18 @@ def accumulation(
     check_folder(folder)
     torch.set_num_threads(threads)
     experiment = job.accumulation(job.subject.load())
-    complete = False
-    try:
-        with progress(experiment.units) as advance:
-            experiment.run(advance)
-        complete = True
-    except KeyboardInterrupt:
-        pass
-    finally:
-        # Whatever ended the run: what it has measured is kept.
+
+    def keep(complete: bool) -> dict[str, Any]:
         results = job.results(experiment, complete=complete)
         write_json(folder / RESULTS, results)
         replace_text(folder / PICTURE, accumulation_picture(results))
+        return results
+
+    results = until_stopped(experiment, keep)
     console = output()
     for source in dict.fromkeys(row["source"] for row in results["rows"]):
         console.print(accumulation_table(results, source))
-    for note in job.notes:
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"picture: {folder / PICTURE}", soft_wrap=True, highlight=False, markup=False)
-    if not complete:
-        console.print("interrupted: what was measured until then is above", highlight=False)
+    say(console, *job.notes, f"picture: {folder / PICTURE}")
+    if not results["complete"]:
+        say(console, "interrupted: what was measured until then is above")
         raise typer.Exit(INTERRUPTED)

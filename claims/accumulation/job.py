@@ -21,7 +21,7 @@ _METHODS = ("resa", "tidal", "less_is_more")
 
 @dataclass(frozen=True, slots=True)
 class AccumulationSettings:
-    """What the user can choose; see `saccade accumulate --help`. No `policies` means the default ones."""
+    """What the user can choose; see `python -m claims accumulation --help`. No `policies` means the default ones."""
 
     model: str | None
     policies: tuple[str, ...]

@@ -127,6 +127,13 @@ def test_steps_with_a_dense_pass_are_told_from_the_others(shape: str) -> None:
     variant.close()
 
 
+def test_a_row_that_the_budget_covers_has_no_passes(shape: str, tmp_path: Path) -> None:
+    spec = "quest:rectify=4,budget=16"
+    rows = rows_of(shape, tmp_path, "--context", "0", "--policy", spec, "--baseline", "none")
+    (rectified,) = (row for row in rows if "rectify" in row["policy"])
+    assert rectified["ms_rectify"] == 0
+
+
 def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
     right = baselines.folded_sdpa

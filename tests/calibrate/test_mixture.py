@@ -102,7 +102,7 @@ def test_a_set_of_tied_scores_is_no_larger_and_keeps_the_lower_positions() -> No
 
 
 def test_bfloat16_scores_are_not_rounded_before_a_set_is_cut() -> None:
-    """Scores are float32 products of the rounded q and k (PAPERS.md): rounded themselves, many would tie at the cut.
+    """Scores are float32 products of the rounded q and k: rounded themselves, many would tie at the cut.
 
     Every weight of layer 1 is 1 / size, since its queries are 0; only the current token's value is not 0 but 1.
     """

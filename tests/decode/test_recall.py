@@ -33,8 +33,8 @@ POLICIES = {
 }
 ORACLES = {name: getattr(oracles, name) for name in POLICIES}
 
-# 40 probabilities in float32, each off by some 30 roundings (see policies/harness.py): 40 * 30 * 2**-24 < 1e-4.
-# Token recall is a quotient of whole numbers, rounded once: scores are exact (policies/layouts.py), and so are ranks.
+# 40 probabilities in float32, each off by some 30 roundings (see methods/harness.py): 40 * 30 * 2**-24 < 1e-4.
+# Token recall is a quotient of whole numbers, rounded once: scores are exact (methods/layouts.py), and so are ranks.
 ATTENTION, TOKEN = 1e-4, 2.0**-24
 
 

@@ -45,7 +45,7 @@ class Row:
 
 
 def naive(row: Row, head: int, query: list[float], budget: int, sinks: int, k_g: int | None) -> list[int]:
-    """Positions, by CLUSTER.md's tenth point."""
+    """Positions: whole chunks in order, as long as they fit (LycheeCluster, section 4.4, and our ruling on ties)."""
     if row.length <= budget or len(row.edges) < 2:
         return list(range(row.length))
     end = row.edges[-1]

@@ -1,4 +1,4 @@
-"""Spherical k-means against naive float64 loops written from the rules of CLUSTER.md (LycheeCluster, section 4.3)."""
+"""Spherical k-means against naive float64 loops written from the paper (LycheeCluster, section 4.3)."""
 
 from __future__ import annotations
 

@@ -210,8 +210,8 @@ def test_bad_rectify(name: str, value: Any, words: tuple[str, ...]) -> None:
 
 def test_lychee_decode_needs_roles() -> None:
     bad(
-        "lychee_decode needs a role file: make one with `saccade calibrate heads --model ...`", "roles=every:4",
-        name="lychee_decode",
+        "policy lychee_decode: it needs a role file: make one with `saccade calibrate heads --model ...`",
+        "roles=every:4", name="lychee_decode",
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ LLAMA_8B = ModelShape(32, 32, 8, 128, "llama", weights="9f31c2")
 QWEN_8B = ModelShape(36, 32, 8, 128, "qwen3")
 LLAMA_70B = ModelShape(80, 64, 8, 128, "llama")
 
-# PAPERS.md: re-selection layers of TidalDecode (appendix A.6) and LessIsMore (table 11).
+# Re-selection layers of TidalDecode (appendix A.6) and LessIsMore (table 11).
 LAYERS = {
     "llama-3-8b": 13,
     "llama-3.1-8b": 13,

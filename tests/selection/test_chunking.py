@@ -116,7 +116,7 @@ def test_fixed_chunks() -> None:
 
 
 def naive(levels: list[int], length: int, minimum: int, maximum: int) -> list[int]:
-    """CLUSTER.md's third point, word by word."""
+    """Chunks of `minimum` to `maximum` tokens, cut behind the strongest delimiter (section 4.3), word by word."""
     lengths, start = [], 0
     while length - start >= minimum:
         allowed = range(minimum, min(maximum, length - start) + 1)

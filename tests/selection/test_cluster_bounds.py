@@ -148,7 +148,7 @@ def test_bounds_hold_after_thousands_of_updates() -> None:
 @settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(1, 4))
 def test_the_literal_lazy_update(seed: int, size: int) -> None:
-    """One new chunk by CLUSTER.md's eleventh point, in float64 from what was stored before it."""
+    """One new chunk as the lazy update takes it in (algorithm 1), in float64 from what was stored before it."""
     torch.manual_seed(seed)
     selector = replace(SMALL, cluster_size=size)
     cache = Cache.random(200, dtype=torch.float32)

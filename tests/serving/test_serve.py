@@ -212,9 +212,10 @@ def test_weights_are_held_against_a_recipe(reasons: Reasons, tmp_path: Path) -> 
     assert own in reason and "0" * 16 in reason
 
 
-def test_a_policy_may_come_as_data() -> None:
-    policy = Policy.from_spec("tidal:budget=512,reselect=3")
-    assert ServeOptions.read({"policy": policy.to_dict()}, "", ModelSource.locate(None).decoder).policy == policy
+def test_a_policy_that_is_no_words_is_refused() -> None:
+    data = Policy.from_spec("tidal:budget=512,reselect=3").to_dict()
+    with pytest.raises(PolicyError, match="neither a Policy, a spec string nor the path of a recipe"):
+        ServeOptions.read({"policy": data}, "", ModelSource.locate(None).decoder)
 
 
 def test_a_published_recipe_is_marked() -> None:

@@ -59,4 +59,4 @@ class _Timed:
         self.__dict__.update(methods, _what=what)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._what, name)
+        return getattr(self.__dict__["_what"], name)

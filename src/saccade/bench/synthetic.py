@@ -104,7 +104,7 @@ class SyntheticEngine:
 
     def _fill(self, blocks: int, block: int) -> None:
         """Random keys and values, the same for every engine of the same sizes, and the bounds of them where needed."""
-        from ..adapters.vllm.worker.backend import SparseAttention
+        from ..adapters.vllm.worker.backend import SparseLayer
         from ..adapters.vllm.worker.mixed_step import Written
 
         rows = Rows.on_host(torch.arange(blocks, dtype=torch.int32)[None], [0], [blocks * block])
@@ -115,7 +115,7 @@ class SyntheticEngine:
             cache = layer.kv_cache
             for held in cache:
                 held.normal_(generator=generator)
-            if isinstance(layer.impl, SparseAttention):
+            if isinstance(layer.impl, SparseLayer):
                 layer.impl.refresh(layer, cache, everything)
 
     def _no_forward(self, input_ids: Tensor | None = None, **rest: Any) -> Tensor:

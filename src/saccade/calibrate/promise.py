@@ -27,9 +27,9 @@ ALPHA = 0.05
 _SPLIT = (0.8, 0.1, 0.1)
 """Shares of alpha: losses against dense attention decide, gains and dense attention's own accuracy hardly matter."""
 
-Answers = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
+Marks = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 """Right or not, `[texts, questions]`."""
-Tables = Mapping[str, Answers]
+Tables = Mapping[str, Marks]
 """By spec."""
 Families = Mapping[str, Sequence[str]]
 """Specs by family, most expensive first."""
@@ -44,7 +44,7 @@ class Verdict:
     passed: bool
 
 
-def judge(candidate: Answers, dense: Answers, quality: float, alpha: float, effect: float = 1.0) -> Verdict:
+def judge(candidate: Marks, dense: Marks, quality: float, alpha: float, effect: float = 1.0) -> Verdict:
     """Whether a candidate keeps the promise, and what it is shown to keep.
 
     Args:
@@ -64,7 +64,7 @@ def judge(candidate: Answers, dense: Answers, quality: float, alpha: float, effe
     return Verdict(float(candidate.sum() / max(dense.sum(), 1)), shown, passed)
 
 
-def design_effect(tables: Sequence[Answers], dense: Answers, quality: float) -> float:
+def design_effect(tables: Sequence[Marks], dense: Marks, quality: float) -> float:
     """How much less the questions of one text say than as many of different texts, mean over candidates; at least 1."""
     texts, asked = dense.shape
     if asked == 1 or texts < 2:
@@ -88,26 +88,24 @@ class Standard:
     `alpha` is one family's; `effect` the design effect by each family's first candidate, which is always asked.
     """
 
-    dense: Answers
+    dense: Marks
     quality: float
     alpha: float
     effect: float
 
     @classmethod
-    def of(cls, families: Families, tables: Tables, dense: Answers, quality: float, alpha: float = ALPHA) -> Standard:
+    def of(cls, families: Families, tables: Tables, dense: Marks, quality: float, alpha: float = ALPHA) -> Standard:
         """The standard of families that share alpha, by all answers."""
         effect = design_effect([tables[members[0]] for members in families.values()], dense, quality)
         return cls(dense, quality, alpha / len(families), effect)
 
-    def verdict(self, table: Answers) -> Verdict:
+    def verdict(self, table: Marks) -> Verdict:
         """Of a candidate's answers, by its own design effect if that is larger than the families'."""
         effect = max(self.effect, design_effect([table], self.dense, self.quality))
         return judge(table, self.dense, self.quality, self.alpha, effect)
 
 
-def walk(
-    families: Families, tables: Tables, dense: Answers, quality: float, alpha: float = ALPHA
-) -> dict[str, Verdict]:
+def walk(families: Families, tables: Tables, dense: Marks, quality: float, alpha: float = ALPHA) -> dict[str, Verdict]:
     """Verdicts by spec, every family from its most expensive candidate down to the first that fails; behind it none."""
     standard = Standard.of(families, tables, dense, quality, alpha)
     verdicts: dict[str, Verdict] = {}
@@ -155,7 +153,7 @@ class Kept:
 
 
 def resampled(
-    families: Families, tables: Tables, dense: Answers, costs: Mapping[str, float], quality: float, *,
+    families: Families, tables: Tables, dense: Marks, costs: Mapping[str, float], quality: float, *,
     splits: int = 1000, seed: int = 0, alpha: float = ALPHA
 ) -> Kept:  # fmt: skip
     """Choose on one half of the texts and score on the other, again and again."""

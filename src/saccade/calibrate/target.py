@@ -16,7 +16,7 @@ from ..checkpoints.load import ModelSource
 from ..errors import DocumentError, SaccadeError
 from ..eval.output import check_folder, write_json, writing
 from ..eval.subject import Subject
-from ..machine import device_name, versions
+from ..machine import device_name, kernels_on, versions
 from ..methods.policy import Policy
 from ..plans.identity import refuse_other
 from ..recipes.recipe import NAME, Recipe
@@ -137,7 +137,9 @@ class Target:
 
     def write_results(self, name: str, results: Mapping[str, Any]) -> dict[str, Any]:
         """Write results into the folder, with what they depend on and what made them; gives all that."""
-        here = {"device": device_name(self.subject.device), "threads": self.settings.threads, **versions()}
+        device = self.subject.device
+        here = {"device": device_name(device), "kernels": kernels_on(device), "threads": self.settings.threads}
+        here |= versions()
         complete = {**self.about(), **results, "environment": here}
         write_json(self.settings.output_dir / name, complete)
         return complete

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ..errors import DocumentError
-from ..eval.document import read_text
+from ..eval.document import read_utf8
 from ..eval.tokens import TokenizedText, encode
 from .problems import Ask, Problem, refuse_too_long
 
@@ -77,7 +77,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
     name = f"task file {str(path)!r}"
     parsed = []
     # Not splitlines: JSON texts may hold other line separators.
-    for number, text in enumerate(re.split(r"\r\n?|\n", read_text(path, name)), start=1):
+    for number, text in enumerate(re.split(r"\r\n?|\n", read_utf8(path, name)), start=1):
         if not text.strip():
             continue
         try:

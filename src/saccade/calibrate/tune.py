@@ -21,7 +21,7 @@ from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch, LayerSettings
 from .problems import Problems
-from .promise import ALPHA, Answers, Standard, Tables, cheapest, judge, questions_needed, walk
+from .promise import ALPHA, Marks, Standard, Tables, cheapest, judge, questions_needed, walk
 from .sweep import Sweep
 from .target import LEDGER, TUNING, Target, TargetSettings
 from .task_file import FileProblems
@@ -154,14 +154,12 @@ class Tuning:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
         return ladders, dense
 
-    def _tables(
-        self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]
-    ) -> tuple[dict[str, Answers], Answers]:
+    def _tables(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> tuple[dict[str, Marks], Marks]:
         """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
         members = {name: list(ladder) for name, ladder in ladders.items()}
         longest = max(map(len, members.values()))
 
-        def ask(specs: Sequence[str]) -> dict[str, Answers]:
+        def ask(specs: Sequence[str]) -> dict[str, Marks]:
             sweep.run(specs, advance)
             return {spec: numpy.array(sweep.outcome(spec).right, dtype=bool) for spec in specs}
 
@@ -178,7 +176,7 @@ class Tuning:
         return tables, dense
 
     def _results(
-        self, ladders: Ladders, dense_bytes: float, tables: Tables, dense: Answers, shares: Mapping[str, float]
+        self, ladders: Ladders, dense_bytes: float, tables: Tables, dense: Marks, shares: Mapping[str, float]
     ) -> dict[str, Any]:
         quality = self.settings.quality
         asked = {family: [spec for spec in ladder if spec in tables] for family, ladder in ladders.items()}
@@ -231,7 +229,9 @@ class Tuning:
         self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
 
 
-def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Answers], Answers, dict[str, float], float]:
+def read_tables(
+    folder: Path,
+) -> tuple[dict[str, list[str]], dict[str, Marks], Marks, dict[str, float], float]:
     """What a finished `--full` run has left: families, answers by spec, dense attention's, bytes by spec, the quality.
 
     Raises an OutputError for a folder without such results.

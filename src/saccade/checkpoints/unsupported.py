@@ -15,17 +15,17 @@ NO_CACHE = "keep no plain KV cache"
 
 _CONFIGURED = {
     "attn_logit_softcapping": SOFT_CAP,
-    "kv_lora_rank": LATENT,
     "num_kv_shared_layers": SHARED_CACHE,
     "attention_chunk_size": CHUNKED,
     "alibi": ALIBI,
 }
 
 
-def reasons_in(config: Any) -> list[str]:
-    """Every such feature that a text model's configuration names, a line each."""
-    named = ((name, getattr(config, name, None), why) for name, why in _CONFIGURED.items())
-    return [f"{name}={value}: {why}" for name, value, why in named if value]
+def reasons_in(config: Any, **further: str) -> list[str]:
+    """Every such feature that a text model's configuration names, a line each; `further` names what a runtime adds."""
+    known = {**_CONFIGURED, **further}
+    found = {name: getattr(config, name, None) for name in known}
+    return [f"{name}={value}: {known[name]}" for name, value in found.items() if value]
 
 
 def reasons_in_kinds(config: Any, supported: set[str]) -> list[str]:

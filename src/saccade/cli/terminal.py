@@ -46,7 +46,7 @@ def progress(units: int) -> Iterator[Callable[[str], None]]:
     times = TimeElapsedColumn(), TimeRemainingColumn(compact=True)
     watched = sys.stderr.isatty() and sys.stdout.isatty()
     with Progress(*done, *times, console=Console(stderr=True), disable=not watched, transient=True) as bar:
-        task = bar.add_task("reading the first context", total=units)
+        task = bar.add_task("starting", total=units)
         yield lambda what: bar.update(task, advance=1, description=what)
 
 

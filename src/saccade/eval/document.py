@@ -61,7 +61,7 @@ def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> s
     return "\n\n".join(texts)
 
 
-def read_text(path: Path, name: str) -> str:
+def read_utf8(path: Path, name: str) -> str:
     """A file of the user's, line ends as they are; or a DocumentError, which calls it `name`."""
     try:
         return decoded(path.read_bytes(), name)
@@ -79,7 +79,7 @@ def decoded(text: bytes, name: str) -> str:
 
 def read_document(path: Path) -> str:
     """The text of a document, or a DocumentError: absent, empty or not UTF-8."""
-    text = read_text(path, f"document {str(path)!r}")
+    text = read_utf8(path, f"document {str(path)!r}")
     if not text.strip():
         raise DocumentError(f"document {str(path)!r} is empty")
     return text

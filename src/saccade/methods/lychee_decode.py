@@ -28,7 +28,7 @@ class LycheeDecodeOptions(CutOptions):
     def _fits(self) -> LycheeDecodeOptions:
         if self.roles is None:
             raise ValueError(
-                "lychee_decode needs a role file: make one with `saccade calibrate heads --model ...` "
+                "it needs a role file: make one with `saccade calibrate heads --model ...` "
                 "(or try roles=every:4, a stand-in that nobody calibrated)"
             )
         self.check_page(self.page)

@@ -141,8 +141,6 @@ def _one_line(name: str, kind: type[Options], error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"policy {name} has no option {option!r}; its options: {valid}"
     reason = str(first["msg"]).removeprefix("Value error, ")
-    if reason.startswith(f"{name} "):  # it says who it speaks of
-        return f"policy {reason}"
     return (
         f"policy {name}: {option}={first['input']!r} is not valid: {reason[:1].lower()}{reason[1:]}"
         if option

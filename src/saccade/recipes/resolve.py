@@ -21,7 +21,7 @@ AUTO = "auto"
 FALLBACK = "less_is_more"
 """What decodes a model without a recipe when a policy is needed and none is named; its plan says what it assumes."""
 
-Written = Policy | str | os.PathLike[str]
+PolicyLike = Policy | str | os.PathLike[str]
 """How a policy may be asked for."""
 
 Shape = Callable[[], ModelShape]
@@ -56,7 +56,7 @@ def read(written: object) -> Policy | Recipe:
 
 
 def resolve(written: object, model: str, shape: Shape) -> Chosen:
-    """The policy that was asked for (see `Written`), for this model: a folder or hub id, as far as it is known.
+    """The policy that was asked for (see `PolicyLike`), for this model: a folder or hub id, as far as it is known.
 
     Raises:
         PolicyError: nothing that could be a policy; a recipe of another model, with both fingerprints; or `auto` where

@@ -20,7 +20,7 @@ from ...decode.stats import Rectifications, RunStats
 from ...errors import AttachmentError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
-from ...recipes.resolve import Written, resolve
+from ...recipes.resolve import PolicyLike, resolve
 from ...selection.history import UNREAD
 from . import attention, support
 from .hook import ForwardHook
@@ -169,7 +169,7 @@ class Run:
 
 
 def sparsify(
-    model: Any, policy: Written, *, tokenizer: Any = None, recall: bool = False, observers: Sequence[Observer] = ()
+    model: Any, policy: PolicyLike, *, tokenizer: Any = None, recall: bool = False, observers: Sequence[Observer] = ()
 ) -> Run:
     """Decode sparsely with a loaded transformers model, until `restore()` or the end of a `with` block.
 

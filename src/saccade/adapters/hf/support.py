@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import SINKS, reasons_in, reasons_in_kinds
+from ...checkpoints.unsupported import LATENT, SINKS, reasons_in, reasons_in_kinds
 from ...errors import UnsupportedModelError
 
 
@@ -68,7 +68,7 @@ def _attention(config: Any) -> list[str]:
             f"sliding-window attention (sliding_window={window}) already limits what layers see; "
             "if you never exceed the window, load the model with sliding_window=None"
         )
-    return reasons + reasons_in(config)
+    return reasons + reasons_in(config, kv_lora_rank=LATENT)
 
 
 def _window(config: Any) -> int | None:

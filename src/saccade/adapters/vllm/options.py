@@ -43,7 +43,7 @@ class ServeOptions:
 
     @classmethod
     def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:
-        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes for this model, or `Policy.to_dict` makes.
+        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes for this model.
 
         Raises:
             ServingError: an unknown key or a value out of range.
@@ -58,8 +58,6 @@ class ServeOptions:
         policy, recall = given["policy"], given.get("recall", 0.0)
         if isinstance(recall, bool) or not isinstance(recall, (int, float)) or not 0 <= recall <= 1:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")
-        if isinstance(policy, Mapping):
-            policy = Policy.from_dict(dict(policy))
         chosen = resolve(policy, model, shape)
         return cls(chosen.policy, float(recall), chosen.notes)
 

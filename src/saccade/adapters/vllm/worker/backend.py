@@ -59,7 +59,7 @@ class SparseBuilder:
         return prepare(self.groups, common_attn_metadata, lambda common: parent(common_prefix_len, common, fast_build))
 
 
-class SparseAttention:
+class SparseLayer:
     """Mixed into an attention implementation; a subclass says how its cache lies in memory."""
 
     scale: float
@@ -75,7 +75,7 @@ class SparseAttention:
 
     @abstractmethod
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
-        """The one place that knows how a cache is laid out and, of `layer`, the scales of a quantised one."""
+        """The one place that knows how a cache is laid out; a quantised one's scales, in `layer`, would be too."""
 
     def forward(
         self,

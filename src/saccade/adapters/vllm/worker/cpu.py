@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from ....decode.state import AttentionOperations
 from ....errors import ServingError
 from ....types import KVView, Rows
-from .backend import SparseAttention, SparseBackend, SparseBuilder
+from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .groups import Groups
 
 
@@ -52,7 +52,7 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
             raise ServingError(f"vLLM's kernels for {self.isa!r} lay out keys in a way that saccade does not know")
 
 
-class SaccadeCPUAttention(SparseAttention, CPUAttentionBackendImpl):
+class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
     """One layer."""
 
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:

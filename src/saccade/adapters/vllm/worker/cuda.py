@@ -26,7 +26,7 @@ from ....kernels.sparse_decode.api import sparse_decode
 from ....plans.plan import Plan
 from ....selection.selector import ScoredSelector
 from ....types import KVView, Pooling, Rows, Selection
-from .backend import SparseAttention, SparseBackend, SparseBuilder
+from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .block_tables import Layout, StepTables, Tables, one_token_each, refusal
 from .groups import Groups
 from .worker import serving_of
@@ -66,7 +66,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             logger.info("saccade: decoding attends with %s", self.groups.attention.name)
 
 
-class SaccadeFlashAttention(SparseAttention, FlashAttentionImpl):
+class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
     """One layer."""
 
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
