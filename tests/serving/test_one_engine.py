@@ -32,7 +32,7 @@ POLICIES = (
     "exact_topk:budget=48,rectify=5",
     "composed:scorer=page_bounds,page=16,budget=64,roles=every:3",
 )
-LENGTHS = (300, 130, 391, 64, 533, 257, 190, 412)
+LENGTHS = (700, 130, 391, 64, 1033, 257, 900, 512)
 STEPS = 30
 
 
