@@ -96,6 +96,18 @@ class KVView:
     def head_dim(self) -> int:
         return self.k.shape[3]
 
+    def picked(self, rows: list[int]) -> KVView:
+        """The same cache seen by some of its rows."""
+        held = self.rows
+        if rows == list(range(held.batch)):
+            return self
+        chosen = torch.tensor(rows, device=held.seq_lens.device)
+        table, starts, lengths = (
+            tensor.index_select(0, chosen) for tensor in (held.page_table, held.row_start, held.seq_lens)
+        )
+        bounds = None if held.bounds is None else tuple(held.bounds[row] for row in rows)
+        return replace(self, rows=Rows(table, starts, lengths, held.max_len, bounds))
+
     def heads(self, start: int, stop: int) -> KVView:
         """The same cache narrowed to KV heads `start..stop`; a view, no copy."""
         if (start, stop) == (0, self.kv_heads):

@@ -104,6 +104,7 @@ class Decoder:
         """Let batch row `i` continue what row `rows[i]` was."""
         for layer in range(len(self.state.plan.roles.layers)):
             self.state.indexes.permute(layer, torch.tensor(rows))
+        self.state.history.permute(torch.tensor(rows))
 
 
 def check_outputs(batch: Batch, sets: list[oracles.Sets], outputs: list[list[np.ndarray]], dtype: torch.dtype) -> None:

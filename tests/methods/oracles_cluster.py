@@ -35,6 +35,7 @@ class Settings:
     cluster_size: int = 2
     coarse: str = "sqrt"
     k_g: int | None = None
+    replant: int | None = 128  # chunks that are planted together; None: all at once, later ones join lazily
     bfloat16: bool = False
     exact_ties: bool = False  # equal values are equal in float32 too, so that the lower index is what both take
 
@@ -43,21 +44,21 @@ Span = tuple[int, int]
 
 
 def default_buffer(budget: int, sinks: int, chunk_max: int, every: int = 0) -> int:
-    return max(1, min(max(min(128, budget // 4), every), budget - sinks - chunk_max))
+    """Beside it the budget must hold a chunk, and what may be in none: unclean tokens and the rest of a cut."""
+    return max(1, min(128, budget // 4, budget - sinks - every - (chunk_max - 1) - chunk_max))
 
 
 def chunks_of(levels: Sequence[int] | None, start: int, stop: int, shortest: int, longest: int) -> list[Span]:
-    """Greedy cuts of positions start..stop; what is left behind the last one is shorter than `shortest`.
+    """Greedy cuts of positions start..stop; a chunk is cut as soon as `longest` tokens stand behind its start.
 
     After `shortest` tokens, the strongest delimiter up to `longest` ends the chunk (1 is strongest, 0 none), among
     equals the latest; without one it is as long as it may be. `levels` None: no text, fixed length.
     """
     spans = []
-    while stop - start >= shortest:
-        window = range(shortest, min(longest, stop - start) + 1)
-        length = window[-1]
+    while start + longest <= stop:
+        length = longest
         if levels is not None:
-            strength = {n: levels[start + n - 1] for n in window if levels[start + n - 1] > 0}
+            strength = {n: levels[start + n - 1] for n in range(shortest, longest + 1) if levels[start + n - 1] > 0}
             if strength:
                 length = max(n for n in strength if strength[n] == min(strength.values()))
         spans.append((start, start + length))
@@ -130,7 +131,6 @@ class HeadIndex:
     spans: list[Span] = field(default_factory=list)
     keys: list[Array] = field(default_factory=list)
     built: int = 0
-    built_stop: int = 0
     clusters: list[Node] = field(default_factory=list)
     units: list[Node] = field(default_factory=list)
 
@@ -153,26 +153,35 @@ class HeadIndex:
         keys = k[span[0] : span[1]]
         return unit_vector(keys.mean(axis=0) if self.settings.pooling == "mean" else keys.max(axis=0))
 
-    def build(self, k: Array, spans: list[Span], stop: int) -> None:
+    def build(self, k: Array, spans: list[Span]) -> None:
+        """Groups of `replant` chunks in order, each planted by itself."""
         self.spans, self.keys = list(spans), [self.chunk_key(k, span) for span in spans]
-        self.built, self.built_stop = len(spans), stop
-        count = math.ceil(len(spans) / self.settings.cluster_size)
-        centroids, labels = k_means(self.keys, count, self.margin)
-        self.clusters = [
-            Node(self.store(c), [i for i, label in enumerate(labels) if label == n]) for n, c in enumerate(centroids)
+        self.built, self.clusters, self.units = len(spans), [], []
+        size = self.settings.replant or len(spans)
+        for first in range(0, len(spans), size):
+            self._plant(list(range(first, min(first + size, len(spans)))))
+
+    def _plant(self, chunks: list[int]) -> None:
+        """Clusters and units of some chunks, behind those that there are."""
+        count = math.ceil(len(chunks) / self.settings.cluster_size)
+        centroids, labels = k_means([self.keys[i] for i in chunks], count, self.margin)
+        clusters = [
+            Node(self.store(c), [i for i, label in zip(chunks, labels, strict=True) if label == n])
+            for n, c in enumerate(centroids)
         ]
-        for node in self.clusters:
+        for node in clusters:
             node.radius = max(float(np.linalg.norm(self.keys[i] - node.centroid)) for i in node.children)
             node.count = len(node.children)
         wanted = math.ceil(math.sqrt(count)) if self.settings.coarse == "sqrt" else count
-        centroids, labels = k_means([node.centroid for node in self.clusters], min(64, wanted), self.margin)
-        self.units = [
-            Node(self.store(c), [i for i, label in enumerate(labels) if label == n]) for n, c in enumerate(centroids)
-        ]
-        for unit in self.units:
-            below = [self.keys[i] for c in unit.children for i in self.clusters[c].children]
+        centroids, labels = k_means([node.centroid for node in clusters], min(64, wanted), self.margin)
+        before = len(self.clusters)
+        self.clusters += clusters
+        for number, centroid in enumerate(centroids):
+            children = [before + i for i, label in enumerate(labels) if label == number]
+            unit = Node(self.store(centroid), children, count=len(children))
+            below = [self.keys[i] for c in children for i in self.clusters[c].children]
             unit.radius = max(float(np.linalg.norm(v - unit.centroid)) for v in below)
-            unit.count = len(unit.children)
+            self.units.append(unit)
 
     def add(self, k: Array, span: Span) -> None:
         """Lazy update: the nearest cluster and its unit take the chunk in; radii pay for the move of their centre."""
@@ -192,17 +201,6 @@ class HeadIndex:
         reach = float(np.linalg.norm(v - moved))
         node.radius = max(node.radius + float(np.linalg.norm(moved - node.centroid)), reach)
         node.centroid, node.count, node.moved = moved, node.count + 1, True
-
-    def crop(self, k: Array, tokens: int) -> HeadIndex | None:
-        """The index of the first `tokens` tokens: what a rebuild gives."""
-        if self.built_stop > tokens:
-            return None
-        twin = HeadIndex(self.settings, self.margin)
-        twin.build(k, self.spans[: self.built], self.built_stop)
-        for span in self.spans[self.built :]:
-            if span[1] <= tokens:
-                twin.add(k, span)
-        return twin
 
     # --- search ---
 
@@ -245,7 +243,7 @@ class HeadIndex:
         order, bounds = self.ranked(q, self.clusters, below)
         taken: list[Span] = []
         for place, c in enumerate(order):
-            for i in sorted(self.clusters[c].children):
+            for i in sorted(self.clusters[c].children, reverse=True):  # the latest first
                 if sum(e - s for s, e in [*taken, self.spans[i]]) > room:
                     for other in order[:place] + order[place + 1 :]:
                         self.note(self.clusters, bounds, c, other, q)
@@ -256,11 +254,18 @@ class HeadIndex:
 
 @dataclass
 class Clustered:
-    """One layer of one sequence over its steps: an index per KV head, built when the budget first falls short."""
+    """One layer of one sequence over its steps: an index per KV head, once the row is longer than the budget.
+
+    Attributes:
+        kept: tokens that are as they were when the indexes were made.
+        seen: tokens that were looked at then.
+    """
 
     settings: Settings
     heads: list[HeadIndex | None]
     margin: Margin
+    kept: int = 0
+    seen: int = 0
 
     @classmethod
     def new(cls, settings: Settings, kv_heads: int) -> Clustered:
@@ -271,44 +276,44 @@ class Clustered:
 
         `clean` is the first position whose key an unrectified sparse step has written, None if nobody rectifies.
         """
-        length, group = k.shape[1], q.shape[0] // k.shape[0]
-        if length <= self.settings.budget:
-            return [list(range(length)) for _ in range(q.shape[0])]
+        length, group, given = k.shape[1], q.shape[0] // k.shape[0], self.settings
+        stop = 0 if length <= given.budget else min(length - 1, length if clean is None else clean)
+        stop = stop // given.buffer * given.buffer
+        text = levels if given.chunking == "text" else None
+        spans = chunks_of(text, given.sinks, stop, given.chunk_min, given.chunk_max)
+        settled = min(self.seen, self.kept, stop)
+        stands = sum(start + given.chunk_max <= settled for start, _ in spans)
+        self.heads = [self._brought(k[h], spans, stands, index) for h, index in enumerate(self.heads)]
+        self.seen, self.kept = stop, length
         sets = []
-        for h in range(k.shape[0]):
-            index = self._up_to_date(h, k[h], levels, length if clean is None else clean)
+        for h, index in enumerate(self.heads):
             if index is None:
                 sets.append(list(range(length)))
                 continue
-            always = [*range(self.settings.sinks), *range(index.end, length)]
+            always = [*range(given.sinks), *range(index.end, length)]
             mean = q[h * group : (h + 1) * group].mean(axis=0)
-            chosen = index.search(mean, self.settings.budget - len(always))
+            chosen = index.search(mean, given.budget - len(always))
             sets.append(sorted([*always, *(t for s, e in chosen for t in range(s, e))]))
         return [list(sets[h // group]) for h in range(q.shape[0])]
 
-    def crop(self, k: Array, tokens: int) -> None:
-        self.heads = [None if index is None else index.crop(k[h], tokens) for h, index in enumerate(self.heads)]
+    def crop(self, tokens: int) -> None:
+        """Everything behind so many tokens is taken back."""
+        self.kept = min(self.kept, tokens)
 
-    def _up_to_date(self, h: int, k: Array, levels: Sequence[int] | None, clean: int) -> HeadIndex | None:
-        """The head's index before it selects; None while there is no clean token to make it of."""
-        length, index, given = k.shape[0], self.heads[h], self.settings
-        stop = min(length - 1, clean)
-        text = levels if given.chunking == "text" else None
-        if index is None:
-            spans = chunks_of(text, given.sinks, stop, given.chunk_min, given.chunk_max)
-            self._with_tail(spans, given.sinks, stop, length)
-            if spans:
-                index = self.heads[h] = HeadIndex(given, self.margin)
-                index.build(k, spans, stop)
-        elif length - 1 - index.end >= given.buffer:
-            spans = chunks_of(text, index.end, stop, given.chunk_min, given.chunk_max)
-            self._with_tail(spans, index.end, stop, length)
-            for span in spans:
-                index.add(k, span)
+    def _brought(self, k: Array, spans: list[Span], stands: int, index: HeadIndex | None) -> HeadIndex | None:
+        """The head's index of `spans`, the first `stands` of which it may have had."""
+        if not spans:
+            return None
+        if index is not None and index.spans == spans and stands == len(spans):
+            return index
+        if index is None or self.settings.replant is not None or stands < index.built:
+            fresh = HeadIndex(self.settings, self.margin)
+            fresh.build(k, spans)
+            return fresh
+        if stands < len(index.spans):
+            fresh = HeadIndex(self.settings, self.margin)
+            fresh.build(k, spans[: index.built])
+            index = fresh
+        for span in spans[len(index.spans) :]:
+            index.add(k, span)
         return index
-
-    def _with_tail(self, spans: list[Span], start: int, stop: int, length: int) -> None:
-        """Make the clean tail of a cut a short chunk where the buffer could not hold it."""
-        end = spans[-1][1] if spans else start
-        if length - 1 - end >= self.settings.buffer and stop > end:
-            spans.append((end, stop))

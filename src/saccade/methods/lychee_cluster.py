@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..plans.plan import Plan, layer_roles
 from ..selection.clusters.selector import ClusterSelector
 from ..types import ModelShape
@@ -15,7 +17,9 @@ class LycheeClusterOptions(Options):
     budget: Budget = 1024
     sinks: Sinks = 16
     buffer: AtLeastOne | None = None
-    """new tokens, all attended to, before they are cut into chunks; not given: min(128, budget / 4), shrunk to fit"""
+    """text is indexed in steps of so many tokens, attended to until then; not given: min(128, budget / 4), if it fits"""
+    replant: AtLeastOne | Literal["none"] = 128
+    """chunks that are clustered together, and anew when new ones come; none: the paper's lazy update"""
     chunk_min: AtLeastOne = 8
     """fewest tokens of a chunk"""
     chunk_max: AtLeastOne = 16
@@ -25,8 +29,9 @@ class LycheeClusterOptions(Options):
 
     @property
     def selector(self) -> ClusterSelector:
-        settings = self.model_dump(exclude={"dense_layers", "rectify"})
-        return ClusterSelector(**settings, every=0 if self.rectify is None else self.rectify.every)
+        settings = self.model_dump(exclude={"dense_layers", "rectify", "replant"})
+        replant = None if self.replant == "none" else self.replant
+        return ClusterSelector(**settings, replant=replant, every=0 if self.rectify is None else self.rectify.every)
 
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:

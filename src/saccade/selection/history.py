@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger("saccade")
+from ..kernels._flat import host_bounds
+from ..types import KVView, Rows
+from .chunk_table import ChunkTable, Cuts, Feed
 
 UNREAD = "some tokens were fed as embeddings or are not in the tokenizer's vocabulary; their chunks have a fixed length"
 
@@ -25,15 +26,18 @@ class TokenHistory:
     Attributes:
         levels: delimiter level of every vocabulary id (`saccade.selection.chunking`), None without a tokenizer.
         clean: slots below it hold keys and values that no sparse step wrote, or that were rectified since.
-        has_unread: whether text was asked for where none is known, as where a model was fed embeddings.
+        prompt: slots below it were fed as prompt, or in calls before one.
     """
 
     def __init__(self, levels: Sequence[int] | None = None) -> None:
         self.levels = levels
         self.clean = ALL_CLEAN
-        self.has_unread = False
+        self.prompt = 0
         self._length = 0
         self._fed: Tensor | None = None
+        self._table: Tensor | None = None
+        self._unread: Tensor | bool = False
+        self._tables: dict[tuple[Cuts, bool], ChunkTable] = {}
 
     def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> None:
         """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes."""
@@ -52,27 +56,51 @@ class TokenHistory:
         """Position ids int64 `[B, stop - start]`; None if one of them is unknown."""
         return self._slice(1, start, stop)
 
-    def levels_of(self, row: int, start: int, stop: int) -> list[int] | None:
-        """Delimiter levels of the tokens at slots `start..stop` of a row; None if ids or levels are unknown."""
-        if self.levels is None or self._fed is None or stop > self._length:
-            return None
-        ids = self._fed[0, row, start:stop].tolist()
-        if any(not 0 <= token < len(self.levels) for token in ids):
-            if not self.has_unread:
-                self.has_unread = True
-                logger.warning(UNREAD)
-            return None
-        return [self.levels[token] for token in ids]
+    def window(self, rows: Tensor, first: Tensor, width: int) -> Tensor:
+        """Delimiter levels int8 `[n, width]` from slot `first[i]` of row `rows[i]` (int64 `[n]`) on; -1: unknown."""
+        slots = first[:, None] + torch.arange(width, device=first.device)
+        if self.levels is None or self._fed is None:
+            return torch.full_like(slots, _UNKNOWN, dtype=torch.int8)
+        if self._table is None or self._table.device != self._fed.device:
+            # The last place stands for every id that is not in the vocabulary.
+            self._table = torch.tensor([*self.levels, _UNKNOWN], dtype=torch.int8, device=self._fed.device)
+        fed = self._fed[0][rows[:, None], slots.clamp(max=self._fed.shape[2] - 1)]
+        known = (slots < self._length) & (fed >= 0) & (fed < len(self.levels))
+        self._unread = (~known & (slots < self._length)).any() | self._unread
+        return self._table[torch.where(known, fed, len(self.levels))]
+
+    def chunks(self, cuts: Cuts, kv: KVView, *, text: bool) -> ChunkTable:
+        """The table of chunks of these sizes, which all layers share; `text`: cut where it breaks."""
+        key = cuts, text
+        if key not in self._tables:
+            source = self if text and self.levels is not None else None
+            self._tables[key] = ChunkTable(cuts, source, kv.rows.batch, kv.k.device)
+        return self._tables[key]
+
+    def feeds(self, rows: Rows, count: int, stop: Callable[[int, int], int]) -> Iterator[Feed]:
+        """What a table of chunks is told of rows whose last `count` tokens are new or rewritten.
+
+        `stop` says how much of a row's clean tokens is looked at, given its length and their number.
+        """
+        for row, (slot, length) in enumerate(host_bounds(rows)):
+            yield Feed(row, slot, max(length - count, 0), stop(length, min(length - 1, self.clean - slot)))
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether text was asked for where none is known, as where a model was fed embeddings; waits for the device."""
+        return bool(self._unread)
 
     def continued(self, levels: Sequence[int] | None) -> TokenHistory:
         """The same feed for another run on the same cache, which may know other levels."""
         other = TokenHistory(levels)
-        other.clean, other._length = self.clean, self._length
+        other.clean, other.prompt, other._length = self.clean, self.prompt, self._length
         other._fed = None if self._fed is None else self._fed.clone()
         return other
 
     def permute(self, rows: Tensor) -> None:
         """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
+        for table in self._tables.values():
+            table.permute(rows)
         if self._fed is not None:
             self._fed = self._fed.index_select(1, rows.to(self._fed.device))
 

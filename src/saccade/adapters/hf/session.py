@@ -82,6 +82,8 @@ class Session:
     def begin(self, call: Call) -> None:
         """Start a forward call; rows are prepared when its first layer asks."""
         self._start(call, None, [])
+        if call.prompt and not call.again:
+            self.state.history.prompt = call.past + call.prompt
         if not self._rectified:
             self.state.history.clean = ALL_CLEAN
         elif self.unclean(call.past) == 0:

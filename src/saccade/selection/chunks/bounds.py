@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ from ...kernels.chunk_keys.api import chunk_bounds
 from ...kernels.page_bounds.api import page_scores
 from ...kernels.topk.api import topk
 from ...types import HeadGrouping, KVView, Pooling, Selection
-from ..chunking import cut
+from ..chunk_table import ChunkTable, Cuts
 from ..history import TokenHistory
 from ..scorers.page_bounds import PageBounds
 
@@ -71,6 +69,18 @@ class ChunkSettings:
         return self.page + self.page // 4 if self.chunk_max is None else self.chunk_max
 
     @property
+    def cuts(self) -> Cuts:
+        return Cuts(0, self.shortest, self.longest, self.without_text)
+
+    def stop(self, length: int, clean: int) -> int:
+        """How much of the first `clean` tokens of a row of `length` is looked at."""
+        return max(clean, 0)
+
+    def always(self, length: int, stop: int) -> int:
+        """The most tokens of a row that are in no chunk, if its first `stop` were looked at."""
+        return length - max(stop - self.longest + 1, 0)
+
+    @property
     def without_text(self) -> int:
         """Tokens of a chunk where nobody knows what they say."""
         return min(max(self.page, self.shortest), self.longest)
@@ -78,108 +88,89 @@ class ChunkSettings:
 
 @dataclass(slots=True)
 class ChunkBounds:
-    """Bounds of one layer's chunks, and on the host where they lie.
+    """Bounds of one layer's chunks.
 
     Attributes:
         settings: sizes.
-        history: what the tokens are, for cutting.
+        table: where the text is cut; shared with the other layers.
+        history: how far the cache is clean.
         bounds: of chunk i as of a page.
-        edges: int32 `[B, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`.
-        counts: int32 `[B]`, chunks of each row.
-        rows: the host's copy of each row's edges, the first 0; replaced, never changed in place.
+        slots: where the batch's rows are in the table, on the host and as int32 `[B]`; None: all, in order.
+        version: of the table that the bounds were made from.
     """
 
     settings: ChunkSettings
+    table: ChunkTable
     history: TokenHistory
     bounds: PageBounds
-    edges: Tensor
-    counts: Tensor
-    rows: list[array[int]]
+    slots: tuple[Sequence[int], Tensor] | None = None
+    version: int = 0
 
     @classmethod
-    def empty(cls, settings: ChunkSettings, history: TokenHistory, kv: KVView) -> ChunkBounds:
+    def empty(cls, settings: ChunkSettings, table: ChunkTable, history: TokenHistory, kv: KVView) -> ChunkBounds:
         """An index without chunks."""
-        batch = kv.rows.batch
-        room = kv.k.new_empty((batch, kv.kv_heads, 1, kv.head_dim))
-        edges = torch.zeros((batch, 2), dtype=torch.int32, device=kv.k.device)
-        rows = [array("i", [0]) for _ in range(batch)]
-        return cls(settings, history, PageBounds(room, room.clone(), page=1), edges, edges[:, 0].clone(), rows)
+        room = kv.k.new_empty((len(table.stops), kv.kv_heads, 1, kv.head_dim))
+        return cls(settings, table, history, PageBounds(room, room.clone(), page=1))
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        """Cut what has become long enough; the last `count` tokens of every row are new or rewritten.
+        self.table.bring(self.history.feeds(kv.rows, count, self.settings.stop))
+        self.plant(kv)
 
-        Chunks whose end was decided by such a token go and are cut anew, so that no bound of a former key is left.
-        """
-        for row, (slot, length) in enumerate(host_bounds(kv.rows)):
-            held = self.rows[row]
-            settled = bisect_right(held, max(length - count, 0) - self.settings.longest, hi=len(held) - 1)
-            edges = self._cut(row, slot, held[settled], min(length - 1, self.history.clean - slot))
-            if len(edges) > 1:
-                self._store(kv, row, settled, edges)
-            if held[settled:].tolist() != edges:
-                self.rows[row] = held[:settled] + array("i", edges)
-                self.counts[row] = len(self.rows[row]) - 1
+    def plant(self, kv: KVView) -> None:
+        """Compute the bounds of the chunks that the table has changed since the last time; `kv` has these rows."""
+        change, table = self.table.since(self.version), self.table
+        self.version = table.version
+        if change is None:
+            return
+        host = range(kv.rows.batch) if self.slots is None else self.slots[0]
+        kv = kv.picked([host.index(slot) for slot in change.rows])
+        slots = torch.tensor(change.rows, device=kv.k.device)
+        number = change.most
+        if slots.is_cpu:
+            # Reading them costs nothing here, and chunks that are not there would be pooled else.
+            number = int((change.last - change.first).max())
+            if number == 0:
+                return
+        self.bounds.reserve(table.cuts.most(max(table.stops)) + number)
+        chunk = change.first[:, None] + torch.arange(number + 1, device=slots.device)
+        counts = table.counts.index_select(0, slots)[:, None]
+        edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts))
+        heads = torch.arange(kv.kv_heads, device=slots.device)[:, None]
+        places = slots[:, None, None], heads, chunk[:, None, :-1]
+        lower, upper = chunk_bounds(kv, edges, longest=self.settings.longest)
+        self.bounds.lower[places], self.bounds.upper[places] = lower.to(kv.k.dtype), upper.to(kv.k.dtype)
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The best chunks for queries `[B, Hq, d]` until the next does not fit, and everything behind the last one.
 
         All chunks of a row that the budget covers fit.
         """
-        budget, lengths = self.settings.budget, kv.rows.seq_lens
-        most = chosen = width = 1
-        for edges, (_, length) in zip(self.rows, host_bounds(kv.rows), strict=True):
-            always = length - edges[-1]
-            room = max(budget - always, 0)
-            most = max(most, len(edges) - 1)
-            chosen = max(chosen, min(len(edges) - 1, room // self.settings.shortest))
-            width = max(width, min(always + room, length))
-        lower, upper = self.bounds.lower[:, :, :most], self.bounds.upper[:, :, :most]
-        scores = page_scores(q, lower, upper, self.counts, page=1, pooling=self.settings.pooling)
-        best, _ = topk(scores, self.counts, chosen, order="score")
+        settings, table, lengths = self.settings, self.table, kv.rows.seq_lens
+        slots = range(kv.rows.batch) if self.slots is None else self.slots[0]
+        bounds = host_bounds(kv.rows)
+        most = max(table.cuts.most(max(table.stops[slot] for slot in slots)), 1)
+        width = max(settings.always(length, table.stops[slot]) for slot, (_, length) in zip(slots, bounds, strict=True))
+        held = [self.bounds.lower[:, :, :most], self.bounds.upper[:, :, :most], table.counts, table.edges]
+        if self.slots is not None:
+            held = [tensor.index_select(0, self.slots[1]) for tensor in held]
+        lower, upper, counts, edges = held
+        scores = page_scores(q, lower, upper, counts, page=1, pooling=settings.pooling)
+        best, _ = topk(scores, counts, min(most, settings.budget // settings.shortest), order="score")
         numbers = best.clamp(min=0).long()
-        edges_of = self.edges[:, None].expand(-1, numbers.shape[1], -1)
+        edges_of = edges[:, None].expand(-1, numbers.shape[1], -1)
         starts = edges_of.gather(-1, numbers).long()
         sizes = (edges_of.gather(-1, numbers + 1) - starts).masked_fill(best < 0, 0)
-        tail = self.edges.gather(1, self.counts[:, None].long())[:, 0]
-        head = torch.zeros_like(tail)
+        tail = edges.gather(1, counts[:, None].long())[:, 0]
+        head, budget = torch.zeros_like(tail), settings.budget
+        width = max(width, budget)
         return fill_budget(numbers, starts, sizes, lengths, head=head, tail=tail, budget=budget, width=width)
 
     def permute(self, rows: Tensor) -> None:
         self.bounds.permute(rows)
-        self.edges, self.counts = self.edges.index_select(0, rows), self.counts.index_select(0, rows)
-        self.rows = [self.rows[row] for row in rows.tolist()]
 
     def heads(self, start: int, stop: int) -> ChunkBounds:
         return replace(self, bounds=self.bounds.heads(start, stop))
 
     @property
     def nbytes(self) -> int:
-        on_host = sum(edges.itemsize * len(edges) for edges in self.rows)
-        return self.bounds.nbytes + self.edges.nbytes + self.counts.nbytes + on_host
-
-    def _cut(self, row: int, slot: int, start: int, stop: int) -> list[int]:
-        """Edges of the chunks that can be cut from positions `start..stop`, the first at `start`."""
-        shortest, longest = self.settings.shortest, self.settings.longest
-        levels = self.history.levels_of(row, slot + start, slot + stop) if stop - start >= longest else None
-        if levels is not None:
-            ends = list(accumulate(cut(levels, stop - start, shortest, longest), initial=start))
-            # The last ones may have been cut for want of further tokens.
-            return ends[: bisect_right(ends, stop - longest) + 1]
-        # Some token is unknown: chunk by chunk, so that none depends on how many tokens are looked at together.
-        edges = [start]
-        while edges[-1] + longest <= stop:
-            window = slot + edges[-1]
-            levels = self.history.levels_of(row, window, window + longest)
-            length = self.settings.without_text if levels is None else cut(levels, longest, shortest, longest)[0]
-            edges.append(edges[-1] + length)
-        return edges
-
-    def _store(self, kv: KVView, row: int, first: int, edges: list[int]) -> None:
-        """Compute the bounds of chunks between `edges`, the first of which is chunk number `first`."""
-        stop = first + len(edges) - 1
-        bounds = self.bounds
-        bounds.reserve(stop)
-        capacity = bounds.lower.shape[2]
-        self.edges = torch.nn.functional.pad(self.edges, (0, capacity + 1 - self.edges.shape[1]))
-        bounds.lower[row, :, first:stop], bounds.upper[row, :, first:stop] = chunk_bounds(kv, row, edges)
-        self.edges[row, first : stop + 1] = torch.tensor(edges, dtype=torch.int32)
+        return self.bounds.nbytes

@@ -20,7 +20,7 @@ class ChunkSelector(ChunkSettings, Selector):
     reads_text = True
 
     def new_index(self, kv: KVView, history: TokenHistory) -> ChunkBounds:
-        return ChunkBounds.empty(self, history, kv)
+        return ChunkBounds.empty(self, history.chunks(self.cuts, kv, text=True), history, kv)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, ChunkBounds), "chunks are scored from their own index"

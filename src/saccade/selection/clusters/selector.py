@@ -10,6 +10,7 @@ from ...types import KVView, Selection
 from ..history import TokenHistory
 from ..selector import Bytes, Index, Selector
 from .index import ClusterIndex
+from .lazy import LazyClusterIndex
 from .settings import ClusterSettings
 from .traffic import ClusterTraffic
 
@@ -24,11 +25,14 @@ class ClusterSelector(ClusterSettings, Selector):
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> ClusterIndex:
-        return ClusterIndex.empty(self, history, kv)
+    def new_index(self, kv: KVView, history: TokenHistory) -> ClusterIndex | LazyClusterIndex:
+        table = history.chunks(self.cuts, kv, text=self.reads_text)
+        if self.replant is None:
+            return LazyClusterIndex(self, table, history, [None] * kv.rows.batch)
+        return ClusterIndex.empty(self, table, history, kv)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        assert isinstance(index, ClusterIndex), "chunks are chosen through their own index"
+        assert isinstance(index, (ClusterIndex, LazyClusterIndex)), "chunks are chosen through their own index"
         return index.search(q, kv)
 
     @property
@@ -48,5 +52,5 @@ class ClusterSelector(ClusterSettings, Selector):
         return ClusterTraffic(self, length).search(head_dim, itemsize)
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
-        """Rewritten tokens are still in the buffer, so that they are not in the index."""
+        """Rewritten tokens are in no chunk yet, so that they are not in the index."""
         return ClusterTraffic(self, length).intake(head_dim, itemsize).times(appended / self.capacity)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from ...errors import PolicyError
 from ...kernels.chunk_keys.api import ChunkPooling
+from ..chunk_table import Cuts
 
 Chunking = Literal["text", "fixed"]
 Coarse = Literal["sqrt", "cap64", "root"]
@@ -23,15 +24,18 @@ class ClusterSettings:
     Attributes:
         budget: tokens of a set, the current one included.
         sinks: first tokens, in every set and in no chunk.
-        buffer: so many tokens behind the last chunk are cut into chunks; None: min(128, budget / 4), shrunk to fit.
+        buffer: text is looked at in multiples of so many tokens; what lies behind is attended to; None: min(128,
+            budget / 4), shrunk to fit.
+        replant: chunks of a group; a group is planted by itself, and anew whenever its chunks change. None: the paper's
+            letter, all chunks of a prompt are planted together, and later ones join the nearest cluster.
         chunk_min, chunk_max: tokens of a chunk.
         chunking: "text" cuts at delimiters, "fixed" every `chunk_max` tokens.
         pooling: how a chunk's keys become one.
         cluster_size: chunks per fine cluster, on average at the build.
-        coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units, "root" as many without the limit, "cap64" 64 wherever
-            there are that many clusters.
+        coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units of what is planted together, "root" as many without
+            the limit, "cap64" 64 wherever there are that many clusters.
         k_g: coarse units that a search keeps; None: as many as hold 4 budgets of tokens.
-        every: tokens between rectifications, during which they stay in the buffer; 0: none.
+        every: tokens between rectifications, which are in no chunk meanwhile; 0: none.
 
     Raises:
         PolicyError: a value out of range, or a budget that cannot hold what is always attended to and a chunk.
@@ -40,6 +44,7 @@ class ClusterSettings:
     budget: int = 1024
     sinks: int = 16
     buffer: int | None = None
+    replant: int | None = 128
     chunk_min: int = 8
     chunk_max: int = 16
     chunking: Chunking = "text"
@@ -51,25 +56,50 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         self._check_values()
-        least = max(self.every, 1)
-        if self.buffer is not None and self.buffer < least:
-            reason = f" holds fewer tokens than the {self.every} between rectifications" if self.every else ""
-            raise PolicyError(f"buffer={self.buffer}{reason} is not valid; the smallest is {least}")
-        smallest = self.sinks + self.chunk_max + (least if self.buffer is None else self.buffer)
+        smallest = self._most(self.buffer or 1) + self.chunk_max
         if self.budget < smallest:
-            held = f"a buffer of {self.buffer}" if self.buffer else f"{least} more"
+            held = f"a buffer of {self.buffer}" if self.buffer else "1 more"
             raise PolicyError(
-                f"budget={self.budget} cannot hold {self.sinks} sinks, a chunk and {held}; the smallest is {smallest}"
+                f"budget={self.budget} cannot hold {self.sinks} sinks, a chunk, {held} and the up to "
+                f"{self.every + self.chunk_max - 1} last tokens that are in no chunk yet; the smallest is {smallest}"
             )
 
     @property
     def capacity(self) -> int:
-        """The buffer's size: at so many tokens between the last chunk and the current token it is cut."""
+        """The buffer's size."""
         if self.buffer is not None:
             return self.buffer
-        least = max(self.every, 1)
-        most = self.budget - self.sinks - self.chunk_max
-        return max(least, min(most, max(least, min(LARGEST_BUFFER, self.budget // 4))))
+        most = self.budget - self._most(0) - self.chunk_max
+        return min(most, max(min(LARGEST_BUFFER, self.budget // 4), 1))
+
+    @property
+    def cuts(self) -> Cuts:
+        return Cuts(self.sinks, self.chunk_min, self.chunk_max, self.chunk_max)
+
+    @property
+    def group_size(self) -> int:
+        """Chunks of a group."""
+        assert self.replant is not None, "the paper's letter has no groups"
+        return self.replant
+
+    @property
+    def clusters(self) -> int:
+        """Clusters of a group."""
+        return -(-self.group_size // self.cluster_size)
+
+    def stop(self, length: int, clean: int) -> int:
+        """How much of the first `clean` tokens of a row of `length` is looked at: whole buffers."""
+        return 0 if length <= self.budget else max(clean, 0) // self.capacity * self.capacity
+
+    def always(self, length: int, stop: int) -> int:
+        """The most tokens of a row that are attended to whatever the query, if its first `stop` were looked at."""
+        if stop < self.sinks + self.chunk_max:
+            return length
+        return self.sinks + length - (stop - self.chunk_max + 1)
+
+    def _most(self, buffer: int) -> int:
+        """The most tokens that are attended to whatever the query, with a buffer of this size."""
+        return self.sinks + buffer + self.every + self.chunk_max - 1
 
     def units(self, clusters: int) -> int:
         """How many coarse units stand over so many fine clusters."""
@@ -79,13 +109,13 @@ class ClusterSettings:
         return root if self.coarse == "root" else min(MOST_UNITS, root)
 
     def _check_values(self) -> None:
-        for name, least in (("sinks", 0), ("every", 0), ("chunk_min", 1), ("chunk_max", self.chunk_min)):
-            if getattr(self, name) < least:
-                raise PolicyError(f"{name}={getattr(self, name)} is not valid; the smallest is {least}")
+        leasts = {"sinks": 0, "every": 0, "chunk_min": 1, "chunk_max": self.chunk_min, "buffer": 1, "replant": 1, "k_g": 1}
+        for name, least in leasts.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise PolicyError(f"{name}={value} is not valid; the smallest is {least}")
         if not 1 <= self.cluster_size <= 8:
             raise PolicyError(f"cluster_size={self.cluster_size} is not valid; 1 to 8 are")
-        if self.k_g is not None and self.k_g < 1:
-            raise PolicyError(f"k_g={self.k_g} is not valid; the smallest is 1")
         for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling), ("coarse", Coarse)):
             if getattr(self, name) not in get_args(valid):
                 raise PolicyError(f"{name}={getattr(self, name)!r} is not valid; use {' or '.join(get_args(valid))}")

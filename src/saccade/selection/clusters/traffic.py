@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..selector import INTEGER_BYTES, SCORE_BYTES, Bytes
@@ -12,7 +13,7 @@ _RADIUS = 4
 
 @dataclass(frozen=True, slots=True)
 class ClusterTraffic:
-    """The index of a row of `length` tokens in mid-course: the buffer half full, chunks and units of equal size.
+    """The index of a row of `length` tokens in mid-course: buffer and last group half full, chunks and units of equal size.
 
     Text decides about the true sizes; a chunk cut at delimiters counts as the mean of the shortest and the longest.
     """
@@ -27,31 +28,38 @@ class ClusterTraffic:
         return settings.chunk_max if settings.chunking == "fixed" else (settings.chunk_min + settings.chunk_max) / 2
 
     @property
+    def open(self) -> float:
+        """Tokens that are in no chunk, the current one included."""
+        settings = self.settings
+        return settings.every / 2 + settings.capacity / 2 + settings.chunk_max / 2 + 1
+
+    @property
     def chunks(self) -> float:
         """Chunks in the index."""
-        indexed = self.length - 1 - self.settings.sinks - self.settings.capacity / 2
-        return max(indexed / self.chunk, 1.0)
+        return max((self.length - self.settings.sinks - self.open) / self.chunk, 1.0)
 
     @property
-    def clusters(self) -> float:
-        return max(self.chunks / self.settings.cluster_size, 1.0)
+    def together(self) -> float:
+        """Chunks that are planted together."""
+        return self.chunks if self.settings.replant is None else min(self.settings.replant, self.chunks)
 
     @property
-    def units(self) -> int:
-        return self.settings.units(round(self.clusters))
+    def units(self) -> float:
+        clusters = max(round(self.together / self.settings.cluster_size), 1)
+        return self.settings.units(clusters) * self.chunks / self.together
 
     @property
     def candidates(self) -> float:
         """Clusters of the coarse units that a search keeps."""
-        tokens = self.chunks * self.chunk / self.units
-        wanted = -(-4 * self.settings.budget // tokens) if self.settings.k_g is None else self.settings.k_g
-        return min(wanted, self.units) * self.clusters / self.units
+        tokens, clusters = self.chunks * self.chunk / self.units, self.chunks / self.settings.cluster_size
+        wanted = 4 * self.settings.budget / tokens if self.settings.k_g is None else self.settings.k_g
+        return min(max(math.ceil(wanted), 1), self.units) * clusters / self.units
 
     @property
     def taken(self) -> float:
         """Chunks that fit into the budget beside what is always attended to."""
         settings = self.settings
-        return max((settings.budget - settings.sinks - settings.capacity / 2 - 1) / self.chunk, 0.0)
+        return max((settings.budget - settings.sinks - self.open) / self.chunk, 0.0)
 
     def bounds(self) -> Bytes:
         """Upper bounds of units and candidates, written and read to rank them."""
@@ -66,8 +74,13 @@ class ClusterTraffic:
         return Bytes(read=units + candidates + tables)
 
     def intake(self, head_dim: int, itemsize: float) -> Bytes:
-        """What a full buffer costs: its keys and every centroid read, the nearest ones moved, tables rewritten."""
-        vector, new = head_dim * itemsize, self.settings.capacity / self.chunk
-        moved = 2 * new * (vector + _RADIUS + INTEGER_BYTES)
-        tables = (self.chunks + self.clusters) * INTEGER_BYTES
-        return Bytes((self.settings.capacity + self.clusters) * vector + moved + tables, moved + tables)
+        """What a full buffer costs: the last group's keys read and, half full, planted anew; lazily, every centroid."""
+        settings, vector = self.settings, head_dim * itemsize
+        new, half = settings.capacity / self.chunk, self.together / 2
+        if settings.replant is None:
+            clusters, moved = self.chunks / settings.cluster_size, 2 * new * (vector + _RADIUS + INTEGER_BYTES)
+            tables = (self.chunks + clusters) * INTEGER_BYTES
+            return Bytes((settings.capacity + clusters) * vector + moved + tables, moved + tables)
+        nodes = half / settings.cluster_size + settings.units(max(round(half / settings.cluster_size), 1))
+        written = nodes * (vector + _RADIUS + 2 * INTEGER_BYTES) + half * INTEGER_BYTES
+        return Bytes(half * self.chunk * vector, written)

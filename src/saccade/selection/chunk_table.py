@@ -1,0 +1,202 @@
+"""Where the text of many rows is cut into chunks, on the device: the same chunks for every layer that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .chunking import WEAKEST
+
+
+class LevelSource(Protocol):
+    """Who knows the delimiter levels of the tokens in a cache."""
+
+    def window(self, rows: Tensor, first: Tensor, width: int) -> Tensor:
+        """Levels int8 `[n, width]` from slot `first[i]` of row `rows[i]` (int64 `[n]`) on; -1: unknown, or no token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Sizes of chunks: the first starts at `first`; a chunk has `shortest` to `longest` tokens.
+
+    `without_text` are those of a chunk in whose window some token is unknown.
+    """
+
+    first: int
+    shortest: int
+    longest: int
+    without_text: int
+
+    def most(self, stop: int) -> int:
+        """How many chunks there can be before position `stop`."""
+        return max(stop - self.first, 0) // self.shortest
+
+
+class Feed(NamedTuple):
+    """A row of the table, the slot of its first token, how many tokens are as they were, and how many to cut."""
+
+    row: int
+    start: int
+    kept: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the latest cut has changed.
+
+    Attributes:
+        rows: of the table.
+        first: int64 `[n]`, the first chunk that is new, other or gone.
+        last: int64 `[n]`, chunks that there are now, or were before if these are more.
+        most: host bound on `last - first`.
+    """
+
+    rows: tuple[int, ...]
+    first: Tensor
+    last: Tensor
+    most: int
+
+
+class ChunkTable:
+    """Chunks of R rows; a chunk is cut once `longest` tokens stand behind its start.
+
+    So its end depends on these tokens alone: not on when it was cut, on what was taken back since, or on how the tokens
+    were fed.
+
+    Attributes:
+        cuts: sizes; without a `source` of levels all text is unknown.
+        edges: int32 `[R, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`.
+        counts: int32 `[R]`, chunks of each row.
+        ends: int32 `[R]`, where each row's last chunk ends; 0 without any.
+        stops: on the host, the tokens of each row that were looked at.
+        version: how many changes there were.
+    """
+
+    def __init__(self, cuts: Cuts, source: LevelSource | None, rows: int, device: torch.device) -> None:
+        self.cuts, self._source = cuts, source
+        self.edges = torch.full((rows, 2), cuts.first, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.ends = torch.zeros_like(self.counts)
+        self.stops = [0] * rows
+        self.version = 0
+        self._change: Change | None = None
+
+    def bring(self, rows: Iterable[Feed]) -> None:
+        """Bring rows up to date with what they were fed."""
+        changed = [
+            (row, start, min(self.stops[row], kept, stop), stop, max(self.stops[row], stop))
+            for row, start, kept, stop in rows
+            if stop != self.stops[row] or kept < self.stops[row]
+        ]
+        if not changed:
+            return
+        numbers, starts, known, ends, furthest = (tuple(column) for column in zip(*changed, strict=True))
+        for row, stop in zip(numbers, ends, strict=True):
+            self.stops[row] = stop
+        first, last = self._cut(numbers, starts, known, ends)
+        # A chunk that starts `longest` tokens before what is known stands.
+        behind = max(end - max(old - self.cuts.longest, self.cuts.first) for old, end in zip(known, furthest, strict=True))
+        self._change = Change(numbers, first, last, max(behind, 0) // self.cuts.shortest + 1)
+        self.version += 1
+
+    def since(self, version: int) -> Change | None:
+        """What has changed since an earlier version; None: nothing."""
+        if version == self.version or self._change is None:
+            return None
+        if version == self.version - 1:
+            return self._change
+        return self._of_all()
+
+    def permute(self, rows: Tensor) -> None:
+        """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
+        self.edges, self.counts, self.ends = (
+            held.index_select(0, rows) for held in (self.edges, self.counts, self.ends)
+        )
+        self.stops = [self.stops[row] for row in rows.tolist()]
+        # Of a change before nobody can tell any more which rows it was in.
+        self._change = None if self._change is None else self._of_all()
+
+    @property
+    def nbytes(self) -> int:
+        return self.edges.nbytes + self.counts.nbytes + self.ends.nbytes
+
+    def _cut(
+        self, rows: Sequence[int], starts: Sequence[int], known: Sequence[int], stops: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Cut `rows` from the last chunk that `known` tokens have decided on; `first` and `last` of the change."""
+        cuts, device = self.cuts, self.edges.device
+        self._reserve(cuts.most(max(stops)))
+        chosen, origins, decided, ends = torch.tensor((rows, starts, known, stops), device=device).unbind()
+        edges = self.edges.index_select(0, chosen)
+        number = torch.arange(edges.shape[1] - 1, device=device)
+        counts = self.counts.index_select(0, chosen)
+        settled = ((edges[:, :-1] + cuts.longest <= decided[:, None]) & (number < counts[:, None])).sum(1)
+        base = (decided - cuts.longest + 1).clamp(min=cuts.first)
+        width = max(end - max(old - cuts.longest + 1, cuts.first) for old, end in zip(known, stops, strict=True))
+        if width >= cuts.longest:
+            follows = self._following(chosen, origins + base, width, ends - base)
+            start = edges.gather(1, settled[:, None]).long() - base[:, None]
+            reached = _reached(follows, start, width // cuts.shortest)
+            places = settled[:, None] + reached.cumsum(1) - 1
+            # What is no edge goes into a column that is cut off.
+            wide = torch.nn.functional.pad(edges, (0, 1))
+            target = torch.where(reached, places, edges.shape[1])
+            position = (base[:, None] + torch.arange(width + 1, device=device)).int()
+            self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
+            now = settled + reached.sum(1) - 1
+        else:
+            now = settled
+        self.counts.index_copy_(0, chosen, now.int())
+        end = self.edges.index_select(0, chosen).gather(1, now[:, None])[:, 0]
+        self.ends.index_copy_(0, chosen, torch.where(now > 0, end, 0))
+        return settled, torch.maximum(counts, now)
+
+    def _following(self, rows: Tensor, first: Tensor, width: int, limits: Tensor) -> Tensor:
+        """Where a chunk ends that starts i slots behind `first`, int64 `[n, width + 1]`; i: it cannot be cut yet.
+
+        Such a window of `longest` tokens is cut behind its latest token of the strongest level among those that leave
+        it long enough (LycheeCluster, section 4.3).
+        """
+        cuts = self.cuts
+        if self._source is None:
+            levels = torch.full((len(rows), width), -1, dtype=torch.int8, device=first.device)
+        else:
+            levels = self._source.window(rows, first, width)
+        ends = levels[:, cuts.shortest - 1 :].long()
+        ends = torch.where(ends > 0, ends, WEAKEST).unfold(1, cuts.longest - cuts.shortest + 1, 1)
+        choices = ends.shape[2]
+        backwards = torch.arange(choices - 1, -1, -1, device=levels.device)
+        latest = choices - 1 - (ends * choices + backwards).amin(2) % choices
+        unknown = (levels < 0).unfold(1, cuts.longest, 1).any(2)
+        lengths = torch.where(unknown, cuts.without_text, cuts.shortest + latest)
+        place = torch.arange(width + 1, device=levels.device).expand(len(rows), -1)
+        lengths = torch.nn.functional.pad(lengths, (0, place.shape[1] - lengths.shape[1]))
+        return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)
+
+    def _reserve(self, chunks: int) -> None:
+        """Make room for so many chunks, and for an eighth more."""
+        held = self.edges.shape[1] - 1
+        if chunks > held:
+            self.edges = torch.nn.functional.pad(self.edges, (0, chunks + max(chunks // 8, 16) - held))
+
+    def _of_all(self) -> Change:
+        rows, first = tuple(range(len(self.stops))), torch.zeros_like(self.counts)
+        return Change(rows, first.long(), self.counts.long(), self.cuts.most(max(self.stops)) + 1)
+
+
+def _reached(follows: Tensor, start: Tensor, steps: int) -> Tensor:
+    """Which places bool `[n, w]` a row comes through that goes from `start` `[n, 1]` on, in at most `steps` steps.
+
+    After round r, all places within 2**r steps are known: their followers that far away are the others.
+    """
+    reached = torch.zeros_like(follows).scatter_(1, start, 1)
+    for _ in range(max(steps, 1).bit_length()):
+        reached = reached.scatter_reduce(1, follows, reached, "amax")
+        follows = follows.gather(1, follows)
+    return reached.bool()
