@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from kernel_caches import make_case
-from test_chunk_keys import expect, expect_bounds
+from test_chunk_keys import expect, expect_bounds, table
 from test_page_bounds_gpu import on_device
 
+from saccade.kernels._dispatch import Implementation
 from saccade.kernels.chunk_keys.api import chunk_bounds, chunk_keys
 
 
@@ -20,10 +21,26 @@ def test_against_float64(layout: str, head_dim: int) -> None:
         layout=layout, lengths=[300, 129], kv_heads=2, group=1, head_dim=head_dim, dtype=torch.bfloat16, padding=7
     )
     case = replace(case, kv=on_device(case.kv))
-    for row, edges in ((0, [0, 1, 17, 33, 260, 300]), (1, [5, 6, 129])):
-        expect(case, row, edges, "mean", "triton")
-        expect(case, row, edges, "max", "triton")
-        expect_bounds(case, row, edges, "triton")
+    for edges in ([[0, 1, 17, 17, 33, 260, 300], [5, 6, 129]], [[], [0, 0, 129]]):
+        for implementation in ("triton", "reference"):
+            expect(case, edges, "mean", implementation)
+            expect(case, edges, "max", implementation)
+            expect_bounds(case, edges, implementation)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
+def test_no_host_synchronisation(implementation: Implementation) -> None:
+    kv = on_device(make_case(layout="paged", lengths=[300, 20], kv_heads=2, group=1, head_dim=64, padding=1).kv)
+    edges = table([[1, 9, 9, 200], []], "cuda")
+    wanted = chunk_keys(kv, edges, longest=191, implementation=implementation)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = chunk_keys(kv, edges, longest=191, implementation=implementation)
+        chunk_bounds(kv, edges, longest=191, implementation=implementation)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.equal(wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -31,9 +48,9 @@ def test_quantised(dtype: torch.dtype) -> None:
     kv = on_device(make_case(layout="paged", lengths=[300], kv_heads=2, group=1, head_dim=64, padding=1).kv)
     scale = torch.tensor([0.25, 3.0], device="cuda")
     kv = replace(kv, k=kv.k.to(dtype), v=kv.v.to(dtype), k_scale=scale, v_scale=scale)
-    edges = [1, 9, 30, 200]
-    wanted = chunk_bounds(kv, 0, edges, implementation="reference")
-    for got, want in zip(chunk_bounds(kv, 0, edges, implementation="triton"), wanted, strict=True):
+    edges = table([[1, 9, 30, 200]], "cuda")
+    wanted = chunk_bounds(kv, edges, longest=170, implementation="reference")
+    for got, want in zip(chunk_bounds(kv, edges, longest=170, implementation="triton"), wanted, strict=True):
         assert torch.equal(got, want)
-    means = [chunk_keys(kv, 0, edges, implementation=name) for name in ("triton", "reference")]
+    means = [chunk_keys(kv, edges, longest=170, implementation=name) for name in ("triton", "reference")]
     torch.testing.assert_close(*means, rtol=1e-5, atol=1e-6)

@@ -1,8 +1,9 @@
-"""Chunk keys and bounds: of a row's own slots alone, in every layout, against naive float64 means and extremes."""
+"""Chunk keys and bounds: of the chunks' own slots alone, in every layout, against naive float64 means and extremes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -12,50 +13,93 @@ from hypothesis import strategies as st
 from kernel_budgets import gamma
 from kernel_caches import Case, cases, make_case
 from kernel_checks import implementations, takes
+from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.chunk_keys import api
+from saccade.kernels.chunk_keys import cpu, reference
 from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
+from saccade.types import KVView, Rows
 
 poolings = st.sampled_from(("mean", "max"))
 
 
-def expect(case: Case, row: int, edges: list[int], pooling: ChunkPooling, implementation: Implementation) -> None:
+def table(edges: list[list[int]], device: str = "cpu") -> Tensor:
+    """Edges of all rows; a row of fewer chunks repeats its last edge, one of none has some that no row has."""
+    width = max(2, *map(len, edges))
+    rows = [row or [10**6] for row in edges]
+    return torch.tensor([row + row[-1:] * (width - len(row)) for row in rows], dtype=torch.int32, device=device)
+
+
+def longest_of(edges: list[list[int]]) -> int:
+    return max((stop - start for row in edges for start, stop in pairwise(row)), default=1)
+
+
+def expect(case: Case, edges: list[list[int]], pooling: ChunkPooling, implementation: Implementation) -> None:
     """A mean of n numbers errs by gamma(n + 1) of their magnitude, the length by gamma(d + 2), the quotient by 1 more.
 
     So a component of the unit vector errs by that share of the mean magnitudes over the pooled vector's length; and
     the length itself by the same of all components.
     """
-    keys = chunk_keys(case.kv, row, edges, pooling=pooling, implementation=implementation)
+    places = table(edges, str(case.kv.k.device))
+    options = {"longest": max(longest_of(edges), 1), "implementation": implementation}
+    keys = chunk_keys(case.kv, places, pooling=pooling, **options)
     assert keys.dtype == torch.float32
-    assert keys.shape == (case.kv.kv_heads, len(edges) - 1, case.kv.head_dim)
-    for head, tokens in enumerate(case.keys[row]):
-        for number, (start, stop) in enumerate(pairwise(edges)):
-            columns = list(zip(*tokens[start:stop], strict=True))
-            pooled = [max(c) if pooling == "max" else math.fsum(c) / (stop - start) for c in columns]
-            sizes = [
-                math.fsum(abs(x) for x in c) / (stop - start) if pooling == "mean" else abs(max(c)) for c in columns
-            ]
-            length = math.sqrt(math.fsum(x * x for x in pooled))
-            got = keys[head, number].tolist()
-            if length == 0:
-                assert got == pooled
-                continue
-            relative = gamma(stop - start + case.kv.head_dim + 5)
-            largest = math.sqrt(math.fsum(x * x for x in sizes)) / length
-            for have, want, size in zip(got, pooled, sizes, strict=True):
-                assert abs(have - want / length) <= relative * (size / length + abs(want) / length * largest) + 1e-30
+    assert keys.shape == (len(edges), case.kv.kv_heads, places.shape[1] - 1, case.kv.head_dim)
+    for row, head, number, start, stop in chunks(case, places):
+        got = keys[row, head, number].tolist()
+        columns = list(zip(*case.keys[row][head][start:stop], strict=True)) or [(0.0,)] * case.kv.head_dim
+        pooled = [max(c) if pooling == "max" else math.fsum(c) / len(c) for c in columns]
+        sizes = [math.fsum(abs(x) for x in c) / len(c) if pooling == "mean" else abs(max(c)) for c in columns]
+        length = math.sqrt(math.fsum(x * x for x in pooled))
+        if length == 0:
+            assert got == pooled
+            continue
+        relative = gamma(stop - start + case.kv.head_dim + 5)
+        largest = math.sqrt(math.fsum(x * x for x in sizes)) / length
+        for have, want, size in zip(got, pooled, sizes, strict=True):
+            assert abs(have - want / length) <= relative * (size / length + abs(want) / length * largest) + 1e-30
 
 
-def expect_bounds(case: Case, row: int, edges: list[int], implementation: Implementation) -> None:
+def expect_bounds(case: Case, edges: list[list[int]], implementation: Implementation) -> None:
     """Bounds are numbers of the cache, so there is no error."""
-    lower, upper = chunk_bounds(case.kv, row, edges, implementation=implementation)
+    places = table(edges, str(case.kv.k.device))
+    lower, upper = chunk_bounds(case.kv, places, longest=max(longest_of(edges), 1), implementation=implementation)
     assert lower.dtype == upper.dtype == torch.float32
-    for head, tokens in enumerate(case.keys[row]):
-        columns = [list(zip(*tokens[start:stop], strict=True)) for start, stop in pairwise(edges)]
-        assert lower[head].tolist() == [[min(c) for c in chunk] for chunk in columns]
-        assert upper[head].tolist() == [[max(c) for c in chunk] for chunk in columns]
+    assert lower.shape == upper.shape == (len(edges), case.kv.kv_heads, places.shape[1] - 1, case.kv.head_dim)
+    for row, head, number, start, stop in chunks(case, places):
+        columns = list(zip(*case.keys[row][head][start:stop], strict=True)) or [(0.0,)] * case.kv.head_dim
+        assert lower[row, head, number].tolist() == [min(c) for c in columns]
+        assert upper[row, head, number].tolist() == [max(c) for c in columns]
+
+
+def expect_that_nothing_else_matters(implementation: Implementation) -> None:
+    """NaN in the rows themselves, between and behind the chunks."""
+    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=1, head_dim=4)
+    edges = table([[3, 7, 7, 12], []])
+    options = {"longest": 8, "implementation": implementation}
+    whole, bounds = chunk_keys(case.kv, edges, **options), chunk_bounds(case.kv, edges, **options)
+    kept = case.kv.k[case.kv.rows.page_table[0, 0], 3:12].clone()
+    case.kv.k.fill_(torch.nan)
+    case.kv.k[case.kv.rows.page_table[0, 0], 3:12] = kept
+    assert chunk_keys(case.kv, edges, **options).equal(whole)
+    for poisoned, clean in zip(chunk_bounds(case.kv, edges, **options), bounds, strict=True):
+        assert poisoned.equal(clean)
+        assert not clean[0, :, 1].any() and not clean[1].any()
+
+
+def chunks(case: Case, places: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
+    """Row, head, number, start and stop of every chunk."""
+    for row, edges in enumerate(places.tolist()):
+        for head in range(case.kv.kv_heads):
+            for number, (start, stop) in enumerate(pairwise(edges)):
+                yield row, head, number, start, stop
+
+
+@st.composite
+def edges_of(draw: st.DrawFn, lengths: list[int]) -> list[list[int]]:
+    """Ascending positions of each row, often equal ones."""
+    return [sorted(draw(st.lists(st.integers(0, length), max_size=8))) for length in lengths]
 
 
 @given(cases(longest=60), st.data(), poolings, implementations)
@@ -63,41 +107,87 @@ def test_against_float64(
     case: Case, data: st.DataObject, pooling: ChunkPooling, implementation: Implementation
 ) -> None:
     assume(takes(implementation, case))
-    for row, length in enumerate(case.lengths):
-        edges = sorted(data.draw(st.sets(st.integers(0, length), min_size=2, max_size=8)))
-        expect(case, row, edges, pooling, implementation)
-        expect_bounds(case, row, edges, implementation)
+    edges = data.draw(edges_of(case.lengths))
+    expect(case, edges, pooling, implementation)
+    expect_bounds(case, edges, implementation)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu"])
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, implementation: Implementation) -> None:
-    case = make_case(layout="paged", lengths=[100], kv_heads=2, group=1, head_dim=8, padding=3)
-    edges = [4, 9, 30, 31, 32, 60, 99]
-    whole = chunk_keys(case.kv, 0, edges, implementation=implementation)
-    bounds = chunk_bounds(case.kv, 0, edges, implementation=implementation)
-    for block in (1, 20, 27):
-        monkeypatch.setattr(api, "_BLOCK", block)
-        assert chunk_keys(case.kv, 0, edges, implementation=implementation).equal(whole)
-        in_blocks = chunk_bounds(case.kv, 0, edges, implementation=implementation)
+    """Also where a block is of nothing, and where no row has chunks."""
+    case = make_case(layout="paged", lengths=[100, 20, 9], kv_heads=2, group=1, head_dim=8, padding=3)
+    edges = table([[4, 4, 9, 30, 31, 32, 32, 60, 99], [0, 20], []])
+    options = {"longest": 39, "implementation": implementation}
+    whole, bounds = chunk_keys(case.kv, edges, **options), chunk_bounds(case.kv, edges, **options)
+    assert not whole[2].any()
+    for block in (1, 20, 27, 300):
+        monkeypatch.setattr(cpu, "BLOCK", block)
+        monkeypatch.setattr(reference, "BLOCK", block)
+        assert chunk_keys(case.kv, edges, **options).equal(whole)
+        in_blocks = chunk_bounds(case.kv, edges, **options)
         assert all(part.equal(other) for part, other in zip(in_blocks, bounds, strict=True))
+
+
+def test_implementations_give_the_same_bits() -> None:
+    case = make_case(
+        layout="paged", lengths=[300, 40], kv_heads=2, group=1, head_dim=24, dtype=torch.bfloat16, padding=3
+    )
+    edges = table([[0, 37, 37, 120, 300], [3, 40]])
+    for pooling in ("mean", "max"):
+        found = [
+            chunk_keys(case.kv, edges, longest=500, pooling=pooling, implementation=n) for n in ("reference", "cpu")
+        ]
+        assert found[0].equal(found[1])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_what_lies_in_no_chunk_does_not_matter(implementation: Implementation) -> None:
+    expect_that_nothing_else_matters(implementation)
+
+
+def test_the_reference_never_synchronises_with_the_host() -> None:
+    """`.item()`, `nonzero` and data-dependent shapes raise on a tensor without content; edges on CPU may be read."""
+    zeros = torch.zeros(2, dtype=torch.int32, device="meta")
+    storage = torch.empty(6, 16, 2, 8, device="meta")
+    kv = KVView(storage, storage, Rows(zeros[:, None].expand(-1, 3), zeros, zeros + 1, 40))
+    edges = zeros[:, None].expand(-1, 6)
+    assert chunk_keys(kv, edges, longest=5, implementation="reference").shape == (2, 2, 5, 8)
+    assert chunk_bounds(kv, edges, longest=5, implementation="reference")[1].shape == (2, 2, 5, 8)
+    with pytest.raises(RuntimeError, match="meta"):
+        edges.max().item()
 
 
 def test_zero_keys_stay_zero() -> None:
     case = make_case(layout="buffer", lengths=[8], kv_heads=1, group=1, head_dim=4)
     case.kv.k.zero_()
-    assert chunk_keys(case.kv, 0, [0, 4, 8]).equal(torch.zeros(1, 2, 4))
+    assert chunk_keys(case.kv, table([[0, 4, 8]]), longest=4).equal(torch.zeros(1, 1, 2, 4))
 
 
 def test_errors() -> None:
-    case = make_case(layout="buffer", lengths=[8], kv_heads=1, group=1, head_dim=4)
-    for edges in ([0], [], [0, 9], [-1, 4], [0, 4, 4], [4, 2]):
-        for operation in (chunk_keys, chunk_bounds):
+    case = make_case(layout="buffer", lengths=[9, 8], kv_heads=1, group=1, head_dim=4)
+    for operation in (chunk_keys, chunk_bounds):
+        for edges, chunk, told in (
+            ([0, 9], 0, r"0\.\.9"),
+            ([-1, 4], 0, r"-1\.\.4"),
+            ([0, 4, 2], 1, r"4\.\.2"),
+            ([0, 1, 1, 7, 7], 2, r"1\.\.7"),
+        ):
             with pytest.raises(
-                KernelError, match=f"{operation.__name__}: edges must ascend from 0 or more to at most 8"
+                KernelError,
+                match=rf"{operation.__name__}: chunk {chunk} of row 1 is {told}; edges must ascend from 0 or more "
+                "to at most 8, by at most 5",
             ):
-                operation(case.kv, 0, edges)
+                operation(case.kv, table([[0, 5], edges]), longest=5)
+        with pytest.raises(KernelError, match=r"edges must be \[2, 2 or more\] on cpu, got \[1, 2\] on cpu"):
+            operation(case.kv, table([[0, 4]]), longest=4)
+        with pytest.raises(KernelError, match=r"got \[2, 1\]"):
+            operation(case.kv, table([[0, 4], []])[:, :1], longest=4)
+        with pytest.raises(KernelError, match=r"edges must be int32, got torch\.int64"):
+            operation(case.kv, table([[0, 4], []]).long(), longest=4)
+        with pytest.raises(KernelError, match="longest must be at least 1, got 0"):
+            operation(case.kv, table([[0, 4], []]), longest=0)
     with pytest.raises(KernelError, match="unknown pooling 'sum'; use mean or max"):
-        chunk_keys(case.kv, 0, [0, 4], pooling="sum")
+        chunk_keys(case.kv, table([[0, 4], []]), longest=4, pooling="sum")
     strided = make_case(layout="strided", lengths=[8], kv_heads=3, group=1, head_dim=8)
     with pytest.raises(KernelError, match="implementation 'cpu' cannot take this call"):
-        chunk_keys(strided.kv, 0, [0, 4], implementation="cpu")
+        chunk_keys(strided.kv, table([[0, 4]]), longest=4, implementation="cpu")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 RunPooling = Literal["mean", "max", "min"]
+
+BLOCK = 4096
+"""Tokens whose keys are copied at a time."""
 
 
 def grouped(q: Tensor, kv_heads: int) -> Tensor:
@@ -17,7 +19,7 @@ def grouped(q: Tensor, kv_heads: int) -> Tensor:
     return q.float().reshape(batch, kv_heads, heads // kv_heads, head_dim)
 
 
-def pool_runs(tokens: Tensor, edges: Sequence[int], pooling: RunPooling) -> Tensor:
-    """Mean, maximum or minimum of rows `edges[i]..edges[i + 1]` (counted from the first edge) of float32 `[N, ...]`."""
-    lengths = torch.tensor(edges, device=tokens.device).diff()
-    return torch.segment_reduce(tokens, pooling, lengths=lengths, axis=0, unsafe=True)
+def pool_runs(tokens: Tensor, lengths: Tensor, pooling: RunPooling) -> Tensor:
+    """Mean, maximum or minimum of each run of `lengths[i]` neighbouring rows of float32 `[N, ...]`; 0 of no rows."""
+    pooled = torch.segment_reduce(tokens, pooling, lengths=lengths, axis=0, unsafe=True)
+    return pooled.masked_fill_((lengths == 0).view(-1, *[1] * (tokens.dim() - 1)), 0.0)

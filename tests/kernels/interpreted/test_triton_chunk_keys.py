@@ -1,4 +1,4 @@
-"""Chunk keys and bounds in Triton: of a row's own slots alone, in every layout, and compiled without spills."""
+"""Chunk keys and bounds in Triton: of the chunks' own slots alone, in every layout, and compiled without spills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compiling import compile_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from test_chunk_keys import expect, expect_bounds
+from test_chunk_keys import edges_of, expect, expect_bounds, expect_that_nothing_else_matters, table
 
 from saccade.errors import KernelError
 from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
@@ -23,28 +23,31 @@ from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_key
     st.sampled_from(("mean", "max")),
 )
 def test_against_float64(case: Case, data: st.DataObject, pooling: ChunkPooling) -> None:
-    for row, length in enumerate(case.lengths):
-        edges = sorted(data.draw(st.sets(st.integers(0, length), min_size=2, max_size=8)))
-        expect(case, row, edges, pooling, "triton")
-        expect_bounds(case, row, edges, "triton")
+    edges = data.draw(edges_of(case.lengths))
+    expect(case, edges, pooling, "triton")
+    expect_bounds(case, edges, "triton")
 
 
 def test_chunks_longer_than_a_program_reads_at_a_time() -> None:
     """128 tokens of 16 numbers: chunks of several such parts, the last of them partial, full and of one token."""
-    case = make_case(layout="paged", lengths=[900], kv_heads=2, group=1, head_dim=16, padding=3)
-    edges = [3, 4, 300, 556, 685, 900]
-    expect(case, 0, edges, "mean", "triton")
-    expect_bounds(case, 0, edges, "triton")
+    case = make_case(layout="paged", lengths=[900, 129], kv_heads=2, group=1, head_dim=16, padding=3)
+    edges = [[3, 4, 300, 300, 556, 685, 900], [0, 129]]
+    expect(case, edges, "mean", "triton")
+    expect_bounds(case, edges, "triton")
+
+
+def test_what_lies_in_no_chunk_does_not_matter() -> None:
+    expect_that_nothing_else_matters("triton")
 
 
 def test_a_key_that_is_no_number_marks_its_chunk() -> None:
     case = make_case(layout="buffer", lengths=[400], kv_heads=2, group=1, head_dim=16)
     case.kv.k[0, 150, 1, 3] = torch.nan
-    for bounds in chunk_bounds(case.kv, 0, [0, 150, 390, 400], implementation="triton"):
-        assert bounds[1, 1, 3].isnan() and bounds.isnan().sum() == 1
-    assert chunk_keys(case.kv, 0, [0, 150, 390], implementation="triton").isnan().any(dim=-1).tolist() == [
-        [False, False],
-        [False, True],
+    options = {"longest": 240, "implementation": "triton"}
+    for bounds in chunk_bounds(case.kv, table([[0, 150, 150, 390, 400]]), **options):
+        assert bounds[0, 1, 2, 3].isnan() and bounds.isnan().sum() == 1
+    assert chunk_keys(case.kv, table([[0, 150, 390]]), **options).isnan().any(dim=-1).tolist() == [
+        [[False, False], [False, True]]
     ]
 
 
@@ -55,10 +58,11 @@ def test_quantised(dtype: torch.dtype) -> None:
     k = case.kv.k.to(dtype)
     for scale in (torch.tensor([0.25, 3.0]), torch.tensor([0.5])):
         kv = replace(case.kv, k=k, v=k, k_scale=scale, v_scale=scale)
-        wanted = chunk_bounds(kv, 0, [1, 9, 30], implementation="reference")
-        for got, want in zip(chunk_bounds(kv, 0, [1, 9, 30], implementation="triton"), wanted, strict=True):
+        edges = table([[1, 9, 30]])
+        wanted = chunk_bounds(kv, edges, longest=21, implementation="reference")
+        for got, want in zip(chunk_bounds(kv, edges, longest=21, implementation="triton"), wanted, strict=True):
             assert torch.equal(got, want)
-        means = [chunk_keys(kv, 0, [1, 9, 30], implementation=name) for name in ("triton", "reference")]
+        means = [chunk_keys(kv, edges, longest=21, implementation=name) for name in ("triton", "reference")]
         torch.testing.assert_close(*means, rtol=1e-5, atol=1e-6)
 
 
@@ -66,9 +70,9 @@ def test_what_it_cannot_take_is_named() -> None:
     case = make_case(layout="buffer", lengths=[8], kv_heads=1, group=1, head_dim=4)
     wide = replace(case.kv, k=case.kv.k.double(), v=case.kv.v.double())
     with pytest.raises(KernelError, match=r"'triton' cannot take this call: a tensor is torch\.float64"):
-        chunk_keys(wide, 0, [0, 4], implementation="triton")
+        chunk_keys(wide, table([[0, 4]]), longest=4, implementation="triton")
     with pytest.raises(KernelError, match="unknown implementation 'native'; use auto, reference, cpu or triton"):
-        chunk_keys(case.kv, 0, [0, 4], implementation="native")
+        chunk_keys(case.kv, table([[0, 4]]), longest=4, implementation="native")
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -79,7 +83,7 @@ def test_compiles_without_spills(head_dim: int, poolings: tuple[str, str], capab
     pointers = {"k": "*bf16", "pooled": "*fp32", "k_scale": "*fp32"}
     indexes = ("page_table", "row_start", "edges")
     steps = ("k_page_step", "k_slot_step", "k_head_step")
-    others = ("page_table_step", "k_scale_step", "kv_heads", "kv_page", "row", "chunks")
+    others = ("page_table_step", "k_scale_step", "kv_heads", "kv_page", "chunks")
     compiled = compile_kernel(
         "saccade.kernels.chunk_keys.triton",
         "_pool",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
+from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._flat import cpu_refusal, host_bounds
+from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._kmeans import normalised
 from saccade.kernels._pooling import RunPooling
 from saccade.kernels._triton import refusals
@@ -20,66 +19,65 @@ from saccade.types import KVView
 
 ChunkPooling = Literal["mean", "max"]
 
-_BLOCK = 4096
-"""Tokens whose keys are copied at a time."""
-
 
 def chunk_keys(
     kv: KVView,
-    row: int,
-    edges: Sequence[int],
+    edges: Tensor,
     *,
+    longest: int,
     pooling: ChunkPooling = "mean",
     implementation: Implementation = "auto",
 ) -> Tensor:
-    """The representative key of each chunk of a row (LycheeCluster, section 4.1): pooled, then of unit length.
+    """The representative key of each chunk (LycheeCluster, section 4.1): pooled, then of unit length.
+
+    Nothing is read on the host, unless the edges lie there.
 
     Args:
-        kv: the cache; only slots of these chunks are read.
-        row: batch row.
-        edges: host integers, strictly ascending logical positions: chunk i is `edges[i]..edges[i + 1]`.
+        kv: the cache; what is in none of these chunks does not matter.
+        edges: int32 `[B, C + 1]` on the cache's device, ascending logical positions: chunk i of row b is
+            `edges[b, i]..edges[b, i + 1]`. Between equal neighbours is no chunk; these may lie outside the row.
+        longest: host bound on the tokens of a chunk.
         pooling: "mean" or the elementwise "max".
         implementation: "cpu" needs a CPU cache of whole rows; "triton" a CUDA device, for float8_e4m3fn one of compute
             capability 8.9. "auto" takes the first that can run of these, else the reference.
 
     Returns:
-        float32 `[Hkv, len(edges) - 1, d]`; a pooled key of zeros stays zero.
+        float32 `[B, Hkv, C, d]`; zeros where there is no chunk, and a pooled key of zeros stays zero.
 
     Raises:
-        KernelError: edges that do not ascend inside the row, an unknown pooling, or an implementation that cannot run.
+        KernelError: shape or dtype of the edges, an unknown pooling, an implementation that cannot run; and on CPU a
+            chunk that lies outside its row or is longer than `longest`.
     """
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
-    (pooled,) = _pooled("chunk_keys", kv, row, edges, (pooling,), implementation)
+    (pooled,) = _pooled("chunk_keys", kv, edges, longest, (pooling,), implementation)
     return normalised(pooled, pooled)
 
 
 def chunk_bounds(
-    kv: KVView, row: int, edges: Sequence[int], *, implementation: Implementation = "auto"
+    kv: KVView, edges: Tensor, *, longest: int, implementation: Implementation = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Elementwise minimum and maximum of each chunk's keys: Quest's bounds of a page (ReSA, section 2.1) for any cut.
 
     Arguments and errors are those of `chunk_keys`.
 
     Returns:
-        Lower and upper bounds, float32 `[Hkv, len(edges) - 1, d]`, which hold the keys' own numbers.
+        Lower and upper bounds, float32 `[B, Hkv, C, d]`, which hold the keys' own numbers; zeros where is no chunk.
     """
-    lower, upper = _pooled("chunk_bounds", kv, row, edges, ("min", "max"), implementation)
+    lower, upper = _pooled("chunk_bounds", kv, edges, longest, ("min", "max"), implementation)
     return lower, upper
 
 
 def _pooled(
     operation: str,
     kv: KVView,
-    row: int,
-    edges: Sequence[int],
+    edges: Tensor,
+    longest: int,
     poolings: Sequence[RunPooling],
     implementation: Implementation,
-) -> list[Tensor]:
-    """Chunks pooled in each of the ways, `[Hkv, C, d]`; their keys are read once."""
-    length = host_bounds(kv.rows)[row][1]
-    if len(edges) < 2 or edges[0] < 0 or edges[-1] > length or any(stop <= start for start, stop in pairwise(edges)):
-        raise KernelError(f"{operation}: edges must ascend from 0 or more to at most {length}, two or more of them")
+) -> Sequence[Tensor]:
+    """Chunks pooled in each of the ways, `[B, Hkv, C, d]`; their keys are read once."""
+    _check(operation, kv, edges, longest)
     chosen = choose(
         operation,
         implementation,
@@ -89,17 +87,31 @@ def _pooled(
     if chosen == "triton":
         from saccade.kernels.chunk_keys import triton
 
-        return triton.pool(kv, row, edges, poolings)
-    use = cpu if chosen == "cpu" else reference
-    blocks = [use.pool(kv, row, block, poolings) for block in _blocks(edges)]
-    return [torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)]
+        return triton.pool(kv, edges, poolings)
+    if chosen == "cpu":
+        return cpu.pool(kv, edges, poolings)
+    return reference.pool(kv, edges, longest, poolings)
 
 
-def _blocks(edges: Sequence[int]) -> list[list[int]]:
-    """The edges in runs of about a block of tokens; neighbouring runs share an edge."""
-    blocks, first = [], 0
-    for last in range(1, len(edges)):
-        if last == len(edges) - 1 or edges[last + 1] - edges[first] > _BLOCK:
-            blocks.append(list(edges[first : last + 1]))
-            first = last
-    return blocks
+def _check(operation: str, kv: KVView, edges: Tensor, longest: int) -> None:
+    check_integers(operation, edges=edges)
+    batch = kv.rows.batch
+    if edges.dim() != 2 or edges.shape[0] != batch or edges.shape[1] < 2 or edges.device != kv.k.device:
+        raise KernelError(
+            f"{operation}: edges must be [{batch}, 2 or more] on {kv.k.device}, "
+            f"got {list(edges.shape)} on {edges.device}"
+        )
+    if longest < 1:
+        raise KernelError(f"{operation}: longest must be at least 1, got {longest}")
+    if not edges.is_cpu:
+        return
+    starts, stops = edges[:, :-1], edges[:, 1:]
+    outside = (starts < 0) | (stops > kv.rows.seq_lens[:, None]) | (stops - starts > longest)
+    wrong = (stops < starts) | (outside & (stops > starts))
+    if wrong.any():
+        row, chunk = (int(place) for place in wrong.nonzero()[0])
+        start, stop = edges[row, chunk : chunk + 2].tolist()
+        raise KernelError(
+            f"{operation}: chunk {chunk} of row {row} is {start}..{stop}; edges must ascend from 0 or more to at most "
+            f"{int(kv.rows.seq_lens[row])}, by at most {longest}"
+        )

@@ -1,24 +1,29 @@
-"""Chunk keys in plain torch, for any device and layout."""
+"""Chunk keys in plain torch, for any device and layout: fixed shapes, no host synchronisation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
-from saccade.kernels._pooling import RunPooling, pool_runs
+from saccade.kernels._pooling import BLOCK, RunPooling, pool_runs
 from saccade.types import KVView
 
 
-def pool(kv: KVView, row: int, edges: Sequence[int], poolings: Sequence[RunPooling]) -> list[Tensor]:
-    """Pooled keys float32 `[Hkv, C, d]`, one for each pooling."""
-    one, rows = slice(row, row + 1), kv.rows
-    alone = replace(
-        rows, page_table=rows.page_table[one], row_start=rows.row_start[one], seq_lens=rows.seq_lens[one], bounds=None
-    )
-    positions = torch.arange(edges[0], edges[-1], device=kv.k.device)[None]
-    tokens = gather_tokens(kv.k, kv.k_scale, alone, positions)[0]
-    return [pool_runs(tokens, edges, pooling).transpose(0, 1) for pooling in poolings]
+def pool(kv: KVView, edges: Tensor, longest: int, poolings: Sequence[RunPooling]) -> list[Tensor]:
+    """Pooled keys float32 `[B, Hkv, C, d]`, one for each pooling."""
+    wide = max(BLOCK // (edges.shape[0] * longest), 1)
+    blocks = [_pool(kv, edges[:, i : i + wide + 1], longest, poolings) for i in range(0, edges.shape[1] - 1, wide)]
+    return [torch.cat(parts, dim=2) for parts in zip(*blocks, strict=True)]
+
+
+def _pool(kv: KVView, edges: Tensor, longest: int, poolings: Sequence[RunPooling]) -> list[Tensor]:
+    positions = edges[:, :-1, None] + torch.arange(longest, device=edges.device)
+    tokens = gather_tokens(kv.k, kv.k_scale, kv.rows, positions.flatten(1)).flatten(0, 1)
+    # Every other run is what was read behind a chunk.
+    sizes = edges.diff(dim=1).clamp(0, longest)
+    lengths = torch.stack((sizes, longest - sizes), dim=-1).flatten()
+    shape = (edges.shape[0], edges.shape[1] - 1)
+    return [pool_runs(tokens, lengths, pooling)[::2].unflatten(0, shape).transpose(1, 2) for pooling in poolings]

@@ -1,4 +1,4 @@
-"""Chunk keys on a GPU: one launch pools all chunks of a row where its keys lie."""
+"""Chunk keys on a GPU: one launch pools all chunks of all rows where their keys lie."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from saccade.kernels._pooling import RunPooling
 from saccade.types import KVView
 
 
-@triton.jit(do_not_specialize=["row", "chunks"])
+@triton.jit(do_not_specialize=["chunks"])
 def _pool(
     k: tl.tensor, page_table: tl.tensor, row_start: tl.tensor, edges: tl.tensor, k_scale: tl.tensor, pooled: tl.tensor,
     k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor, k_dim_step: tl.tensor,
-    page_table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, kv_page: tl.tensor, row: tl.tensor,
+    page_table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, kv_page: tl.tensor,
     chunks: tl.tensor,
     SCALED: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:  # fmt: skip
-    chunk = (tl.program_id(0) // kv_heads).to(tl.int64)
+    place = (tl.program_id(0) // kv_heads).to(tl.int64)
     head = (tl.program_id(0) % kv_heads).to(tl.int64)
-    begin = tl.load(edges + chunk)
-    end = tl.load(edges + chunk + 1)
+    row = place // chunks
+    begin = tl.load(edges + place + row)
+    end = tl.load(edges + place + row + 1)
     first_slot = tl.load(row_start + row)
-    pages = page_table + tl.cast(row, tl.int64) * page_table_step
+    pages = page_table + row * page_table_step
     dims = tl.arange(0, DIMS)
     k += head * k_head_step
     scale = 1.0
@@ -49,10 +50,10 @@ def _pool(
         first = _joined(first, keys, new, FIRST)
         if SECOND != "none":
             second = _joined(second, keys, new, SECOND)
-    target = pooled + (head * chunks + chunk) * HEAD_DIM + dims
+    target = pooled + ((row * kv_heads + head) * chunks + place % chunks) * HEAD_DIM + dims
     tl.store(target, _reduced(first, end - begin, FIRST), mask=dims < HEAD_DIM)
     if SECOND != "none":
-        target += tl.cast(kv_heads, tl.int64) * chunks * HEAD_DIM
+        target += tl.num_programs(0).to(tl.int64) * HEAD_DIM
         tl.store(target, _reduced(second, end - begin, SECOND), mask=dims < HEAD_DIM)
 
 
@@ -78,26 +79,26 @@ def _joined(held: tl.tensor, keys: tl.tensor, new: tl.tensor, POOLING: tl.conste
 
 @triton.jit
 def _reduced(held: tl.tensor, count: tl.tensor, POOLING: tl.constexpr) -> tl.tensor:
-    """`[DIMS]`."""
+    """`[DIMS]`; zeros of no keys."""
+    total = tl.sum(held, axis=0)
     if POOLING == "mean":
-        return tl.div_rn(tl.sum(held, axis=0), tl.zeros_like(tl.sum(held, axis=0)) + count.to(tl.float32))
+        return tl.div_rn(total, tl.zeros_like(total) + tl.maximum(count, 1).to(tl.float32))
     broken = tl.max((held != held).to(tl.int32), axis=0) > 0  # a reduction drops NaN
-    if POOLING == "min":
-        return tl.where(broken, float("nan"), tl.min(held, axis=0))
-    return tl.where(broken, float("nan"), tl.max(held, axis=0))
+    extreme = tl.min(held, axis=0) if POOLING == "min" else tl.max(held, axis=0)
+    return tl.where(count > 0, tl.where(broken, float("nan"), extreme), 0.0)
 
 
-def pool(kv: KVView, row: int, edges: Sequence[int], poolings: Sequence[RunPooling]) -> list[Tensor]:
-    """Pooled keys float32 `[Hkv, C, d]`, one for each of one or two poolings."""
+def pool(kv: KVView, edges: Tensor, poolings: Sequence[RunPooling]) -> list[Tensor]:
+    """Pooled keys float32 `[B, Hkv, C, d]`, one for each of one or two poolings."""
     k, rows = kv.k, kv.rows
-    heads, head_dim, chunks = kv.kv_heads, kv.head_dim, len(edges) - 1
+    batch, heads, head_dim, chunks = rows.batch, kv.kv_heads, kv.head_dim, edges.shape[1] - 1
     dims = max(triton.next_power_of_2(head_dim), 16)
-    pooled = torch.empty((len(poolings), heads, chunks, head_dim), dtype=torch.float32, device=k.device)
+    pooled = torch.empty((len(poolings), batch, heads, chunks, head_dim), dtype=torch.float32, device=k.device)
     page_table = rows.page_table if rows.page_table.stride(1) == 1 else rows.page_table.contiguous()
-    places = torch.tensor(edges, dtype=torch.int32, device=k.device)
+    places = edges.contiguous()
     scale = places if kv.k_scale is None else kv.k_scale.expand(heads)
     with torch.cuda.device_of(k):
-        _pool[(heads * chunks,)](
+        _pool[(batch * chunks * heads,)](
             k,
             page_table,
             rows.row_start.contiguous(),
@@ -109,7 +110,6 @@ def pool(kv: KVView, row: int, edges: Sequence[int], poolings: Sequence[RunPooli
             scale.stride(0),
             heads,
             kv.page,
-            row,
             chunks,
             SCALED=kv.k_scale is not None,
             FIRST=poolings[0],
