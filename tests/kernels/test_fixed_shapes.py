@@ -10,6 +10,7 @@ from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 from saccade.kernels.topk.api import topk
 from saccade.types import KVView, Rows, Selection
 
@@ -39,3 +40,8 @@ def test_no_reference_synchronises_with_the_host() -> None:
         chunks = torch.zeros(2, 2, 7, dtype=torch.int64)
         ends = {"head": rows.row_start, "tail": rows.row_start}
         assert fill_budget(chunks, chunks, chunks, rows.seq_lens, **ends, budget=9, width=9).ids.shape == (2, 2, 9)
+        labels, centroids = spherical_kmeans(
+            torch.empty(2, 9, 8), 4, counts=zeros, cluster_counts=zeros, implementation="reference"
+        )
+        assert labels.shape == (2, 9)
+        assert centroids.shape == (2, 4, 8)

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._native import library
-from saccade.kernels.spherical_kmeans import cpu, native, reference
+from saccade.kernels.spherical_kmeans import cpu, reference
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 
 built = "native" in fast_attention
 all_implementations = ("reference", *fast_attention)
 implementations = st.sampled_from(all_implementations)
-modules = (reference, cpu, native) if built else (reference, cpu)
 
 # Vectors have unit length: an inner product of 8 terms errs by at most gamma(9) < 1e-6 in float32, a centroid's
 # component by a few units more in each of 10 iterations. Decisions closer than this may fall either way.
@@ -73,6 +72,37 @@ def dot(one: list[float], other: list[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
+def expect_parts(vectors: Tensor, sizes: list[tuple[int, int]], iterations: int, implementation: str) -> None:
+    """Problems of the first n vectors and l clusters: each against float64 alone, the rest of its memory poisoned."""
+    width, clusters = vectors.shape[1], max(1, *(made for _, made in sizes))
+    poisoned = vectors.clone()
+    for problem, (count, _) in enumerate(sizes):
+        poisoned[problem, count:] = math.nan
+    counts, cluster_counts = torch.tensor(sizes, dtype=torch.int32, device=vectors.device).unbind(1)
+    labels, centroids = spherical_kmeans(
+        poisoned,
+        clusters,
+        counts=counts,
+        cluster_counts=cluster_counts.long(),
+        iterations=iterations,
+        implementation=implementation,
+    )
+    assert labels.shape == (len(sizes), width)
+    assert centroids.shape == (len(sizes), clusters, vectors.shape[2])
+    for problem, (count, made) in enumerate(sizes):
+        assert labels[problem, count:].tolist() == [clusters] * (width - count)
+        assert not centroids[problem, made:].any()
+        if count == 0:
+            continue
+        try:
+            wanted, wanted_centroids = naive(vectors[problem, :count].double().tolist(), made, iterations)
+        except CloseDecisionError:
+            assume(False)
+        assert labels[problem, :count].tolist() == wanted
+        found = centroids[problem, :made].double().cpu()
+        assert (found - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max() <= MARGIN / 10
+
+
 def expect(vectors: Tensor, clusters: int, iterations: int, implementation: str) -> None:
     labels, centroids = spherical_kmeans(vectors, clusters, iterations=iterations, implementation=implementation)
     assert labels.shape == vectors.shape[:2]
@@ -118,6 +148,54 @@ def test_ties_and_empty_clusters(
     expect(vectors, min(clusters, len(axes)), iterations, implementation)
 
 
+# The whole width, one vector, none, and odd numbers, with fewer clusters than another problem has.
+parts = st.lists(
+    st.one_of(st.sampled_from((0, 1, 17)), st.integers(0, 17)).flatmap(
+        lambda count: st.tuples(st.just(count), st.integers(min(count, 1), count))
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+@given(parts, st.integers(1, 10), st.integers(0, 2**31), implementations)
+def test_parts_against_float64(sizes: list[tuple[int, int]], iterations: int, seed: int, implementation: str) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    expect_parts(unit(torch.randn(len(sizes), 17, 8, generator=chance)), sizes, iterations, implementation)
+
+
+@given(parts, st.integers(1, 4), st.integers(0, 2**31), implementations)
+def test_parts_with_ties_and_empty_clusters(
+    sizes: list[tuple[int, int]], iterations: int, seed: int, implementation: str
+) -> None:
+    axes = torch.randint(0, 5, (len(sizes), 17), generator=torch.Generator().manual_seed(seed))
+    expect_parts(torch.eye(5, 4)[axes], sizes, iterations, implementation)
+
+
+@pytest.mark.parametrize("implementation", all_implementations)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_parts_are_what_they_are_alone(implementation: str, threads: int) -> None:
+    """Bit by bit, but for products in plain torch, whose rounding depends on the shape of the whole matrix."""
+    vectors = unit(torch.randn(24, 128, 32, generator=torch.Generator().manual_seed(0)))
+    counts = torch.tensor([128, 0, 1, 77, 2, 128, 100, 3] * 3)
+    cluster_counts = -(-counts // 2)
+    torch.set_num_threads(threads)
+    try:
+        labels, centroids = spherical_kmeans(
+            vectors, 64, counts=counts, cluster_counts=cluster_counts, implementation=implementation
+        )
+    finally:
+        torch.set_num_threads(1)
+    for problem, (count, made) in enumerate(zip(counts.tolist(), cluster_counts.tolist(), strict=True)):
+        if count:
+            alone = spherical_kmeans(vectors[problem : problem + 1, :count], made, implementation=implementation)
+            assert labels[problem, :count].equal(alone[0][0])
+            if implementation == "reference":
+                assert torch.allclose(centroids[problem, :made], alone[1][0], atol=1e-6)
+            else:
+                assert centroids[problem, :made].equal(alone[1][0])
+
+
 @pytest.mark.parametrize("implementation", all_implementations)
 def test_opposite_vectors_keep_the_centroid(implementation: str) -> None:
     vectors = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
@@ -135,18 +213,18 @@ def test_no_cluster_is_empty(implementation: str) -> None:
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = unit(torch.randn(2, 90, 16))
-    whole = [module.spherical_kmeans(vectors, 40, 10) for module in (reference, cpu)]
+    whole = [spherical_kmeans(vectors, 40, implementation=name) for name in ("reference", "cpu")]
     for module in (reference, cpu):
         monkeypatch.setattr(module, "BLOCK_BYTES", 4 * 2 * 40 * 7)
-    for module, (labels, centroids) in zip((reference, cpu), whole, strict=True):
-        again = module.spherical_kmeans(vectors, 40, 10)
+    for name, (labels, centroids) in zip(("reference", "cpu"), whole, strict=True):
+        again = spherical_kmeans(vectors, 40, implementation=name)
         assert again[0].equal(labels)
         assert again[1].equal(centroids)
 
 
 def test_implementations_agree_where_clusters_keep_moving() -> None:
     vectors = unit(torch.randn(2, 400, 16) + 3 * torch.randn(2, 1, 16))
-    results = [module.spherical_kmeans(vectors, 20, 10) for module in modules]
+    results = [spherical_kmeans(vectors, 20, implementation=name) for name in all_implementations]
     for labels, centroids in results[1:]:
         assert labels.equal(results[0][0])
         assert torch.allclose(centroids, results[0][1], atol=1e-6)
@@ -164,8 +242,8 @@ def test_ties_of_every_width(lanes: int, shape: tuple[int, int, int], size: int,
     vectors = torch.randint(-1, 2, (heads, count, dim), generator=torch.Generator().manual_seed(seed)).float()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "widest", lanes)
-        labels, _ = native.spherical_kmeans(vectors, -(-count // size), 1)
-    assert labels.equal(reference.spherical_kmeans(vectors, -(-count // size), 1)[0])
+        labels, _ = spherical_kmeans(vectors, -(-count // size), iterations=1, implementation="native")
+    assert labels.equal(spherical_kmeans(vectors, -(-count // size), iterations=1, implementation="reference")[0])
 
 
 @pytest.mark.parametrize("implementation", all_implementations)
@@ -187,12 +265,14 @@ def test_every_vector_is_with_the_nearest_centroid(
 
 
 @pytest.mark.skipif(not built, reason="no library was built")
-def test_threads_change_nothing() -> None:
-    vectors = unit(torch.randn(2, 900, 32))
-    alone = native.spherical_kmeans(vectors, 300, 10)
-    torch.set_num_threads(2)
+@pytest.mark.parametrize(("problems", "count", "clusters"), [(2, 900, 300), (40, 128, 64)])
+def test_threads_change_nothing(problems: int, count: int, clusters: int) -> None:
+    """Those that share a problem, and those that take small ones whole."""
+    vectors = unit(torch.randn(problems, count, 32))
+    alone = spherical_kmeans(vectors, clusters, implementation="native")
+    torch.set_num_threads(3)
     try:
-        shared = native.spherical_kmeans(vectors, 300, 10)
+        shared = spherical_kmeans(vectors, clusters, implementation="native")
     finally:
         torch.set_num_threads(1)
     assert shared[0].equal(alone[0])
@@ -207,10 +287,26 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         spherical_kmeans(vectors, 0)
     with pytest.raises(KernelError, match=r"iterations must be at least 1, got 0"):
         spherical_kmeans(vectors, 2, iterations=0)
-    with pytest.raises(KernelError, match=r"must be float32 \[H, N, d\], got torch.bfloat16"):
+    with pytest.raises(KernelError, match=r"must be float32 \[P, N, d\], got torch.bfloat16"):
         spherical_kmeans(vectors.bfloat16(), 2)
     with pytest.raises(KernelError, match="unknown implementation 'fast'; use auto, reference, native, cpu or triton"):
         spherical_kmeans(vectors, 2, implementation="fast")
+    one = torch.ones(1, dtype=torch.int64)
+    for given in ({"counts": one}, {"cluster_counts": one}):
+        with pytest.raises(KernelError, match="counts and cluster_counts must be given together"):
+            spherical_kmeans(vectors, 2, **given)
+    with pytest.raises(KernelError, match=r"counts must be int32 or int64 \[1\], got torch.int64 \[2\]"):
+        spherical_kmeans(vectors, 2, counts=one.repeat(2), cluster_counts=one)
+    with pytest.raises(KernelError, match=r"cluster_counts must be int32 or int64 \[1\], got torch.float32 \[1\]"):
+        spherical_kmeans(vectors, 2, counts=one, cluster_counts=one.float())
+    with pytest.raises(KernelError, match="cluster_counts are on meta, the vectors on cpu"):
+        spherical_kmeans(vectors, 2, counts=one, cluster_counts=one.to("meta"))
+    for implementation in fast_attention:
+        for count, made in ((5, 1), (-1, 0), (4, 3), (1, 2), (1, 0), (0, 1), (0, -1)):
+            with pytest.raises(KernelError, match=f"problem 0 has {made} clusters of {count} vectors; counts must be"):
+                spherical_kmeans(
+                    vectors, 2, counts=count * one, cluster_counts=made * one, implementation=implementation
+                )
     monkeypatch.setattr(library, "library", lambda: None)
     with pytest.raises(KernelError, match="no library was built"):
         spherical_kmeans(vectors, 2, implementation="native")

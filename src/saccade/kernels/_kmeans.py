@@ -9,26 +9,36 @@ BLOCK_BYTES = 2**25
 """How much of the matrix of inner products exists at a time."""
 
 
-def first_centroids(vectors: Tensor, clusters: int) -> Tensor:
-    """Vectors floor(i * N / L) of `[H, N, d]`."""
-    chosen = torch.arange(clusters, device=vectors.device) * vectors.shape[1] // clusters
-    return vectors.index_select(1, chosen)
+def within(counts: Tensor, width: int) -> Tensor:
+    """Which of `width` places each count `[H]` has, `[H, width]`."""
+    return torch.arange(width, device=counts.device) < counts[:, None]
 
 
-def refill(labels: Tensor, own: Tensor, clusters: int) -> Tensor:
+def first_centroids(vectors: Tensor, clusters: int, counts: Tensor, cluster_counts: Tensor) -> Tensor:
+    """Vectors floor(i * n / l) of the first n of `[H, N, d]`; zeros from centroid l on."""
+    present = within(cluster_counts, clusters)
+    numbers = torch.arange(clusters, device=vectors.device)
+    chosen = (numbers * counts[:, None] // cluster_counts[:, None].clamp(min=1)).masked_fill(~present, 0)
+    first = vectors.gather(1, chosen[..., None].expand(-1, -1, vectors.shape[2]))
+    return first.masked_fill(~present[..., None], 0.0)
+
+
+def refill(labels: Tensor, own: Tensor, present: Tensor) -> Tensor:
     """Labels `[H, N]` after every empty cluster has taken a vector, given inner products `own` `[H, N]`.
 
+    Only clusters that are `present` `[H, L]` take one; a vector with label L is none, whatever its product.
     Vectors are taken in ascending order of `own`, but never the last one left of a cluster: that is the last of its
     cluster in this order. So all takings are known at once, without a loop.
     """
     heads, count = labels.shape
+    clusters = present.shape[1]
     # Adding 0.0 makes -0.0 equal to 0.0 for sorts that look at bits.
     order = (own + 0.0).sort(dim=1, stable=True).indices
     ranked = labels.gather(1, order)
     places = torch.arange(count, device=labels.device).expand(heads, -1)
-    last = ranked.new_full((heads, clusters), -1).scatter_reduce_(1, ranked, places, "amax")
-    spare = last.gather(1, ranked) != places
-    empty = last < 0
+    last = ranked.new_full((heads, clusters + 1), -1).scatter_reduce_(1, ranked, places, "amax")
+    spare = (last.gather(1, ranked) != places) & (ranked < clusters)
+    empty = (last[:, :clusters] < 0) & present
     turn = spare.long().cumsum(1) - 1
     # The empty clusters in index order, then (where there are fewer) a column that nobody reads.
     slots = torch.where(empty, empty.long().cumsum(1) - 1, clusters)
@@ -40,16 +50,19 @@ def refill(labels: Tensor, own: Tensor, clusters: int) -> Tensor:
 
 
 def averaged(vectors: Tensor, labels: Tensor, old: Tensor) -> Tensor:
-    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero. No atomics: sorted sums."""
+    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero. No atomics: sorted sums.
+
+    Vectors with label L, which are none, are added up apart from all others.
+    """
     heads, count, head_dim = vectors.shape
     clusters = old.shape[1]
     ranked, order = labels.sort(dim=1, stable=True)
-    numbers = torch.arange(clusters + 1, device=labels.device).expand(heads, -1).contiguous()
+    numbers = torch.arange(clusters + 2, device=labels.device).expand(heads, -1).contiguous()
     sizes = torch.searchsorted(ranked, numbers).diff(dim=1)
     rows = order + torch.arange(0, heads * count, count, device=labels.device)[:, None]
     members = vectors.reshape(-1, head_dim).index_select(0, rows.flatten())
     sums = torch.segment_reduce(members, "sum", lengths=sizes.flatten(), axis=0, initial=0.0, unsafe=True)
-    return normalised(sums.view(old.shape), old)
+    return normalised(sums.view(heads, clusters + 1, head_dim)[:, :clusters], old)
 
 
 def normalised(vectors: Tensor, otherwise: Tensor) -> Tensor:

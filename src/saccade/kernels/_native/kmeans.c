@@ -20,8 +20,9 @@ enum failure { DONE, BAD_SHAPE, NO_MEMORY };
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. */
 struct kmeans {
     const float *vectors; /* [heads, count, dim] */
-    int64_t *labels;      /* [heads, count] */
-    float *centroids;     /* [heads, clusters, dim] */
+    const int64_t *counts, *cluster_counts; /* [heads]; the rest of a head is not there */
+    int64_t *labels;      /* [heads, count]; `clusters` for what is not there */
+    float *centroids;     /* [heads, clusters, dim]; zeros for what is not there */
     int64_t heads, count, dim, clusters, iterations;
     int64_t threads, lanes;
 };
@@ -33,14 +34,20 @@ struct packed {
     int64_t count, room, dim, moved; /* room: whole panels; moved: the first so many have */
 };
 
+static inline int64_t whole_tiles(int64_t columns)
+{
+    return (columns + MOST_TILE - 1) / MOST_TILE * MOST_TILE;
+}
+
 struct nearest {
     float product, others; /* with its centroid; at least that with any other */
     int32_t number;
 };
 
-/* One head at work. */
+/* One head at work: as many vectors and clusters as it has. */
 struct work {
     const struct kmeans *call;
+    int64_t count, clusters;
     const float *vectors;
     float *centroids, *updated;
     struct packed packed;
@@ -68,7 +75,7 @@ static void assign(const void *job, int64_t index)
 {
     const struct work *work = job;
     const struct packed *packed = &work->packed;
-    const int64_t dim = packed->dim, end = (index + 1) * SPAN < work->call->count ? (index + 1) * SPAN : work->call->count;
+    const int64_t dim = packed->dim, end = (index + 1) * SPAN < work->count ? (index + 1) * SPAN : work->count;
     for (int64_t first = index * SPAN; first < end; first += ROWS) {
         const int count = (int)(end - first < ROWS ? end - first : ROWS);
         struct nearest fresh[ROWS], *all[ROWS], *again[ROWS];
@@ -120,7 +127,7 @@ static void pack(struct work *work)
 /* Every empty cluster in turn takes the vector that is farthest from its own centroid, from a cluster that has two. */
 static void refill(struct work *work)
 {
-    const int64_t count = work->call->count, clusters = work->call->clusters;
+    const int64_t count = work->count, clusters = work->clusters;
     int64_t empty = 0;
     memset(work->sizes, 0, sizeof *work->sizes * (size_t)clusters);
     for (int64_t i = 0; i < count; i++)
@@ -146,10 +153,10 @@ static void refill(struct work *work)
 /* Centroids become the normalised sums of their members, unless these are zero. Returns whether one has moved. */
 static int average(struct work *work)
 {
-    const int64_t dim = work->call->dim, clusters = work->call->clusters;
+    const int64_t dim = work->call->dim, clusters = work->clusters;
     int any = 0;
     memset(work->updated, 0, sizeof *work->updated * (size_t)(clusters * dim));
-    for (int64_t i = 0; i < work->call->count; i++) {
+    for (int64_t i = 0; i < work->count; i++) {
         float *sum = work->updated + work->labels[i] * dim;
         for (int64_t j = 0; j < dim; j++)
             sum[j] += work->vectors[i * dim + j];
@@ -171,55 +178,100 @@ static int average(struct work *work)
     return any;
 }
 
+/* Threads that work on one head: more would cost more than they save. */
+static int64_t fair_threads(const struct kmeans *call, int64_t count, int64_t clusters)
+{
+    const int64_t fair = count * clusters * call->dim / FAIR_PRODUCTS;
+    return fair < call->threads ? fair : call->threads;
+}
+
 static void run(struct work *work, int64_t head)
 {
     const struct kmeans *call = work->call;
-    const int64_t count = call->count, clusters = call->clusters, dim = call->dim;
-    const int64_t fair = count * clusters * dim / FAIR_PRODUCTS;
-    work->vectors = call->vectors + head * count * dim;
-    work->centroids = call->centroids + head * clusters * dim;
+    const int64_t count = call->counts[head], clusters = call->cluster_counts[head], dim = call->dim;
+    int64_t *labels = call->labels + head * call->count;
+    work->count = count;
+    work->clusters = work->packed.count = clusters;
+    work->packed.room = whole_tiles(clusters);
+    work->vectors = call->vectors + head * call->count * dim;
+    work->centroids = call->centroids + head * call->clusters * dim;
+    memset(work->centroids, 0, sizeof *work->centroids * (size_t)(call->clusters * dim));
     for (int64_t number = 0; number < clusters; number++)
         memcpy(work->centroids + number * dim, work->vectors + number * count / clusters * dim,
                sizeof *work->vectors * (size_t)dim);
     memset(work->nearest, 0, sizeof *work->nearest * (size_t)count);
     memset(work->moved, 1, (size_t)clusters);
-    for (int64_t iteration = 0, any = 1; iteration < call->iterations && any; iteration++) {
+    for (int64_t iteration = 0, any = count > 0; iteration < call->iterations && any; iteration++) {
         pack(work);
-        pool_run(assign, work, (count + SPAN - 1) / SPAN, fair < call->threads ? fair : call->threads);
+        pool_run(assign, work, (count + SPAN - 1) / SPAN, fair_threads(call, count, clusters));
         refill(work);
         any = average(work);
     }
-    for (int64_t i = 0; i < count; i++)
-        call->labels[head * count + i] = work->labels[i];
+    for (int64_t i = 0; i < call->count; i++)
+        labels[i] = i < count ? work->labels[i] : call->clusters;
+}
+
+/* Several heads at work, each with memory of its own: whoever is done takes the next. */
+struct crew {
+    struct work *works;
+    int64_t *next;
+};
+
+static void run_heads(const void *job, int64_t index)
+{
+    const struct crew *crew = job;
+    struct work *work = &crew->works[index];
+    for (int64_t head; (head = __atomic_fetch_add(crew->next, 1, __ATOMIC_RELAXED)) < work->call->heads;)
+        run(work, head);
+}
+
+/* Returns whether there was enough memory. */
+static int equip(struct work *work, const struct kmeans *call)
+{
+    const int64_t count = call->count, clusters = call->clusters, dim = call->dim;
+    *work = (struct work){.call = call, .lanes = machine_lanes(call->lanes), .packed = {.dim = dim}};
+    work->packed.panels = aligned_alloc(64, sizeof(float) * (size_t)(whole_tiles(clusters) * dim));
+    work->packed.numbers = malloc(sizeof *work->packed.numbers * (size_t)clusters);
+    work->updated = malloc(sizeof *work->updated * (size_t)(clusters * dim));
+    work->nearest = malloc(sizeof *work->nearest * (size_t)count);
+    work->labels = malloc(sizeof *work->labels * (size_t)count);
+    work->sizes = malloc(sizeof *work->sizes * (size_t)clusters);
+    work->moved = malloc((size_t)clusters);
+    work->entries = malloc(sizeof *work->entries * (size_t)count);
+    return work->packed.panels && work->packed.numbers && work->updated && work->nearest && work->labels &&
+           work->sizes && work->moved && work->entries;
+}
+
+static void discharge(struct work *work)
+{
+    free(work->packed.panels);
+    free(work->packed.numbers);
+    free(work->updated);
+    free(work->nearest);
+    free(work->labels);
+    free(work->sizes);
+    free(work->moved);
+    free(work->entries);
 }
 
 EXPORT int64_t saccade_spherical_kmeans(const struct kmeans *call)
 {
-    const int64_t count = call->count, clusters = call->clusters, dim = call->dim;
-    if (dim < 1 || clusters < 1 || clusters > count || count > INT32_MAX || call->iterations < 1)
+    const int64_t count = call->count, clusters = call->clusters;
+    if (call->dim < 1 || clusters < 1 || clusters > count || count > INT32_MAX || call->iterations < 1)
         return BAD_SHAPE;
-    const int64_t room = (clusters + MOST_TILE - 1) / MOST_TILE * MOST_TILE;
-    struct work work = {.call = call, .lanes = machine_lanes(call->lanes)};
-    work.packed = (struct packed){.count = clusters, .room = room, .dim = dim};
-    work.packed.panels = aligned_alloc(64, sizeof(float) * (size_t)(room * dim));
-    work.packed.numbers = malloc(sizeof *work.packed.numbers * (size_t)clusters);
-    work.updated = malloc(sizeof *work.updated * (size_t)(clusters * dim));
-    work.nearest = malloc(sizeof *work.nearest * (size_t)count);
-    work.labels = malloc(sizeof *work.labels * (size_t)count);
-    work.sizes = malloc(sizeof *work.sizes * (size_t)clusters);
-    work.moved = malloc((size_t)clusters);
-    work.entries = malloc(sizeof *work.entries * (size_t)count);
-    const int enough = work.packed.panels && work.packed.numbers && work.updated && work.nearest && work.labels &&
-                       work.sizes && work.moved && work.entries;
-    for (int64_t head = 0; enough && head < call->heads; head++)
-        run(&work, head);
-    free(work.packed.panels);
-    free(work.packed.numbers);
-    free(work.updated);
-    free(work.nearest);
-    free(work.labels);
-    free(work.sizes);
-    free(work.moved);
-    free(work.entries);
+    /* Large heads one after the other, each by all threads; of small ones every thread takes some whole. */
+    const int64_t inside = fair_threads(call, count, clusters), fair = fair_threads(call, call->heads * count, clusters);
+    const int64_t wanted = inside < call->threads && inside < call->heads ? fair : 1;
+    const int64_t width = wanted > call->heads ? call->heads : wanted < 1 ? 1 : wanted;
+    struct work *works = calloc((size_t)width, sizeof *works);
+    int64_t next = 0;
+    int enough = works != NULL;
+    for (int64_t i = 0; enough && i < width; i++)
+        enough = equip(&works[i], call);
+    if (enough)
+        pool_run(run_heads, &(struct crew){works, &next}, width, width);
+    for (int64_t i = 0; works && i < width; i++)
+        discharge(&works[i]);
+    free(works);
     return enough ? DONE : NO_MEMORY;
 }

@@ -13,7 +13,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 4
+_ABI_VERSION = 5
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -95,7 +95,9 @@ class Search(ctypes.Structure):
 class KMeans(ctypes.Structure):
     """`struct kmeans` of kmeans.c, which documents the fields."""
 
-    _fields_ = _fields("vectors labels centroids", "", "heads count dim clusters iterations threads lanes")
+    _fields_ = _fields(
+        "vectors counts cluster_counts labels centroids", "", "heads count dim clusters iterations threads lanes"
+    )
 
 
 @functools.cache

@@ -13,37 +13,59 @@ from saccade.kernels.spherical_kmeans import cpu, native, reference
 
 
 def spherical_kmeans(
-    vectors: Tensor, clusters: int, *, iterations: int = 10, implementation: Implementation = "auto"
+    vectors: Tensor,
+    clusters: int,
+    *,
+    counts: Tensor | None = None,
+    cluster_counts: Tensor | None = None,
+    iterations: int = 10,
+    implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Clusters of each head's vectors by inner product (LycheeCluster, section 4.3; Hornik et al., 2012).
+    """Clusters of each problem's vectors by inner product (LycheeCluster, section 4.3; Hornik et al., 2012).
 
     The first centroids are vectors floor(i * N / L). An iteration gives every vector to the centroid of the largest
     inner product (ties: the lower one); then each empty cluster in turn takes the vector with the smallest inner
     product to its own centroid (ties: the lower one) from a cluster that still has two; then centroids become the
     normalised sums of their members, or stay where that sum is zero. Labels are those of the last iteration.
 
+    With counts, problem p is that of its first counts[p] vectors and cluster_counts[p] clusters alone: N and L are
+    room. The memory of absent vectors may hold anything. Only "native" and "cpu" read the counts on the host.
+
     Args:
-        vectors: float32 `[H, N, d]`, of unit length or zero.
+        vectors: float32 `[P, N, d]`, of unit length or zero; problems are heads, or groups of each head's vectors.
         clusters: L, 1 to N.
+        counts: int32 or int64 `[P]` on the vectors' device, 0 to N; None: N of every problem.
+        cluster_counts: likewise, 1 to min(L, counts[p]), or 0 where counts[p] is 0; given if and only if counts are.
         iterations: at least 1.
         implementation: "native" and "cpu" need CPU tensors and skip what cannot have changed, "native" also the library
             that the install builds where there is a C compiler; "triton" needs CUDA tensors. "auto" takes the first
             that can run of these, else the reference.
 
     Returns:
-        labels int64 `[H, N]`; centroids float32 `[H, L, d]`. No cluster is empty.
+        labels int64 `[P, N]`, L for absent vectors; centroids float32 `[P, L, d]`, zeros for absent ones. No other
+        cluster is empty.
 
     Raises:
-        KernelError: shapes or dtypes do not fit, or the requested implementation cannot run.
+        KernelError: shapes, dtypes or devices do not fit, the requested implementation cannot run, or one that reads
+            the counts finds a wrong one.
     """
     if vectors.dim() != 3 or vectors.dtype != torch.float32:
         raise KernelError(
-            f"spherical_kmeans: vectors must be float32 [H, N, d], got {vectors.dtype} {list(vectors.shape)}"
+            f"spherical_kmeans: vectors must be float32 [P, N, d], got {vectors.dtype} {list(vectors.shape)}"
         )
     if not 1 <= clusters <= vectors.shape[1]:
         raise KernelError(f"spherical_kmeans: clusters must be 1 to {vectors.shape[1]}, got {clusters}")
     if iterations < 1:
         raise KernelError(f"spherical_kmeans: iterations must be at least 1, got {iterations}")
+    if (counts is None) != (cluster_counts is None):
+        raise KernelError("spherical_kmeans: counts and cluster_counts must be given together")
+    sizes = tuple(
+        _sizes(name, given, vectors, whole)
+        for name, given, whole in (
+            ("counts", counts, vectors.shape[1]),
+            ("cluster_counts", cluster_counts, clusters),
+        )
+    )
     chosen = choose(
         "spherical_kmeans",
         implementation,
@@ -54,6 +76,28 @@ def spherical_kmeans(
     if chosen == "triton":
         from saccade.kernels.spherical_kmeans import triton
 
-        return triton.spherical_kmeans(vectors, clusters, iterations)
-    run = {"native": native.spherical_kmeans, "cpu": cpu.spherical_kmeans}.get(chosen, reference.spherical_kmeans)
-    return run(vectors, clusters, iterations)
+        return triton.spherical_kmeans(vectors, clusters, iterations, *sizes)
+    if chosen == "reference":
+        return reference.spherical_kmeans(vectors, clusters, iterations, *sizes)
+    for number, (count, made) in enumerate(zip(*(size.tolist() for size in sizes), strict=True)):
+        if not min(count, 1) <= made <= min(clusters, count) <= count <= vectors.shape[1]:
+            raise KernelError(
+                f"spherical_kmeans: problem {number} has {made} clusters of {count} vectors; counts must be 0 to "
+                f"{vectors.shape[1]}, cluster_counts 1 to min({clusters}, count), or 0 where the count is 0"
+            )
+    run = native.spherical_kmeans if chosen == "native" else cpu.spherical_kmeans
+    return run(vectors, clusters, iterations, *sizes)
+
+
+def _sizes(name: str, given: Tensor | None, vectors: Tensor, whole: int) -> Tensor:
+    """What every problem has, int64 `[P]`: `whole` of it where nothing was given."""
+    problems = vectors.shape[0]
+    if given is None:
+        return torch.full((problems,), whole, device=vectors.device)
+    if given.shape != (problems,) or given.dtype not in (torch.int32, torch.int64):
+        raise KernelError(
+            f"spherical_kmeans: {name} must be int32 or int64 [{problems}], got {given.dtype} {list(given.shape)}"
+        )
+    if given.device != vectors.device:
+        raise KernelError(f"spherical_kmeans: {name} are on {given.device}, the vectors on {vectors.device}")
+    return given.long()

@@ -5,19 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill
+from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill, within
 
 
-def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int) -> tuple[Tensor, Tensor]:
-    heads = vectors.shape[0]
-    centroids = first_centroids(vectors, clusters)
+def spherical_kmeans(
+    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    heads, count, head_dim = vectors.shape
+    labels, centroids = torch.full((heads, count), clusters), torch.zeros((heads, clusters, head_dim))
+    for head in counts.nonzero()[:, 0].tolist():
+        sizes = counts[head : head + 1], cluster_counts[head : head + 1]
+        own, made = map(int, sizes)
+        found = _clustered(vectors[head : head + 1, :own], made, iterations, *sizes)
+        labels[head, :own], centroids[head, :made] = found[0][0], found[1][0]
+    return labels, centroids
+
+
+def _clustered(
+    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Labels `[1, n]` and centroids `[1, l, d]` of one problem `[1, n, d]`, all of which is present."""
+    centroids, present = first_centroids(vectors, clusters, counts, cluster_counts), within(cluster_counts, clusters)
     nearest, own = torch.empty(vectors.shape[:2], dtype=torch.int64), torch.empty(vectors.shape[:2])
-    moved = torch.ones(heads, clusters, dtype=torch.bool)
-    labels = nearest
+    moved, labels = present, nearest
     for _ in range(iterations):
-        for head in range(heads):
-            _refresh(vectors[head], centroids[head], moved[head], nearest[head], own[head])
-        labels = refill(nearest, own, clusters)
+        _refresh(vectors[0], centroids[0], moved[0], nearest[0], own[0])
+        labels = refill(nearest, own, present)
         updated = averaged(vectors, labels, centroids)
         moved = (updated != centroids).any(dim=2)
         centroids = updated

@@ -5,22 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill
+from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill, within
 
 
-def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int) -> tuple[Tensor, Tensor]:
-    centroids = first_centroids(vectors, clusters)
+def spherical_kmeans(
+    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    centroids = first_centroids(vectors, clusters, counts, cluster_counts)
+    absent, present = ~within(counts, vectors.shape[1]), within(cluster_counts, clusters)
     labels = torch.empty(0, dtype=torch.int64, device=vectors.device)
     for _ in range(iterations):
-        labels = refill(*_nearest(vectors, centroids), clusters)
+        nearest, own = _nearest(vectors, centroids, present)
+        labels = refill(nearest.masked_fill_(absent, clusters), own, present)
         centroids = averaged(vectors, labels, centroids)
     return labels, centroids
 
 
-def _nearest(vectors: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The centroid of largest inner product and that product, `[H, N]` each."""
+def _nearest(vectors: Tensor, centroids: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """The present centroid of largest inner product and that product, `[H, N]` each."""
     heads, count, _ = vectors.shape
     block = max(1, BLOCK_BYTES // (4 * heads * centroids.shape[1]))
-    targets = centroids.transpose(1, 2)
-    best = [(vectors[:, start : start + block] @ targets).max(dim=2) for start in range(0, count, block)]
+    targets, absent = centroids.transpose(1, 2), ~present[:, None]
+    best = [
+        (vectors[:, start : start + block] @ targets).masked_fill_(absent, -torch.inf).max(dim=2)
+        for start in range(0, count, block)
+    ]
     return torch.cat([part.indices for part in best], dim=1), torch.cat([part.values for part in best], dim=1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from saccade.kernels._kmeans import first_centroids, refill
+from saccade.kernels._kmeans import first_centroids, refill, within
 
 MEMBERS = 4
 """Members of a cluster that are read at a time."""
@@ -24,18 +24,21 @@ class Tiles:
     warps: int
 
 
-def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int) -> tuple[Tensor, Tensor]:
-    vectors = vectors.contiguous()
+def spherical_kmeans(
+    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    vectors, counts, cluster_counts = vectors.contiguous(), counts.contiguous(), cluster_counts.contiguous()
     heads, count, _ = vectors.shape
-    centroids = first_centroids(vectors, clusters)
+    centroids = first_centroids(vectors, clusters, counts, cluster_counts)
+    present = within(cluster_counts, clusters)
     nearest = torch.empty((heads, count), dtype=torch.int64, device=vectors.device)
     own = torch.empty((heads, count), dtype=torch.float32, device=vectors.device)
     numbers = torch.arange(clusters + 1, dtype=torch.int32, device=vectors.device).expand(heads, -1).contiguous()
     labels = nearest
     with torch.cuda.device_of(vectors):
         for _ in range(iterations):
-            _assigned(vectors, centroids, nearest, own)
-            labels = refill(nearest, own, clusters)
+            _assigned(vectors, centroids, (counts, cluster_counts), nearest, own)
+            labels = refill(nearest, own, present)
             _average(vectors, labels, numbers, centroids)
     return labels, centroids
 
@@ -49,7 +52,7 @@ def tiles(device: torch.device, inner: int) -> Tiles:
     return Tiles(128, 32, 8) if inner <= 64 else Tiles(32, 64, 4)
 
 
-def _assigned(vectors: Tensor, centroids: Tensor, nearest: Tensor, own: Tensor) -> None:
+def _assigned(vectors: Tensor, centroids: Tensor, sizes: tuple[Tensor, Tensor], nearest: Tensor, own: Tensor) -> None:
     """Each vector's centroid of largest inner product, and that product."""
     heads, count, head_dim = vectors.shape
     inner = max(triton.next_power_of_2(head_dim), 16)
@@ -57,6 +60,7 @@ def _assigned(vectors: Tensor, centroids: Tensor, nearest: Tensor, own: Tensor) 
     _assign[(triton.cdiv(count, tile.vectors), heads)](
         vectors,
         centroids,
+        *sizes,
         nearest,
         own,
         count,
@@ -93,6 +97,8 @@ def _average(vectors: Tensor, labels: Tensor, numbers: Tensor, centroids: Tensor
 def _assign(
     vectors: tl.tensor,
     centroids: tl.tensor,
+    counts: tl.tensor,
+    cluster_counts: tl.tensor,
     nearest: tl.tensor,
     own: tl.tensor,
     count: tl.tensor,
@@ -102,11 +108,14 @@ def _assign(
     VECTORS: tl.constexpr,
     CENTROIDS: tl.constexpr,
 ) -> None:
-    """The lowest centroid of largest inner product of a block of vectors."""
+    """The lowest centroid of largest inner product of a block of vectors; label `clusters` of those that are absent."""
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     dims = tl.arange(0, INNER)
-    within = rows < count
+    own_count = tl.load(counts + head)
+    within = rows < own_count
+    # A block of absent vectors looks at no centroid.
+    own_clusters = tl.where(tl.program_id(0) * VECTORS < own_count, tl.load(cluster_counts + head), 0).to(tl.int32)
     own_vectors = tl.load(
         vectors + (head * count + rows)[:, None] * HEAD_DIM + dims[None, :],
         mask=within[:, None] & (dims < HEAD_DIM)[None, :],
@@ -116,8 +125,8 @@ def _assign(
     label = tl.zeros((VECTORS,), dtype=tl.int32)
     columns = tl.arange(0, CENTROIDS)
     targets = centroids + (head * clusters + columns)[None, :] * HEAD_DIM + dims[:, None]
-    for start in range(0, clusters, CENTROIDS):
-        present = start + columns < clusters
+    for start in range(0, own_clusters, CENTROIDS):
+        present = start + columns < own_clusters
         target = tl.load(targets, mask=present[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
         # Three products of 11-bit parts are as good as float32, and run on tensor cores.
         products = tl.dot(own_vectors, target, input_precision="tf32x3")
@@ -127,8 +136,9 @@ def _assign(
         label = tl.where(better, start + place, label)
         best = tl.maximum(best, value)
         targets += CENTROIDS * HEAD_DIM
-    tl.store(nearest + head * count + rows, label.to(tl.int64), mask=within)
-    tl.store(own + head * count + rows, best, mask=within)
+    label = tl.where(within, label, clusters)
+    tl.store(nearest + head * count + rows, label.to(tl.int64), mask=rows < count)
+    tl.store(own + head * count + rows, best, mask=rows < count)
 
 
 @triton.jit(do_not_specialize=["count", "clusters"])
