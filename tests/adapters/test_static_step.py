@@ -191,8 +191,8 @@ def test_what_happens_undone_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20", "chunks on the host"),
-        ("composed:scorer=page_bounds,page=4,budget=12,chunking=text", "chunks on the host"),
+        ("lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20", "between steps"),
+        ("composed:scorer=page_bounds,page=4,budget=12,chunking=text", "between steps"),
         ("resa:page=4,min_pages=2,rectify=3", "dense passes between steps"),
     ],
 )

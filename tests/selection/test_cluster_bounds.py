@@ -1,10 +1,10 @@
-"""The cluster index over a cache: bounds that hold after thousands of updates, growth, taking back, batches, copies."""
+"""The cluster index over a cache: bounds that hold, growth, taking back, batches, slots, copies, and the lazy update."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,164 +14,173 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from methods.layouts import Batch
+from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.selection.clusters.index import UNDONE, ClusterIndex
+from saccade.selection.chunk_table import Feed
+from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.clusters.tree import graft, plant
-from saccade.selection.history import ALL_CLEAN, TokenHistory
-from saccade.types import KVView, Rows, Selection
+from saccade.selection.history import TokenHistory
+from saccade.types import KVView, Rows
 
-SMALL = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6)
-
-
-@dataclass
-class Text(TokenHistory):
-    """A history whose delimiter levels are given in logical order; slots are counted from each row's start."""
-
-    by_row: list[list[int]] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    clean: int = ALL_CLEAN
-
-    def levels_of(self, row: int, start: int, stop: int) -> list[int] | None:
-        first = self.starts[row]
-        assert start >= first, "never before the row's first token"
-        return self.by_row[row][start - first : stop - first]
-
-
-def text(rng: np.random.Generator, lengths: Sequence[int], starts: Sequence[int] | None = None) -> Text:
-    levels = [rng.choice([0, 0, 0, 1, 2, 3, 4], length + 100).tolist() for length in lengths]
-    return Text(by_row=levels, starts=list(starts or [0] * len(lengths)))
+SMALL = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=7)
+LEVELS = (0, 0, 0, 1, 2, 3, 4)
+"""Of the ids of a vocabulary of seven."""
 
 
 @dataclass
 class Cache:
-    """One row of `length` random keys `[H, length, d]`, in a buffer that is NaN elsewhere, seen at any length."""
+    """Rows of random keys `[B, H, length, d]` and token ids `[B, length]`, in a buffer that is NaN elsewhere."""
 
     keys: Tensor
+    ids: Tensor
 
     @classmethod
-    def random(cls, length: int, *, heads: int = 2, dim: int = 8, dtype: torch.dtype = torch.bfloat16) -> Cache:
-        topics = torch.randn(heads, length // 20 + 1, dim).repeat_interleave(20, dim=1)[:, :length]
-        return cls((torch.randn(heads, length, dim) + topics).to(dtype))
+    def random(
+        cls, length: int, *, rows: int = 1, heads: int = 2, dim: int = 8, dtype: torch.dtype = torch.bfloat16
+    ) -> Cache:
+        topics = torch.randn(rows, heads, length // 20 + 1, dim).repeat_interleave(20, dim=2)[:, :, :length]
+        return cls((torch.randn(rows, heads, length, dim) + topics).to(dtype), torch.randint(7, (rows, length)))
 
-    def view(self, length: int) -> KVView:
-        heads, _, dim = self.keys.shape
-        storage = torch.full((1, length + 3, heads, dim), torch.nan, dtype=self.keys.dtype)
-        storage[0, :length] = self.keys[:, :length].transpose(0, 1)
-        return KVView(storage, storage, Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length]))
+    def view(self, *lengths: int) -> KVView:
+        rows, heads, whole, dim = self.keys.shape
+        storage = torch.full((rows, whole + 3, heads, dim), torch.nan, dtype=self.keys.dtype)
+        for row, length in enumerate(lengths):
+            storage[row, :length] = self.keys[row, :, :length].transpose(0, 1)
+        table = torch.arange(rows, dtype=torch.int32)[:, None]
+        return KVView(storage, storage, Rows.on_host(table, [0] * rows, list(lengths)))
+
+    def history(self) -> TokenHistory:
+        history = TokenHistory(LEVELS)
+        history.record(0, self.ids.shape[1], len(self.ids), self.ids, None)
+        return history
+
+    def row(self, row: int) -> Cache:
+        return Cache(self.keys[row : row + 1], self.ids[row : row + 1])
+
+    def with_others_behind(self, kept: int) -> Cache:
+        """The same `kept` tokens, others behind."""
+        other = Cache.random(self.ids.shape[1], rows=len(self.ids), dtype=self.keys.dtype)
+        keys = torch.cat((self.keys[:, :, :kept], other.keys[:, :, kept:]), dim=2)
+        return Cache(keys, torch.cat((self.ids[:, :kept], other.ids[:, kept:]), dim=1))
 
 
-def update(index: ClusterIndex, kv: KVView, count: int) -> None:
+Index = ClusterIndex | LazyClusterIndex
+
+
+def update(index: Index, kv: KVView, count: int) -> None:
     index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
 
 
-def indexed(selector: ClusterSelector, cache: Cache, history: TokenHistory, lengths: Sequence[int]) -> ClusterIndex:
-    """The index after updates at each of `lengths`."""
-    index = selector.new_index(cache.view(lengths[0]), history)
+def indexed(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> Index:
+    """The index of one row after updates at each of `lengths`."""
+    index = selector.new_index(cache.view(lengths[0]), cache.history())
     for before, length in pairwise((0, *lengths)):
         update(index, cache.view(length), length - before)
     return index
 
 
-def nodes(index: ClusterIndex, row: int = 0) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
-    """`[head][unit] -> clusters` and `[head][cluster] -> chunks`, clusters by where they lie."""
-    tree = index.tree
-    units = [spans(offsets, range(10**6)) for offsets in tree.unit_offsets[row].tolist()]
-    members = tree.members[row].tolist()
-    clusters = [spans(offsets, members[head]) for head, offsets in enumerate(tree.offsets[row].tolist())]
-    return units, clusters
+def of_groups(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> ClusterIndex:
+    index = indexed(selector, cache, lengths)
+    assert isinstance(index, ClusterIndex)
+    return index
 
 
-def spans(offsets: list[int], content: Sequence[int]) -> list[list[int]]:
-    return [list(content[start:stop]) for start, stop in pairwise(offsets)]
+def lazy(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> LazyClusterIndex:
+    index = indexed(replace(selector, replant=None), cache, lengths)
+    assert isinstance(index, LazyClusterIndex)
+    return index
 
 
-def expect_bounds(index: ClusterIndex, keys: Tensor) -> None:
-    """q·v <= q·mu + |q| r for chunk keys `[H, C, d]` below a cluster, and below a unit.
+def edges_of(index: Index, row: int = 0) -> list[int]:
+    return index.table.edges[row, : int(index.table.counts[row]) + 1].tolist()
+
+
+def keys_of(index: Index, cache: Cache, length: int) -> Tensor:
+    """Chunk keys `[H, C, d]`."""
+    edges = torch.tensor([edges_of(index)], dtype=torch.int32)
+    return chunk_keys(cache.view(length), edges, longest=index.settings.chunk_max)[0]
+
+
+def nodes(tree: ClusterTree, head: int, row: int = 0) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
+    """Units that are there with their clusters, and the chunks of these clusters, by where they lie."""
+    offsets, members = tree.offsets[row, head].tolist(), tree.members[row, head].tolist()
+    starts, tokens = tree.unit_offsets[row, head].tolist(), tree.unit_tokens[row, head].tolist()
+    units = [(unit, list(range(starts[unit], starts[unit + 1]))) for unit, held in enumerate(tokens) if held]
+    return units, {c: members[offsets[c] : offsets[c + 1]] for _, clusters in units for c in clusters}
+
+
+def expect_bounds(tree: ClusterTree, keys: Tensor, edges: Sequence[int]) -> None:
+    """q·v <= q·mu + |q| r for chunk keys `[H, C, d]` below a cluster, and below a unit; and every chunk is below one.
 
     The worst query points from the centroid to the key, so it is among those tried. All numbers are read as float64;
     the tolerance is that arithmetic's: 20 roundings of numbers below 4, against radii inflated by 2**-23.
     """
-    tree = index.tree
-    units, clusters = nodes(index)
-    all_chunks = set(range(keys.shape[1]))
+    sizes = [stop - start for start, stop in pairwise(edges)]
     for head in range(keys.shape[0]):
-        assert sorted(chunk for cluster in clusters[head] for chunk in cluster) == sorted(all_chunks)
-        below_unit = []
-        for unit in units[head]:
-            chunks = [chunk for cluster in unit for chunk in clusters[head][cluster]]
-            below_unit.append(keys[head, chunks])
-        below_cluster = [keys[head, chunks] for chunks in clusters[head]]
-        for centroids, radii, below in (
-            (tree.unit_centroids, tree.unit_radii, below_unit),
-            (tree.centroids, tree.radii, below_cluster),
-        ):
-            for number, vectors in enumerate(below):
-                center, covered = centroids[0, head, number].double(), float(radii[0, head, number])
-                worst = vectors.double() - center
-                for queries in (worst, torch.randn(4, keys.shape[2], dtype=torch.float64)):
-                    bound = queries @ center + queries.norm(dim=1) * covered
-                    assert (queries @ vectors.double().T <= bound[:, None] + 1e-14).all()
+        units, clusters = nodes(tree, head)
+        assert sorted(chunk for chunks in clusters.values() for chunk in chunks) == list(range(keys.shape[1]))
+        assert all(chunks == sorted(chunks, reverse=True) for chunks in clusters.values())
+        below = [
+            (tree.unit_centroids, tree.unit_radii, unit, [chunk for c in held for chunk in clusters[c]])
+            for unit, held in units
+        ]
+        for unit, (_, _, _, chunks) in zip(units, below, strict=True):
+            assert int(tree.unit_tokens[0, head, unit[0]]) == sum(sizes[chunk] for chunk in chunks)
+        below += [(tree.centroids, tree.radii, c, chunks) for c, chunks in clusters.items()]
+        for centroids, radii, number, chunks in below:
+            center, vectors = centroids[0, head, number].double(), keys[head, chunks].double()
+            worst = vectors - center
+            for queries in (worst, torch.randn(4, keys.shape[2], dtype=torch.float64)):
+                bound = queries @ center + queries.norm(dim=1) * float(radii[0, head, number])
+                assert (queries @ vectors.T <= bound[:, None] + 1e-14).all()
 
 
-def test_bounds_hold_after_the_build() -> None:
+@pytest.mark.parametrize("replant", [1, 7, 128])
+def test_bounds_hold(replant: int) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         cache = Cache.random(400, dtype=dtype)
-        index = indexed(SMALL, cache, TokenHistory(), [400])
-        keys = chunk_keys(cache.view(400), 0, index.rows[0].edges)
-        assert index.rows[0].chunks == keys.shape[1] > 50
-        expect_bounds(index, keys)
+        index = of_groups(replace(SMALL, replant=replant), cache, [400])
+        keys = keys_of(index, cache, 400)
+        assert keys.shape[1] > 50
+        expect_bounds(index.tree, keys, edges_of(index))
 
 
-def test_bounds_hold_after_thousands_of_updates() -> None:
-    selector, updates = replace(SMALL, chunk_min=2, chunk_max=3), 5000
-    length = 200 + 3 * updates
+def test_bounds_hold_after_thousands_of_lazy_updates() -> None:
+    selector = replace(SMALL, chunk_min=2, chunk_max=3)
+    length = 200 + 3 * 5000
     cache = Cache.random(length)
-    lengths = [200, 260, 261, 2000, *range(2010, 2300, 7), length]
-    index = indexed(selector, cache, text(np.random.default_rng(0), [length]), lengths)
+    index = lazy(selector, cache, [200, 260, 261, 2000, *range(2010, 2300, 7), length])
     held = index.rows[0]
-    assert held.chunks - held.planted >= updates
-    keys = chunk_keys(cache.view(length), 0, held.edges)
-    units, clusters = nodes(index)
-    tree = index.tree
-    for head in range(2):
-        sizes = [stop - start for start, stop in pairwise(held.edges)]
-        tokens = [sum(sizes[chunk] for cluster in unit for chunk in clusters[head][cluster]) for unit in units[head]]
-        assert tree.unit_tokens[0, head].tolist() == tokens
-        assert all(cluster == sorted(cluster) for cluster in clusters[head])
-        grown = held.chunks - held.planted
-        assert int(tree.unit_weights[0, head].sum()) == held.clusters + grown
-    expect_bounds(index, keys)
+    assert held is not None and held.chunks - held.planted >= 5000
+    assert held.weights.sum(1).tolist() == [-(-held.planted // 2) + held.chunks - held.planted] * 2
+    expect_bounds(held.tree, keys_of(index, cache, length), edges_of(index))
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(1, 4))
 def test_the_literal_lazy_update(seed: int, size: int) -> None:
-    """One new chunk as the lazy update takes it in (algorithm 1), in float64 from what was stored before it."""
+    """New chunks as the lazy update takes them in (algorithm 1), in float64 from what was stored before."""
     torch.manual_seed(seed)
-    selector = replace(SMALL, cluster_size=size)
     cache = Cache.random(200, dtype=torch.float32)
-    index = indexed(selector, cache, TokenHistory(), [150])
-    before, count = copy.deepcopy(index), index.rows[0].chunks
-    length = 151
-    while index.rows[0].chunks == count:
+    index = lazy(replace(SMALL, cluster_size=size), cache, [150])
+    before = index.rows[0]
+    assert before is not None
+    for length in range(151, 163):
         update(index, cache.view(length), 1)
-        length += 1
-    fresh = index.rows[0].edges[count:]
-    keys = chunk_keys(cache.view(length), 0, fresh).double()
-    members = copy.deepcopy(before.tree.members[:, :, :count])
-    tree = replace(before.tree, members=members)
-    units, clusters = nodes(replace(before, tree=tree))
+    after = index.rows[0]
+    assert after is not None and after.chunks > before.chunks == before.planted
+    keys = keys_of(index, cache, 162)[:, before.chunks :].double()
+    tree, got = before.tree, after.tree
     for head in range(2):
-        center = tree.centroids[0, head].double()
-        spread = tree.radii[0, head].double()
-        weights = [len(chunks) for chunks in clusters[head]]
+        units, clusters = nodes(tree, head)
+        center, spread = tree.centroids[0, head].double(), tree.radii[0, head].double()
+        weights = [len(clusters[c]) for c in sorted(clusters)]
         unit_center, unit_spread = tree.unit_centroids[0, head].double(), tree.unit_radii[0, head].double()
-        unit_weights = [len(children) for children in units[head]]
+        unit_weights = [len(children) for _, children in units]
         for key in keys[head]:
             near = int((center @ key).argmax())
-            unit = next(number for number, children in enumerate(units[head]) if near in children)
+            unit = next(number for number, children in units if near in children)
             new = normalised(center[near] * weights[near] + key)
             spread[near] = max(spread[near] + (new - center[near]).norm(), (key - new).norm())
             center[near] = new
@@ -183,12 +192,11 @@ def test_the_literal_lazy_update(seed: int, size: int) -> None:
             unit_weights[unit] += 1
         # A centroid is rounded to float32 at every update, each radius with it: a few units of 1 per chunk.
         tolerance = 20 * len(keys[head]) * 2.0**-24
-        got = index.tree
         assert (got.centroids[0, head].double() - center).abs().max() <= tolerance
         assert (got.radii[0, head].double() - spread).abs().max() <= tolerance
         assert (got.unit_centroids[0, head].double() - unit_center).abs().max() <= tolerance
         assert (got.unit_radii[0, head].double() - unit_spread).abs().max() <= tolerance
-        assert got.unit_weights[0, head].tolist() == unit_weights
+        assert after.weights[head].tolist() == unit_weights
         assert got.offsets[0, head].diff().tolist() == weights
 
 
@@ -196,12 +204,12 @@ def normalised(vector: Tensor) -> Tensor:
     return vector / vector.norm()
 
 
-@pytest.mark.parametrize("options", [{}, {"k_g": 64}, {"coarse": "cap64", "k_g": 64}])
+@pytest.mark.parametrize("options", [{}, {"k_g": 64, "replant": 128}, {"coarse": "cap64", "k_g": 900}, {"replant": 128}, {"replant": None}])
 def test_a_wide_search_reaches_every_chunk(options: dict[str, object]) -> None:
     """With room for all but a few tokens the set holds all but a chunk or two: none is out of reach."""
-    selector = ClusterSelector(budget=990, sinks=3, buffer=12, chunk_min=3, chunk_max=6, **options)
+    given = {"budget": 990, "sinks": 3, "buffer": 12, "chunk_min": 3, "chunk_max": 6, "replant": 7, **options}
     cache = Cache.random(1000)
-    index = indexed(selector, cache, text(np.random.default_rng(1), [1000]), [1000])
+    index = indexed(ClusterSelector(**given), cache, [1000])
     reached: set[int] = set()
     for _ in range(60):
         found = index.search(torch.randn(1, 4, 8), cache.view(1000))
@@ -212,219 +220,200 @@ def test_a_wide_search_reaches_every_chunk(options: dict[str, object]) -> None:
     assert reached == set(range(1000))
 
 
-def test_growth_follows_the_buffer() -> None:
-    """Token by token: no chunk before the buffer is full, chunks of legal size after, the rest in the buffer."""
-    cache, history = Cache.random(300), text(np.random.default_rng(2), [300])
-    index = SMALL.new_index(cache.view(30), history)
+@pytest.mark.parametrize("replant", [7, None])
+def test_growth_follows_the_buffer(replant: int | None) -> None:
+    """Token by token: no chunk within the budget, chunks of legal size in steps of the buffer, the rest attended to."""
+    cache = Cache.random(300)
+    index = replace(SMALL, replant=replant).new_index(cache.view(30), cache.history())
     for length in range(30, 300):
-        before = list(index.rows[0].edges)
+        before = edges_of(index)
         update(index, cache.view(length), 1 if length > 30 else 30)
-        held = index.rows[0]
+        edges = edges_of(index)
+        assert (edges != before) <= (length == 41 or (length - 1) % 12 == 0)
         if length <= 40:
-            assert held.chunks == 0
+            assert edges == [3]
             continue
-        assert held.edges[0] == 3
-        assert length - 1 - held.end < 12
-        assert all(3 <= stop - start <= 6 for start, stop in pairwise(held.edges))
-        if before:
-            assert list(held.edges[: len(before)]) == before
-            assert (len(held.edges) > len(before)) == (length - 1 - before[-1] >= 12)
+        assert edges[: len(before)] == before
+        assert all(3 <= stop - start <= 6 for start, stop in pairwise(edges))
+        assert (length - 1) // 12 * 12 - 6 < edges[-1] <= (length - 1) // 12 * 12
         found = index.search(torch.randn(1, 4, 8), cache.view(length))
         for head in range(2):
             tokens = found.ids[0, head, : int(found.counts[0, head])].tolist()
-            assert {*range(3), *range(held.end, length)} <= set(tokens)
-            assert 40 - 6 < len(tokens) <= 40 or held.chunks * 6 < 40
+            assert {*range(3), *range(edges[-1], length)} <= set(tokens)
+            assert 40 - 6 < len(tokens) <= 40 or edges[-1] < 40
 
 
-def test_polluted_tokens_stay_in_the_buffer() -> None:
-    selector = replace(SMALL, buffer=16, every=8)
-    cache, history = Cache.random(300), text(np.random.default_rng(3), [300])
+def test_unclean_tokens_are_in_no_chunk_and_always_attended_to() -> None:
+    """Also where more of them are unclean than the budget was made for."""
+    cache = Cache.random(300)
+    index = replace(SMALL, budget=48, every=8).new_index(cache.view(61), cache.history())
+    history = index.history
     history.clean = 60
-    index = selector.new_index(cache.view(61), history)
     for length in range(61, 300):
-        if (length - 60) % 8 == 0:  # the dense pass of a rectification
+        if (length - 60) % 8 == 0 and length < 250:  # the dense pass of a rectification
             history.clean = length
         update(index, cache.view(length), length if length == 61 else 1)
-        held = index.rows[0]
-        assert held.end <= history.clean
-        assert length - 1 - held.end < 16
-    assert held.chunks - held.planted > 20
-    frozen = held.end
-    history.clean = frozen
-    update(index, cache.view(300), 1)
-    assert held.end == frozen
+        assert edges_of(index)[-1] <= history.clean
+        found = index.search(torch.randn(1, 2, 8), cache.view(length))
+        for head in range(2):
+            tokens = found.ids[0, head, : int(found.counts[0, head])].tolist()
+            assert {*range(3), *range(history.clean, length)} <= set(tokens)
+            assert len(tokens) <= 48 or length > 250
+    assert len(edges_of(index)) > 20
 
 
 def same(one: ClusterIndex, other: ClusterIndex, row: int = 0, other_row: int = 0) -> None:
-    mine, yours = one._own(row).tensors(), other._own(other_row).tensors()
-    assert list(one.rows[row].edges) == list(other.rows[other_row].edges)
-    for name, tensor in mine.items():
-        assert tensor.equal(yours[name]), name
+    """Bit by bit, but for room and what is absent."""
+    assert edges_of(one, row) == edges_of(other, other_row)
+    mine, yours = one.tree, other.tree
+    for head in range(mine.radii.shape[1]):
+        units, clusters = nodes(mine, head, row)
+        assert nodes(yours, head, other_row) == (units, clusters)
+        for unit, _ in units:
+            for name in ("unit_centroids", "unit_radii", "unit_tokens"):
+                assert getattr(mine, name)[row, head, unit].equal(getattr(yours, name)[other_row, head, unit]), name
+        for cluster in clusters:
+            for name in ("centroids", "radii", "numbers"):
+                assert getattr(mine, name)[row, head, cluster].equal(getattr(yours, name)[other_row, head, cluster])
 
 
-@pytest.mark.parametrize("kept", [152, 170, 230, 270, 310, 330, 339])
-def test_taking_back_is_a_rebuild_and_a_replay(kept: int) -> None:
-    cache, history = Cache.random(400), text(np.random.default_rng(4), [400])
-    index = indexed(SMALL, cache, history, [152, *range(153, 341)])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_an_index_follows_from_its_tokens_alone(data: st.DataObject) -> None:
+    """Built at once, token by token, in pieces, taken back and written anew: nothing of it is left in the index."""
+    torch.manual_seed(data.draw(st.integers(0, 2**31)))
+    length = data.draw(st.integers(41, 260))
+    cache = Cache.random(length)
+    selector = replace(SMALL, replant=data.draw(st.sampled_from([1, 2, 7, 128])))
+    fresh = of_groups(selector, cache, [length])
+    pieces = sorted(data.draw(st.sets(st.integers(1, length), max_size=6)) | {length})
+    same(of_groups(selector, cache, pieces), fresh)
+    kept = data.draw(st.integers(1, length - 1))
+    index = of_groups(selector, cache.with_others_behind(kept), pieces)
+    index.history.record(0, length, 1, cache.ids, None)
+    for step in (*range(kept + 1, min(kept + 15, length)), length):
+        update(index, cache.view(step), step - kept if step == length else 1)
+    same(index, fresh)
+
+
+@pytest.mark.parametrize("kept", [31, 60, 152, 170, 230, 310, 339])
+def test_what_is_taken_back_from_a_lazy_index_leaves_no_trace(kept: int) -> None:
+    """The same k-means as far as its chunks are there, then the later chunks one by one; else a new one."""
+    cache = Cache.random(400)
+    other = cache.with_others_behind(kept)
+    index = lazy(SMALL, other, [152, *range(153, 341)])
+    straight = lazy(SMALL, cache, [length for length in (152, *range(153, 400)) if length <= max(kept, 152)])
+    index.history.record(0, 400, 1, cache.ids, None)
+    for length in range(kept + 1, 400):
+        update(index, cache.view(length), 1)
+        if length > 152:
+            update(straight, cache.view(length), 1)
+    assert edges_of(index) == edges_of(straight)
+    mine, yours = index.rows[0], straight.rows[0]
+    assert mine is not None and yours is not None
+    expect_bounds(mine.tree, keys_of(index, cache, 399), edges_of(index))
+    if kept >= 152:
+        assert mine.planted == yours.planted
+        for name, tensor in mine.tree.tensors().items():
+            assert tensor.equal(yours.tree.tensors()[name]), name
+
+
+def test_a_prompt_is_planted_in_a_lazy_index_too() -> None:
+    cache = Cache.random(400)
+    index = lazy(SMALL, cache, [152, *range(153, 240)])
+    index.history.prompt = 300
+    update(index, cache.view(301), 61)
     held = index.rows[0]
-    edges, planted = [edge for edge in held.edges if edge <= kept], held.planted
-    # The tokens behind `kept` become others; what was taken back must leave no trace.
-    cache = Cache(torch.cat((cache.keys[:, :kept], torch.randn(2, 400 - kept, 8).bfloat16()), dim=1))
-    update(index, cache.view(kept + 1), 1)
-    view = cache.view(400)
-    # The latest chunks are taken back one by one, more of them by a rebuild.
-    assert (held.chunks - len(edges) + 1 > UNDONE) == (kept < 200)
-    tree = plant(chunk_keys(view, 0, edges[: planted + 1]), edges[: planted + 1], SMALL, torch.bfloat16)
-    if len(edges) > planted + 1:
-        rest = edges[planted:]
-        lengths = [stop - start for start, stop in pairwise(rest)]
-        members, _ = graft(tree, chunk_keys(view, 0, rest), lengths, planted)
-    else:
-        members = tree.members[0]
-    assert list(index.rows[0].edges) == edges
-    assert index._own(0).members[0].equal(members)
-    for name in (
-        "centroids",
-        "radii",
-        "offsets",
-        "numbers",
-        "unit_centroids",
-        "unit_radii",
-        "unit_tokens",
-        "unit_weights",
-    ):
-        assert getattr(index._own(0), name).equal(getattr(tree, name)), name
-    for length in range(kept + 2, 401):
-        update(index, cache.view(length), 1)
-    expect_bounds(index, chunk_keys(view, 0, index.rows[0].edges))
+    assert held is not None and held.planted == held.chunks
+    update(index, cache.view(340), 39)
+    assert index.rows[0] is not None and index.rows[0].planted == held.planted < index.rows[0].chunks
 
 
-def test_taking_back_behind_the_build_builds_anew() -> None:
-    cache, history = Cache.random(300), text(np.random.default_rng(5), [300])
-    index = indexed(SMALL, cache, history, range(152, 240))
-    update(index, cache.view(31), 1)
-    assert index.rows[0].chunks == 0
-    assert index.search(torch.randn(1, 2, 8), cache.view(31)).counts.tolist() == [[31, 31]]
-    for length in range(32, 100):
-        update(index, cache.view(length), 1)
-    same(index, indexed(SMALL, cache, history, range(30, 100)))
-    update(index, cache.view(40), 1)  # into the build, the row no longer than the budget
-    update(index, cache.view(90), 50)
-    same(index, indexed(SMALL, cache, history, [90]))
+def test_a_row_alone_is_the_row_in_its_batch() -> None:
+    cache, lengths = Cache.random(300, rows=3), [300, 35, 180]
+    index = SMALL.new_index(cache.view(*lengths), cache.history())
+    update(index, cache.view(*lengths), 300)
+    assert isinstance(index, ClusterIndex)
+    q = torch.randn(3, 4, 8)
+    found = index.search(q, cache.view(*lengths))
+    for row, length in enumerate(lengths):
+        alone = of_groups(SMALL, cache.row(row), [length])
+        same(index, alone, row)
+        mine = alone.search(q[row : row + 1], cache.row(row).view(length))
+        counts = mine.counts[0].tolist()
+        assert found.counts[row].tolist() == counts
+        for head, count in enumerate(counts):
+            assert found.ids[row, head, :count].equal(mine.ids[0, head, :count])
 
 
-def test_taking_back_what_is_in_no_chunk_changes_nothing() -> None:
-    cache, history = Cache.random(300), text(np.random.default_rng(6), [300])
-    index = indexed(SMALL, cache, history, [152, *range(153, 200)])
-    before = copy.deepcopy(index)
-    update(index, cache.view(max(index.rows[0].end, 151) + 1), 1)
-    same(index, before)
+def test_rows_move_and_copies_part() -> None:
+    cache, lengths = Cache.random(300, rows=2), [290, 180]
+    index = SMALL.new_index(cache.view(*lengths), cache.history())
+    update(index, cache.view(*lengths), 290)
+    assert isinstance(index, ClusterIndex)
+    memo: dict[int, object] = {}
+    twin = copy.deepcopy(index, memo)
+    order = torch.tensor([1, 1, 0])
+    index.permute(order)
+    index.history.permute(order)
+    for row, before in enumerate(order.tolist()):
+        same(index, twin, row, before)
+    moved = Cache(cache.keys[order], cache.ids[order])
+    update(index, moved.view(182, 184, 292), 4)
+    for row, length in enumerate((182, 184, 292)):
+        same(index, of_groups(SMALL, moved.row(row), [length]), row)
+    same(twin, of_groups(SMALL, cache.row(0), [290]))
+    same(twin, of_groups(SMALL, cache.row(1), [180]), 1)
 
 
-LAYOUTS = st.sampled_from(("padded", "paged"))
+def test_heads_of_an_index_choose_as_in_the_whole() -> None:
+    cache, q = Cache.random(300), torch.randn(1, 4, 8)
+    for index in (of_groups(SMALL, cache, [300]), lazy(SMALL, cache, [200, 300])):
+        whole = index.search(q, cache.view(300))
+        part = index.heads(1, 2).search(q[:, 2:], cache.view(300).heads(1, 2))
+        count = int(part.counts[0, 0])
+        assert count == int(whole.counts[0, 1])
+        assert part.ids[0, 0, :count].equal(whole.ids[0, 1, :count])
+        assert index.nbytes > 0
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 2**31), LAYOUTS, st.sampled_from((torch.float32, torch.bfloat16)))
-def test_rows_of_a_batch_are_as_if_alone(seed: int, layout: str, dtype: torch.dtype) -> None:
-    """Ragged rows, some at or under the budget, in NaN-poisoned caches: the same index and sets as one row alone."""
-    rng = np.random.default_rng(seed)
-    lengths = [int(length) for length in rng.choice([5, 38, 40, 41, 60, 150], 3)]
-    batch = Batch.random(rng, lengths, layers=1, kv_heads=2, group=2)
-    history = text(rng, lengths)
+def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
+    """Sequences come in any order, go, and others take their slots: sets and index are those of each alone."""
+    rng = np.random.default_rng(0)
+    cache = Cache.random(300, rows=5)
+    history = cache.history()
+    lengths = [45, 120, 80, 200, 60]
+    in_slots: list[int] = []
     index: ClusterIndex | None = None
-    for step in range(int(rng.integers(1, 30))):
-        batch.step()
-        kv = batch.views(layout, dtype)[0]
-        history.starts = kv.rows.row_start.tolist()
-        index = index or SMALL.new_index(kv, history)
-        update(index, kv, 1 if step else kv.rows.max_len)
-    assert index is not None
-    q = batch.queries(0, dtype)
-    found = SMALL.select(q, kv, index, None, 1.0)
-    for row, length in enumerate(batch.lengths):
-        alone = Batch(rng, 1, 2, 2, 8, "spread", [batch.k[row]], [batch.v[row]], [batch.q[row]])
-        first = lengths[row]
-        single: ClusterIndex | None = None
-        for now in range(first, length + 1):
-            shown = replace_length(alone, now)
-            view = shown.views("padded", dtype)[0]
-            levels = Text(by_row=[history.by_row[row]], starts=view.rows.row_start.tolist())
-            if single is None:
-                single = SMALL.new_index(view, levels)
-            single.history = levels
-            update(single, view, 1 if now > first else now)
-        assert single is not None
-        if length > 40:
-            same(index, single, row)
-        one = SMALL.select(q[row : row + 1], view, single, None, 1.0)
-        expect_same_sets(found, one, row)
-
-
-def replace_length(batch: Batch, length: int) -> Batch:
-    shown = copy.copy(batch)
-    shown.k = [[layer[:, :length] for layer in row] for row in batch.k]
-    shown.v = [[layer[:, :length] for layer in row] for row in batch.v]
-    return shown
-
-
-def expect_same_sets(found: Selection, one: Selection, row: int) -> None:
-    assert found.counts[row].tolist() == one.counts[0].tolist()
-    for head, count in enumerate(one.counts[0].tolist()):
-        assert found.ids[row, head, :count].tolist() == one.ids[0, head, :count].tolist()
-        assert (found.ids[row, head, count:] == -1).all()
-
-
-def test_rows_can_be_permuted_and_then_go_their_own_ways() -> None:
-    rng = np.random.default_rng(8)
-    batch = Batch.random(rng, [60, 150, 30], layers=1, kv_heads=2, group=1)
-    history = text(rng, [60, 150, 30])
-    batch.step()
-    kv = batch.views("padded", torch.float32)[0]
-    history.starts = kv.rows.row_start.tolist()
-    index = SMALL.new_index(kv, history)
-    update(index, kv, kv.rows.max_len)
-    for _ in range(20):
-        order = rng.integers(0, 3, 3).tolist() if rng.random() < 0.3 else [0, 1, 2]
-        index.permute(torch.tensor(order))
-        batch.select(order)
-        history.by_row = [history.by_row[row] for row in order]
-        batch.step()
-        kv = batch.views("padded", torch.float32)[0]
-        history.starts = kv.rows.row_start.tolist()
-        update(index, kv, 1)
-    for row, held in enumerate(index.rows):
-        if not held.edges:
-            continue
-        keys = chunk_keys(kv, row, held.edges)
-        expect_bounds(replace(index, tree=index._own(row), rows=[held]), keys)
-
-
-def test_narrowed_heads_share_memory_and_choose_alike() -> None:
-    cache = Cache.random(200)
-    index = indexed(SMALL, cache, TokenHistory(), [200])
-    q = torch.randn(1, 4, 8)
-    whole = index.search(q, cache.view(200))
-    narrow = index.heads(1, 2)
-    assert narrow.tree.centroids.data_ptr() == index.tree.centroids[:, 1:].data_ptr()
-    assert index.heads(0, 2) is index
-    found = narrow.search(q[:, 2:], cache.view(200).heads(1, 2))
-    assert found.ids[:, 0].equal(whole.ids[:, 1])
-
-
-def test_a_copy_is_independent() -> None:
-    cache = Cache.random(300)
-    index = indexed(SMALL, cache, TokenHistory(), [200])
-    twin = copy.deepcopy(index)
-    before = copy.deepcopy(twin)
-    update(index, cache.view(299), 99)
-    same(twin, before)
-    update(twin, cache.view(299), 99)
-    same(twin, index)
-
-
-def test_bytes_are_those_of_the_tensors() -> None:
-    index = indexed(SMALL, Cache.random(500), TokenHistory(), [500])
-    centroids = index.tree.centroids.nbytes
-    assert centroids == 2 * 2 * index.rows[0].clusters * 8
-    assert centroids < index.nbytes < 8 * centroids
+    for step in range(60):
+        if step % 9 == 0:
+            in_slots = rng.permutation(5)[: rng.integers(1, 5)].tolist()
+            fresh = set(in_slots)
+        slots = [(sequence * 2 + step // 27) % 5 for sequence in in_slots]
+        batch = Cache(cache.keys[in_slots], cache.ids[in_slots])
+        kv = batch.view(*(lengths[sequence] for sequence in in_slots))
+        if index is None:
+            for _ in range(5):
+                history.add_row()
+            made = SMALL.new_index(kv, history)
+            assert isinstance(made, ClusterIndex)
+            index = made
+        for slot, sequence in zip(slots, in_slots, strict=True):
+            history._fed[0, slot] = torch.nn.functional.pad(cache.ids[sequence], (0, history._fed.shape[2] - 300))
+        index.slots = slots, torch.tensor(slots, dtype=torch.int32)
+        index.table.bring(
+            Feed(slot, 0, 0 if sequence in fresh or step in (27, 54) else lengths[sequence] - 1, SMALL.stop(n, n - 1))
+            for slot, sequence in zip(slots, in_slots, strict=True)
+            for n in [lengths[sequence]]
+        )
+        fresh = set()
+        index.plant(kv)
+        q = torch.randn(len(slots), 4, 8)
+        found = index.search(q, kv)
+        for row, sequence in enumerate(in_slots):
+            alone = of_groups(SMALL, cache.row(sequence), [lengths[sequence]])
+            same(index, alone, slots[row])
+            mine = alone.search(q[row : row + 1], cache.row(sequence).view(lengths[sequence]))
+            count = int(mine.counts[0, 0])
+            assert found.ids[row, 0, :count].equal(mine.ids[0, 0, :count])
+            lengths[sequence] = min(lengths[sequence] + 1, 299)

@@ -21,7 +21,7 @@ def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequ
         reasons.append(f"rectify={rectify} runs dense passes between steps; use rectify=none")
     selector = plan.selector
     if selector is not None and selector.owns_index:
-        reasons.append("its index cuts new tokens into chunks on the host")
+        reasons.append("its index takes new tokens in between steps")
     if observers:
         reasons.append("observers and recall look at every step on the host")
     return reasons

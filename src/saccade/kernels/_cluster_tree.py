@@ -19,7 +19,6 @@ class ClusterTree:
         unit_centroids, unit_radii: `[B, H, P, d]` in the cache's dtype and float32 `[B, H, P]`.
         unit_offsets: int32 `[B, H, P + 1]`, unit p has clusters `unit_offsets[p]..unit_offsets[p + 1]`.
         unit_tokens: int32 `[B, H, P]`, tokens in a unit's chunks.
-        unit_weights: int32 `[B, H, P]`, how many vectors a unit's centroid is the mean of.
         centroids, radii: `[B, H, L, d]` and `[B, H, L]` of the clusters, likewise.
         numbers: int32 `[B, H, L]`, a cluster's number before they were put in order: who wins a tie.
         offsets: int32 `[B, H, L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]`.
@@ -32,7 +31,6 @@ class ClusterTree:
     unit_radii: Tensor
     unit_offsets: Tensor
     unit_tokens: Tensor
-    unit_weights: Tensor
     centroids: Tensor
     radii: Tensor
     numbers: Tensor

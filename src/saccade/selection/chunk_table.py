@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .chunking import WEAKEST
 
@@ -122,6 +123,12 @@ class ChunkTable:
         # Of a change before nobody can tell any more which rows it was in.
         self._change = None if self._change is None else self._of_all()
 
+    def add_row(self) -> None:
+        """Make room for one more row."""
+        self.edges = pad(self.edges, (0, 0, 0, 1), value=self.cuts.first)
+        self.counts, self.ends = pad(self.counts, (0, 1)), pad(self.ends, (0, 1))
+        self.stops.append(0)
+
     @property
     def nbytes(self) -> int:
         return self.edges.nbytes + self.counts.nbytes + self.ends.nbytes
@@ -132,7 +139,8 @@ class ChunkTable:
         """Cut `rows` from the last chunk that `known` tokens have decided on; `first` and `last` of the change."""
         cuts, device = self.cuts, self.edges.device
         self._reserve(cuts.most(max(stops)))
-        chosen, origins, decided, ends = torch.tensor((rows, starts, known, stops), device=device).unbind()
+        told = torch.tensor((rows, starts, known, stops)).to(device, non_blocking=True)
+        chosen, origins, decided, ends = told.unbind()
         edges = self.edges.index_select(0, chosen)
         number = torch.arange(edges.shape[1] - 1, device=device)
         counts = self.counts.index_select(0, chosen)
@@ -145,7 +153,7 @@ class ChunkTable:
             reached = _reached(follows, start, width // cuts.shortest)
             places = settled[:, None] + reached.cumsum(1) - 1
             # What is no edge goes into a column that is cut off.
-            wide = torch.nn.functional.pad(edges, (0, 1))
+            wide = pad(edges, (0, 1))
             target = torch.where(reached, places, edges.shape[1])
             position = (base[:, None] + torch.arange(width + 1, device=device)).int()
             self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
@@ -176,14 +184,14 @@ class ChunkTable:
         unknown = (levels < 0).unfold(1, cuts.longest, 1).any(2)
         lengths = torch.where(unknown, cuts.without_text, cuts.shortest + latest)
         place = torch.arange(width + 1, device=levels.device).expand(len(rows), -1)
-        lengths = torch.nn.functional.pad(lengths, (0, place.shape[1] - lengths.shape[1]))
+        lengths = pad(lengths, (0, place.shape[1] - lengths.shape[1]))
         return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)
 
     def _reserve(self, chunks: int) -> None:
         """Make room for so many chunks, and for an eighth more."""
         held = self.edges.shape[1] - 1
         if chunks > held:
-            self.edges = torch.nn.functional.pad(self.edges, (0, chunks + max(chunks // 8, 16) - held))
+            self.edges = pad(self.edges, (0, chunks + max(chunks // 8, 16) - held))
 
     def _of_all(self) -> Change:
         rows, first = tuple(range(len(self.stops))), torch.zeros_like(self.counts)

@@ -16,7 +16,10 @@ UNREAD = "some tokens were fed as embeddings or are not in the tokenizer's vocab
 ALL_CLEAN = 2**62
 """`clean` of a cache that nobody rectifies: all of it counts as final."""
 
-_UNKNOWN = -1
+UNKNOWN = -1
+"""Instead of the id of a token that was fed as an embedding."""
+ABSENT = -2
+"""Instead of an id where no token is."""
 _GROWTH = 256
 
 
@@ -38,14 +41,15 @@ class TokenHistory:
         self._table: Tensor | None = None
         self._unread: Tensor | bool = False
         self._tables: dict[tuple[Cuts, bool], ChunkTable] = {}
+        self._rows: int | None = None
 
     def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> None:
         """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes."""
         stop = past + queries
         fed = self._room(batch, stop, ids if ids is not None else positions)
-        fed[:, :, self._length : past] = _UNKNOWN
+        fed[:, :, self._length : past] = UNKNOWN
         for row, given in enumerate((ids, positions)):
-            fed[row, :, past:stop] = _UNKNOWN if given is None else given
+            fed[row, :, past:stop] = UNKNOWN if given is None else given
         self._length = stop
 
     def ids(self, start: int, stop: int) -> Tensor | None:
@@ -59,23 +63,43 @@ class TokenHistory:
     def window(self, rows: Tensor, first: Tensor, width: int) -> Tensor:
         """Delimiter levels int8 `[n, width]` from slot `first[i]` of row `rows[i]` (int64 `[n]`) on; -1: unknown."""
         slots = first[:, None] + torch.arange(width, device=first.device)
-        if self.levels is None or self._fed is None:
-            return torch.full_like(slots, _UNKNOWN, dtype=torch.int8)
-        if self._table is None or self._table.device != self._fed.device:
+        if self.levels is None:
+            return torch.full_like(slots, UNKNOWN, dtype=torch.int8)
+        if self._table is None:
             # The last place stands for every id that is not in the vocabulary.
-            self._table = torch.tensor([*self.levels, _UNKNOWN], dtype=torch.int8, device=self._fed.device)
-        fed = self._fed[0][rows[:, None], slots.clamp(max=self._fed.shape[2] - 1)]
-        known = (slots < self._length) & (fed >= 0) & (fed < len(self.levels))
-        self._unread = (~known & (slots < self._length)).any() | self._unread
-        return self._table[torch.where(known, fed, len(self.levels))]
+            table = torch.tensor([*self.levels, UNKNOWN], dtype=torch.int8)
+            self._table = table.to(slots.device, non_blocking=True)
+        ids = self.read(rows, slots)
+        known = (ids >= 0) & (ids < len(self.levels))
+        self._unread = ((ids == UNKNOWN) | (ids >= len(self.levels))).any() | self._unread
+        return self._table[torch.where(known, ids, len(self.levels))]
+
+    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
+        """Ids int64 `[n, w]` at slots `[n, w]` of `rows` `[n]`; -1: unknown, below: no token."""
+        if self._fed is None:
+            return torch.full_like(slots, UNKNOWN)
+        ids = self._fed[0].to(slots.device)[rows[:, None], slots.clamp(max=self._fed.shape[2] - 1)]
+        return torch.where(slots < self._length, ids, ABSENT)
 
     def chunks(self, cuts: Cuts, kv: KVView, *, text: bool) -> ChunkTable:
         """The table of chunks of these sizes, which all layers share; `text`: cut where it breaks."""
         key = cuts, text
         if key not in self._tables:
-            source = self if text and self.levels is not None else None
-            self._tables[key] = ChunkTable(cuts, source, kv.rows.batch, kv.k.device)
+            rows = kv.rows.batch if self._rows is None else self._rows
+            self._tables[key] = ChunkTable(cuts, self if text else None, rows, kv.k.device)
         return self._tables[key]
+
+    def add_row(self) -> int:
+        """Make room for one more row, whatever the batch; its number."""
+        self._rows = 1 if self._rows is None else self._rows + 1
+        for table in self._tables.values():
+            table.add_row()
+        return self._rows - 1
+
+    def bring(self, feeds: Sequence[Feed]) -> None:
+        """Bring all tables up to date."""
+        for table in self._tables.values():
+            table.bring(feeds)
 
     def feeds(self, rows: Rows, count: int, stop: Callable[[int, int], int]) -> Iterator[Feed]:
         """What a table of chunks is told of rows whose last `count` tokens are new or rewritten.
@@ -108,7 +132,7 @@ class TokenHistory:
         if self._fed is None or not 0 <= start <= stop <= self._length:
             return None
         part = self._fed[row, :, start:stop]
-        return None if bool((part == _UNKNOWN).any()) else part.clone()
+        return None if bool((part == UNKNOWN).any()) else part.clone()
 
     def _room(self, batch: int, slots: int, like: Tensor | None) -> Tensor:
         """The buffer `[2, B, capacity]`; a cache whose batch has changed unasked is another one."""
@@ -118,7 +142,7 @@ class TokenHistory:
             held = torch.empty((2, batch, 0), dtype=torch.int64, device=device)
             self._length = 0
         if held.shape[2] < slots:
-            wider = held.new_full((2, batch, slots + max(_GROWTH, slots // 8)), _UNKNOWN)
+            wider = held.new_full((2, batch, slots + max(_GROWTH, slots // 8)), UNKNOWN)
             wider[:, :, : self._length] = held[:, :, : self._length]
             held = wider
         self._fed = held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,6 +58,20 @@ class Index(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+
+class SlotIndex(Index, Protocol):
+    """An index of many rows, which enter and leave its slots.
+
+    Attributes:
+        slots: those of the batch's rows, on the host and as int32 `[B]`; None: all, in order.
+    """
+
+    slots: tuple[Sequence[int], Tensor] | None
+
+    def plant(self, kv: KVView) -> None:
+        """Take in what the text of these rows has become since the last time."""
+        ...
 
 
 class Scorer(ABC):
@@ -141,7 +156,8 @@ class Selector(ABC):
         fused_pooling: the pooling under which dense attention should store its scores, None if they are of no use.
         bounds_page: the page whose key bounds are the whole index, so that they can lie beside a cache's own pages; or
             None.
-        owns_index: whether `new_index` gives any other index: one per sequence, that the host keeps up to date.
+        owns_index: whether `new_index` gives any other index, which takes tokens in between steps.
+        follows_one_cache: whether that index can only follow one cache from its beginning on.
         reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
         assumption: what the byte counts assume about the text or the scores, in words.
     """
@@ -165,6 +181,10 @@ class Selector(ABC):
         return False
 
     @property
+    def follows_one_cache(self) -> bool:
+        return False
+
+    @property
     def reads_text(self) -> bool:
         return False
 
@@ -174,6 +194,10 @@ class Selector(ABC):
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         return None
+
+    def stop(self, length: int, clean: int) -> int:
+        """How much of the first `clean` tokens of a row of `length` an own index looks at."""
+        return 0
 
     @abstractmethod
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:

@@ -96,13 +96,13 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     if page is not None and block is not None and block % page:
         better = lcm(page, UNIT)
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
-    if selector.reads_text and vllm_config.use_v2_model_runner:
+    if selector.follows_one_cache:
+        reasons.append(f"{options.policy}: the paper's lazy update follows one text; leave replant at its default")
+    if selector.reads_text and vllm_config.scheduler_config.async_scheduling and not vllm_config.use_v2_model_runner:
         reasons.append(
-            "chunks of text need the tokens on the host, which model runner V2 keeps on the device: set "
-            "VLLM_USE_V2_MODEL_RUNNER=0"
+            "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
+            "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
-    if selector.reads_text and vllm_config.scheduler_config.async_scheduling:
-        reasons.append("chunks of text need the token before its step has begun: pass --no-async-scheduling")
     if selector.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "

@@ -60,9 +60,9 @@ def _kept_units(
     order = bounds.masked_fill(tree.unit_tokens == 0, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
     if units is None:
         tokens = tree.unit_tokens.gather(-1, order).long()
-        kept = tokens.cumsum(-1) - tokens < 4 * budget
+        kept = (tokens.cumsum(-1) - tokens < 4 * budget) & (tokens > 0)
     else:
-        kept = torch.arange(order.shape[-1], device=order.device) < units
+        kept = (torch.arange(order.shape[-1], device=order.device) < units) & (tree.unit_tokens.gather(-1, order) > 0)
     first = tree.unit_offsets.gather(-1, order).long()
     return first, (tree.unit_offsets.gather(-1, order + 1) - first) * kept
 

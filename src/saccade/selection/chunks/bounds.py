@@ -124,14 +124,14 @@ class ChunkBounds:
             return
         host = range(kv.rows.batch) if self.slots is None else self.slots[0]
         kv = kv.picked([host.index(slot) for slot in change.rows])
-        slots = torch.tensor(change.rows, device=kv.k.device)
+        slots = torch.tensor(change.rows).to(kv.k.device, non_blocking=True)
         number = change.most
         if slots.is_cpu:
             # Reading them costs nothing here, and chunks that are not there would be pooled else.
             number = int((change.last - change.first).max())
             if number == 0:
                 return
-        self.bounds.reserve(table.cuts.most(max(table.stops)) + number)
+        self.bounds.reserve(table.cuts.most(max(table.stops)) + number, rows=len(table.stops))
         chunk = change.first[:, None] + torch.arange(number + 1, device=slots.device)
         counts = table.counts.index_select(0, slots)[:, None]
         edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts))

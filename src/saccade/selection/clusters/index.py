@@ -73,7 +73,7 @@ class ClusterIndex:
             sinks=settings.sinks,
             units=settings.k_g,
             widths=self._widths(kv.rows),
-            slots=None if self.slots is None else self.slots[1],
+            **({} if self.slots is None else {"slots": self.slots[1]}),
         )
 
     def permute(self, rows: Tensor) -> None:
@@ -106,8 +106,8 @@ class ClusterIndex:
     def _plant(self, kv: KVView, change: Change) -> None:
         """Plant the groups of a change, whose rows are those of `kv`."""
         settings, table, size = self.settings, self.table, self.settings.group_size
-        slots = torch.tensor(change.rows, device=kv.k.device)
-        self.tree = with_room(self.tree, settings, table.cuts.most(max(table.stops)) // size + 1)
+        slots = torch.tensor(change.rows).to(kv.k.device, non_blocking=True)
+        self.tree = with_room(self.tree, settings, len(table.stops), table.cuts.most(max(table.stops)) // size + 1)
         first, number = change.first // size, (change.most + size - 1) // size + 1
         if slots.is_cpu:
             # Reading them costs nothing here, and groups of nothing would be planted else.

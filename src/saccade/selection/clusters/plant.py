@@ -16,7 +16,7 @@ _INFLATION = 1 + 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class Planted:
     """Planted groups, `[..., S or L or U]` each: S chunks in at most L clusters in at most U units; what is absent is 0.
 
     Attributes:
@@ -39,8 +39,8 @@ class Groups:
     members: Tensor
 
 
-def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettings, dtype: torch.dtype) -> Groups:
-    """Groups `[P, ...]` of chunks whose keys are float32 `[P, S, d]` (LycheeCluster, section 4.3).
+def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettings, dtype: torch.dtype) -> Planted:
+    """Planted `[P, ...]` of chunks whose keys are float32 `[P, S, d]` (LycheeCluster, section 4.3).
 
     Everything above the k-means works on centroids as they are stored, rounded to `dtype`: radii, units, and later
     every bound.
@@ -68,7 +68,7 @@ def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettin
     above = pad(parents, (0, 1), value=units).gather(1, labels)
     ranked, order = labels.flip(1).sort(dim=1, stable=True)
     tokens = torch.zeros((len(keys), units + 1), dtype=torch.int64, device=device).scatter_add_(1, above, lengths)
-    return Groups(
+    return Planted(
         unit_centroids=tops,
         unit_radii=_radii(keys, above, tops),
         unit_tokens=tokens[:, :units].int(),

@@ -22,6 +22,10 @@ class ClusterSelector(ClusterSettings, Selector):
     owns_index = True
 
     @property
+    def follows_one_cache(self) -> bool:
+        return self.replant is None
+
+    @property
     def reads_text(self) -> bool:
         return self.chunking == "text"
 

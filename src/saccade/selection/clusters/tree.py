@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ...kernels._cluster_tree import ClusterTree
 from ...types import KVView
-from .plant import Groups
+from .plant import Planted
 from .settings import ClusterSettings
 
 _PLACES = {"unit": "units", "members": "chunks"}
@@ -45,22 +45,22 @@ def groups_of(tree: ClusterTree, settings: ClusterSettings) -> int:
     return tree.members.shape[2] // settings.group_size
 
 
-def with_room(tree: ClusterTree, settings: ClusterSettings, groups: int) -> ClusterTree:
-    """The tree with room for so many groups of every row, and for an eighth more."""
-    held = groups_of(tree, settings)
-    if groups <= held:
+def with_room(tree: ClusterTree, settings: ClusterSettings, rows: int, groups: int) -> ClusterTree:
+    """The tree with room for so many rows, and for so many groups of each and an eighth more."""
+    more_rows, held = rows - tree.radii.shape[0], groups_of(tree, settings)
+    more = groups + groups // 8 - held if groups > held else 0
+    if more == 0 and more_rows == 0:
         return tree
-    extra = groups + groups // 8 - held
-    grown = {
-        name: pad(held, (*(0, 0) * (held.dim() - 3), 0, extra * _places(name, settings)))
-        for name, held in tree.tensors().items()
-        if held.dim() > 2
-    }
+    grown = {}
+    for name, tensor in tree.tensors().items():
+        if tensor.dim() > 2:
+            inner = (0, 0) * (tensor.dim() - 3)
+            grown[name] = pad(tensor, (*inner, 0, more * _places(name, settings), 0, 0, 0, more_rows))
     return replace(tree, **grown)
 
 
 def write(
-    tree: ClusterTree, settings: ClusterSettings, planted: Groups, slots: Tensor, first: Tensor, counts: Tensor
+    tree: ClusterTree, settings: ClusterSettings, planted: Planted, slots: Tensor, first: Tensor, counts: Tensor
 ) -> None:
     """Put groups `[n · H · G, ...]` into their places, in place: those from `first[i]` on of row `slots[i]`.
 
@@ -79,13 +79,15 @@ def write(
         name, places = field.name, _places(field.name, settings)
         values = getattr(planted, name).unflatten(0, (rows, heads, number))
         if name in bases:
-            base = (group * sizes[bases[name]])[:, None, :, None].int()
-            values = values + base
+            values = values + (group * sizes[bases[name]])[:, None, :, None].int()
+        if name == "members":
+            # Absent ones are read, though not taken: they must be numbers of chunks.
+            values = torch.minimum(values, (counts - 1).clamp(min=0).int()[:, None, None, None])
         target = getattr(tree, name)
         if "offsets" not in name:
             target.unflatten(2, (held, places))[row, head, group[:, None]] = values
             continue
-        # Groups meet: where the last cluster of one ends, the first of the next one begins.
+        # Planted meet: where the last cluster of one ends, the first of the next one begins.
         values = torch.cat((values[..., :-1].flatten(2), values[:, :, -1, -1:]), dim=2)
         values = torch.minimum(values, totals[bases[name]].int()[:, None, None])
         at = first[:, None] * places + torch.arange(number * places + 1, device=slots.device)

@@ -8,8 +8,9 @@ from typing import Any
 from weakref import ref
 
 from torch import Tensor
-from vllm.config import get_current_vllm_config
+from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 
 from ....checkpoints.unsupported import ALIBI, SHARED_CACHE, SINKS, SOFT_CAP
@@ -52,7 +53,15 @@ class SparseBuilder:
     """Mixed into a metadata builder: the parent's metadata for the rows it serves, ours around it."""
 
     vllm_config: Any
+    layer_names: list[str]
     groups: Groups
+
+    def view(self, number: int, rows: Rows) -> KVView:
+        """The cache of a layer, by its number in the model, as some rows see it."""
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
+        layer = next(layer for name, layer in layers.items() if extract_layer_index(name) == number)
+        kv: KVView = layer.impl.view(layer, layer.kv_cache, rows)
+        return kv
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
         parent = super().build  # type: ignore[misc]

@@ -43,7 +43,7 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = Groups(self.vllm_config, AttentionOperations())
+        self.groups = Groups(self.vllm_config, AttentionOperations(), self.view)
         if self.isa == "amx":
             # AMX packs keys in a way that strides cannot express.
             self.isa = "vec"

@@ -61,7 +61,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: {reason}")
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         flash = FlashOperations.of([layer.impl for layer in layers.values()])
-        self.groups = Groups(vllm_config, choose(serving.plan, kv_cache_spec.block_size, flash))
+        self.groups = Groups(vllm_config, choose(serving.plan, kv_cache_spec.block_size, flash), self.view)
         if vllm_config.parallel_config.rank == 0:
             logger.info("saccade: decoding attends with %s", self.groups.attention.name)
 

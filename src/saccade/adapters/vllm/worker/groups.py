@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ....decode.state import AttentionOperations, DecodeState
-from ....types import Rows
+from ....types import KVView, Rows
 from .requests import RequestRow, requests_of
-from .sequence_memory import SequenceMemory
+from .slots import Fed, FedByDevice, FedByHost, SlotIndexes, SlotMemory
 from .worker import serving_of
 
 
@@ -50,11 +51,12 @@ class Batch:
 class Groups:
     """Groups the rows of one step after the other; those that select attend with `attention`."""
 
-    def __init__(self, vllm_config: Any, attention: AttentionOperations) -> None:
+    def __init__(self, vllm_config: Any, attention: AttentionOperations, view: Callable[[int, Rows], KVView]) -> None:
         self.attention = attention
         self._config = vllm_config
         self._serving = serving = serving_of(vllm_config)
-        self._by_sequence = serving.plan.selector is not None and serving.plan.selector.owns_index
+        self._view = view
+        self._slots: SlotIndexes | None = None
         self._state = DecodeState(
             serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes, attention=attention
         )
@@ -67,7 +69,8 @@ class Groups:
 
     def sparse_rows(self, batch: Batch) -> list[int]:
         """Rows that select in this step: one new token behind the prompt, not opted out, longer than the budget."""
-        if self._serving.plan.selector is None:
+        selector = self._serving.plan.selector
+        if selector is None or (selector.owns_index and not self._announced(batch)):
             return []
         return [
             row
@@ -87,24 +90,20 @@ class Groups:
         measured = recall is not None and known and bool(sparse) and self._measures()
         observers = (recall,) if recall is not None and measured else ()
         self._report(batch, sparse, known=known, measured=measured)
-        if not self._by_sequence:
-            if not sparse:
-                return []
-            self._state.observers = observers
-            self._state.begin(0)
-            return [Group(self._state, batch.rows(sparse, table, lengths, on_host=table.is_cpu), tokens)]
-        self._follow(batch)
-        groups = []
-        for place, (row, request) in enumerate(zip(sparse, self.requests(batch, sparse), strict=True)):
-            memory = self._memory(request)
-            memory.begin(request, batch.lengths[row])
-            memory.state.observers = observers
-            own = slice(place, place + 1)
-            position = torch.arange(place, place + 1, device=table.device) if tokens is None else tokens[own]
-            # An index of text is cut by code on the host, which would else ask the device how long the row is.
-            rows = batch.rows([row], table[own], lengths[own], on_host=True)
-            groups.append(Group(memory.state, rows, position))
-        return groups
+        selector = self._serving.plan.selector
+        own = selector is not None and selector.owns_index
+        if own and known:
+            self._follow(batch, table.device)
+        if not sparse:
+            return []
+        # The host plans what an index of its own takes in by the rows' lengths.
+        rows = batch.rows(sparse, table, lengths, on_host=own or table.is_cpu)
+        if own and known:
+            places = [batch.slots[row] for row in sparse]
+            self._indexes(table.device).take_in(rows, self.requests(batch, sparse), places)
+        self._state.observers = observers
+        self._state.begin(0)
+        return [Group(self._state, rows, tokens)]
 
     def requests(self, batch: Batch, rows: list[int] | None = None) -> list[RequestRow]:
         """The requests of some rows, or of all."""
@@ -133,19 +132,30 @@ class Groups:
         ]
         metrics.step([batch.lengths[row] for row in sparse], dense, measured=measured)
 
-    def _follow(self, batch: Batch) -> None:
+    def _follow(self, batch: Batch, device: torch.device) -> None:
         """Tell every request's memory what this step writes."""
+        indexes = self._indexes(device)
         for row, request in enumerate(self.requests(batch)):
             length, queries = batch.lengths[row], batch.queries[row]
             if request.sparse and queries:
                 dense = queries > 1 or batch.prefilling[row]
-                self._memory(request).written(length - queries, length, dense=dense)
+                self._memory(request, indexes).written(length - queries, length, dense=dense)
 
-    def _memory(self, request: RequestRow) -> SequenceMemory:
+    def _memory(self, request: RequestRow, indexes: SlotIndexes) -> SlotMemory:
         if request.memory is None:
-            request.memory = SequenceMemory.of(self._serving, self.attention)
-        memory: SequenceMemory = request.memory
+            request.memory = SlotMemory(self._serving.options.policy.phase, indexes.free)
+        memory: SlotMemory = request.memory
         return memory
+
+    def _indexes(self, device: torch.device) -> SlotIndexes:
+        """Made once the worker knows its requests, whose tokens they read."""
+        if self._slots is None:
+            requests, serving = requests_of(self._config), self._serving
+            assert requests is not None, "a batch of requests was announced"
+            ids = requests.ids_on_device
+            fed: Fed = FedByHost(device) if ids is None else FedByDevice(ids)
+            self._slots = self._state.indexes = SlotIndexes(serving.plan, serving.levels, fed, self._view)
+        return self._slots
 
     def _measures(self) -> bool:
         """Whether recall is measured in this step: evenly spread, without chance."""

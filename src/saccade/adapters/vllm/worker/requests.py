@@ -123,13 +123,23 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """The requests in some rows or slots; a row that nobody announced (a warm-up) counts as sparse."""
         return [self.rows.get(slot) or RequestRow() for slot in slots]
 
+    @property
+    def ids_on_device(self) -> Tensor | None:
+        """All requests' token ids int32 `[requests, positions]`, where model runner V2 keeps them; None: the host does."""
+        return None if self._slots is None or not hasattr(self._slots, "all_token_ids") else self._slots.all_token_ids.gpu
+
     def _enter(self, index: int, row: RequestRow) -> None:
+        before = self.rows.get(index)
+        if before is not None and before is not row and before.memory is not None:
+            before.memory.leave()
         self.rows[index] = row
         if not row.resumed and self.arrived is not None:
             self.arrived(row)
 
     def _leave(self, index: int) -> None:
         row = self.rows.pop(index, None)
+        if row is not None and row.memory is not None:
+            row.memory.leave()
         if row is not None:
             self._away[id(row.output)] = row
         for identity, waiting in list(self._away.items()):
