@@ -28,7 +28,7 @@ def test_the_index_that_is_counted_is_the_one_that_is_built(length: int) -> None
     selector, kv = ChunkSelector(budget=100, chunk_min=16, chunk_max=16), cache(length)
     index = selector.new_index(kv, TokenHistory())
     index.update(kv, kv.rows.row_start, length)
-    chunks = len(index.rows[0]) - 1
+    chunks = int(index.table.counts[0])
     vector = HEAD_DIM * 4
     taken = (100 - 8 - 1) / 16
     counted = (selector.search(length, HEAD_DIM, 4).read - 2 * taken * 4) / (2 * vector)

@@ -14,22 +14,24 @@ from saccade.types import ModelShape, Role
 def test_default_buffers() -> None:
     assert ClusterSelector().capacity == 128
     assert ClusterSelector(budget=256).capacity == 64
-    assert ClusterSelector(budget=40).capacity == 8
-    assert ClusterSelector(budget=33).capacity == 1
-    assert ClusterSelector(budget=256, every=100).capacity == 100
+    assert ClusterSelector(budget=60).capacity == 13
+    assert ClusterSelector(budget=48).capacity == 1
+    assert ClusterSelector(budget=200, every=100).capacity == 50
+    assert ClusterSelector(budget=160, every=100).capacity == 13
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 32}, "budget=32 cannot hold 16 sinks, a chunk and 1 more; the smallest is 33"),
-        ({"budget": 63, "every": 32}, "the smallest is 64"),
         (
-            {"budget": 100, "buffer": 69},
-            "budget=100 cannot hold 16 sinks, a chunk and a buffer of 69; the smallest is 101",
+            {"budget": 47},
+            "budget=47 cannot hold 16 sinks, a chunk, 1 more and the up to 15 last tokens that are in no chunk yet; "
+            "the smallest is 48",
         ),
+        ({"budget": 79, "every": 32}, "up to 47 last tokens that are in no chunk yet; the smallest is 80"),
+        ({"budget": 100, "buffer": 54}, "16 sinks, a chunk, a buffer of 54 and the up to 15 .* the smallest is 101"),
         ({"buffer": 0}, "buffer=0 is not valid; the smallest is 1"),
-        ({"buffer": 31, "every": 32}, "buffer=31 holds fewer tokens than the 32 between rectifications"),
+        ({"replant": 0}, "replant=0 is not valid; the smallest is 1"),
         ({"chunk_min": 17}, "chunk_max=16 is not valid; the smallest is 17"),
         ({"chunk_min": 0}, "chunk_min=0 is not valid; the smallest is 1"),
         ({"sinks": -1}, "sinks=-1 is not valid; the smallest is 0"),
@@ -62,11 +64,33 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
 def test_the_plan() -> None:
     options = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "rectify": 32})
     made = plan(options, SHAPE)
-    assert made.selector == ClusterSelector(budget=512, every=32)
+    assert made.selector == ClusterSelector(budget=512, every=32, replant=128)
     assert made.roles.layers == ((Role.DENSE,) * 2,) * 2 + ((Role.SELECT,) * 2,) * 2
     assert LycheeClusterOptions.model_validate(options.model_dump(mode="json")) == options
 
 
 def test_options_say_what_is_wrong() -> None:
-    with pytest.raises(PolicyError, match=r"policy lychee_cluster: budget=32 cannot hold 16 sinks, .* smallest is 33"):
-        parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 32})
+    with pytest.raises(PolicyError, match=r"policy lychee_cluster: budget=47 cannot hold 16 sinks, .* smallest is 48"):
+        parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 47})
+
+
+def test_what_is_always_attended_to_fits_beside_a_chunk() -> None:
+    """At every length and phase of a rectification, for the smallest budgets too."""
+    for every in (0, 5):
+        for buffer in (None, 1, 9):
+            smallest = 16 + (buffer or 1) + every + 15 + 16
+            selector = ClusterSelector(budget=smallest, buffer=buffer, every=every)
+            for length in range(smallest + 1, smallest + 200):
+                for unclean in range(every + 1):
+                    stop = selector.stop(length, length - 1 - unclean)
+                    assert selector.always(length, stop) + 16 <= smallest or stop < 32
+                    assert stop % selector.capacity == 0
+
+
+@pytest.mark.parametrize(("given", "settings"), [("64", 64), ("none", None)])
+def test_replant(given: str, settings: int | None) -> None:
+    made = parse_options("lychee_cluster", LycheeClusterOptions, {"replant": given if given == "none" else int(given)})
+    assert made.selector.replant == settings
+    assert made.selector.follows_one_cache == (settings is None)
+    with pytest.raises(PolicyError, match="replant"):
+        parse_options("lychee_cluster", LycheeClusterOptions, {"replant": "never"})

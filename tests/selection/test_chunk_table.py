@@ -1,0 +1,170 @@
+"""Chunks cut on the device, of many rows at once: against a naive cut, and texts cut by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.selection.chunk_table import ChunkTable, Cuts, Feed
+from saccade.selection.chunking import delimiter_levels
+from saccade.selection.history import TokenHistory
+
+LEVELS = (0, 1, 2, 3, 4)
+UNKNOWN = 5
+
+
+def table_of(cuts: Cuts, ids: Sequence[Sequence[int]], levels: Sequence[int] = LEVELS) -> ChunkTable:
+    """A table of rows that were fed, none of which is cut yet."""
+    history = TokenHistory(levels)
+    padded = torch.zeros((len(ids), max(map(len, ids))), dtype=torch.int64)
+    for row, tokens in enumerate(ids):
+        padded[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    history.record(0, padded.shape[1], len(ids), padded, None)
+    return ChunkTable(cuts, history, len(ids), torch.device("cpu"))
+
+
+def edges(table: ChunkTable, row: int = 0) -> list[int]:
+    found = table.edges[row, : int(table.counts[row]) + 1].tolist()
+    assert int(table.ends[row]) == (found[-1] if len(found) > 1 else 0)
+    return found
+
+
+def naive(levels: Sequence[int], cuts: Cuts, stop: int) -> list[int]:
+    """Cut behind the strongest delimiter, among equals the latest (section 4.3), once the window is full."""
+    found = [cuts.first]
+    while found[-1] + cuts.longest <= stop:
+        window = levels[found[-1] : found[-1] + cuts.longest]
+        allowed = range(cuts.shortest, cuts.longest + 1)
+        strength = {n: window[n - 1] for n in allowed if window[n - 1] > 0}
+        length = max(n for n in strength if strength[n] == min(strength.values())) if strength else cuts.longest
+        found.append(found[-1] + (cuts.without_text if UNKNOWN in window else length))
+    return found
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> Cuts:
+    shortest = draw(st.integers(1, 6))
+    longest = shortest + draw(st.integers(0, 7))
+    return Cuts(draw(st.integers(0, 5)), shortest, longest, draw(st.integers(shortest, longest)))
+
+
+@settings(deadline=None)
+@given(cuts=sizes(), data=st.data())
+def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
+    """Rows of any length, in pieces, taken back and fed other tokens: the chunks are those of the tokens there are."""
+    tokens = st.lists(st.sampled_from([0, 0, 1, 2, 3, 4, UNKNOWN]), min_size=1, max_size=90)
+    ids = data.draw(st.lists(tokens, min_size=1, max_size=3))
+    table = table_of(cuts, ids)
+    history = table._source
+    assert isinstance(history, TokenHistory)
+    for _ in range(data.draw(st.integers(1, 4))):
+        row = data.draw(st.integers(0, len(ids) - 1))
+        kept = data.draw(st.integers(0, len(ids[row])))
+        ids[row] = ids[row][:kept] + data.draw(st.lists(st.integers(0, UNKNOWN), min_size=len(ids[row]) - kept, max_size=90))
+        history._fed = None
+        history.record(0, max(map(len, ids)), len(ids), torch.tensor([[*one, *[0] * (max(map(len, ids)) - len(one))] for one in ids]), None)
+        before = [edges(table, number) for number in range(len(ids))]
+        version = table.version
+        stops = [data.draw(st.integers(0, len(one))) for one in ids]
+        table.bring(Feed(number, 0, kept if number == row else 10**6, stop) for number, stop in enumerate(stops))
+        change = table.since(version)
+        for number, stop in enumerate(stops):
+            expected = naive(ids[number], cuts, stop)
+            assert edges(table, number) == expected
+            if change is None or number not in change.rows:
+                assert before[number] == expected
+                continue
+            place = change.rows.index(number)
+            first, last = int(change.first[place]), int(change.last[place])
+            assert before[number][: first + 1] == expected[: first + 1]
+            assert last == max(len(before[number]), len(expected)) - 1
+            assert last - first <= change.most
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+@settings(deadline=None)
+def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
+    """Left padding moves no edge, which are logical positions."""
+    text = [0, 3, 0, 0, 2, 0, 1, 0, 0, 4, 0, 0, 0, 3, 0] * 4
+    cuts = Cuts(1, 2, 5, 5)
+    table = table_of(cuts, [[0] * first + text, [0] * second + text])
+    table.bring([Feed(0, first, 0, 60), Feed(1, second, 0, 44)])
+    assert edges(table, 0) == naive(text, cuts, 60)
+    assert edges(table, 1) == naive(text, cuts, 44)
+
+
+def test_who_missed_a_change_is_told_of_all_rows() -> None:
+    table = table_of(Cuts(0, 2, 4, 4), [[0] * 40, [0] * 40])
+    assert table.since(0) is None
+    table.bring([Feed(0, 0, 0, 20), Feed(1, 0, 0, 0)])
+    change = table.since(0)
+    assert change is not None and change.rows == (0,) and table.since(1) is None
+    table.bring([Feed(0, 0, 20, 20), Feed(1, 0, 0, 0)])
+    assert table.version == 1
+    table.bring([Feed(0, 0, 20, 40), Feed(1, 0, 0, 40)])
+    change = table.since(0)
+    assert change is not None and change.rows == (0, 1) and change.first.tolist() == [0, 0]
+    assert change.last.tolist() == [10, 10] and change.most >= 10
+
+
+def test_rows_are_added_and_move() -> None:
+    table = table_of(Cuts(1, 2, 4, 4), [[0] * 40, [0] * 40])
+    table.bring([Feed(0, 0, 0, 21), Feed(1, 0, 0, 9)])
+    one, other = edges(table, 0), edges(table, 1)
+    table.permute(torch.tensor([1, 0, 1]))
+    assert [edges(table, row) for row in range(3)] == [other, one, other]
+    table.add_row()
+    assert edges(table, 3) == [1] and table.stops == [9, 21, 9, 0]
+    assert table.nbytes > 0
+
+
+def test_without_levels_chunks_have_one_length() -> None:
+    for table in (
+        ChunkTable(Cuts(2, 3, 8, 6), None, 1, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 8, 6), TokenHistory(), 1, torch.device("cpu")),
+    ):
+        table.bring([Feed(0, 0, 0, 40)])
+        assert edges(table) == [2, 8, 14, 20, 26, 32, 38]
+
+
+def chunks_of(text: str, minimum: int, maximum: int) -> list[str]:
+    """A text cut with words, spaces and marks as tokens, as if more text followed."""
+    tokens = re.findall(r"\n+|\w+|[^\w\n]", text)
+    levels = [*delimiter_levels(tokens), 0]
+    ids = [*range(len(tokens)), *[len(tokens)] * maximum]
+    table = table_of(Cuts(0, minimum, maximum, maximum), [ids], levels)
+    table.bring([Feed(0, 0, 0, len(ids))])
+    return ["".join(tokens[start:stop]) for start, stop in pairwise(edges(table)) if start < len(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("text", "minimum", "maximum", "expected"),
+    [
+        # The full stop beats spaces behind it; then the comma; then the last space; what is left is too short.
+        (
+            "It was late. So we went home, and nobody said a word about it any more",
+            4,
+            12,
+            ["It was late.", " So we went home,", " and nobody said a word ", "about it any more"],
+        ),
+        # Among equals the last one.
+        ("a,b,c,d,e,f", 2, 5, ["a,b,", "c,d,", "e,", "f"]),
+        # Code ends behind its bracket, not at a semicolon inside.
+        ("f(x){g(x);h(x)}k(y);", 4, 16, ["f(x){g(x);h(x)}", "k(y);", ""]),
+        # A blank line beats the comma, a single newline too.
+        (
+            "One line here\nand another, longer one\n\nA new paragraph starts",
+            6,
+            12,
+            ["One line here\n", "and another, longer one\n\n", "A new paragraph ", "starts"],
+        ),
+    ],
+)
+def test_texts_cut_by_hand(text: str, minimum: int, maximum: int, expected: list[str]) -> None:
+    assert chunks_of(text, minimum, maximum) == expected
