@@ -11,28 +11,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ClusterTree:
-    """Padded over rows: what a row does not have is zero, so that it is a unit or cluster without chunks.
+    """Slots of one index each, which rows of a batch enter and leave.
 
-    Clusters lie in order of their unit, so that a unit's clusters are neighbours; chunks lie in order of position.
+    A unit without tokens is none, wherever it lies: nothing else of it means anything. A unit's clusters are
+    neighbours; chunks lie in order of position.
 
     Attributes:
-        unit_centroids, unit_radii: `[B, H, P, d]` in the cache's dtype and float32 `[B, H, P]`.
-        unit_offsets: int32 `[B, H, P + 1]`, unit p has clusters `unit_offsets[p]..unit_offsets[p + 1]`.
-        unit_tokens: int32 `[B, H, P]`, tokens in a unit's chunks.
-        unit_weights: int32 `[B, H, P]`, how many vectors a unit's centroid is the mean of.
-        centroids, radii: `[B, H, L, d]` and `[B, H, L]` of the clusters, likewise.
-        numbers: int32 `[B, H, L]`, a cluster's number before they were put in order: who wins a tie.
-        offsets: int32 `[B, H, L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]`.
-        members: int32 `[B, H, C]`, numbers of chunks, ascending within a cluster.
-        edges: int32 `[B, C + 1]`, chunk i has logical positions `edges[i]..edges[i + 1]`.
-        ends: int32 `[B]`, where the last chunk ends; 0 for a row that is not indexed.
+        unit_centroids, unit_radii: `[R, H, P, d]` in the cache's dtype and float32 `[R, H, P]`.
+        unit_offsets: int32 `[R, H, P + 1]`, unit p has clusters `unit_offsets[p]..unit_offsets[p + 1]`.
+        unit_tokens: int32 `[R, H, P]`, tokens in a unit's chunks.
+        centroids, radii: `[R, H, L, d]` and `[R, H, L]` of the clusters, likewise.
+        numbers: int32 `[R, H, L]`, a cluster's number before they were put in order: who wins a tie.
+        offsets: int32 `[R, H, L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]`.
+        members: int32 `[R, H, C]`, numbers of chunks, of a cluster the latest first.
+        edges: int32 `[R, C + 1]`, chunk i has logical positions `edges[i]..edges[i + 1]`.
+        ends: int32 `[R]`, where the last chunk ends; 0 where nothing is indexed.
     """
 
     unit_centroids: Tensor
     unit_radii: Tensor
     unit_offsets: Tensor
     unit_tokens: Tensor
-    unit_weights: Tensor
     centroids: Tensor
     radii: Tensor
     numbers: Tensor
@@ -60,7 +59,7 @@ _values = attrgetter(*_NAMES)
 
 
 class SearchWidths(NamedTuple):
-    """Host bounds on what a search meets; wider is slower, narrower loses candidates.
+    """Host bounds on what a search meets; narrower loses candidates.
 
     Attributes:
         clusters: clusters of the units that are kept.

@@ -13,7 +13,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 4
+_ABI_VERSION = 5
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -85,7 +85,7 @@ class Search(ctypes.Structure):
 
     _fields_ = _fields(
         "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
-        "lengths ids counts",
+        "slots lengths ids counts",
         "",
         "batch query_heads heads held_heads dim bf16 units clusters chunks budget sinks most_units most_clusters "
         "most_chunks width threads lanes",

@@ -14,67 +14,76 @@ _LOWEST = torch.iinfo(torch.int64).min
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, sinks: int, units: int | None, widths: SearchWidths
-) -> Selection:
-    indexed = (tree.ends > 0) & (seq_lens > budget)
+    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
+    widths: SearchWidths,
+) -> Selection:  # fmt: skip
+    slots = slots.long()
+    ends = tree.ends[slots]
+    indexed = (ends > 0) & (seq_lens > budget)
     head = torch.where(indexed, sinks, 0)
-    tail = torch.where(indexed, tree.ends, 0)
-    ranked, sizes = _ranked(q, tree, budget, units, widths)
-    numbers, starts, lengths = _chunks(tree, ranked, sizes, widths.chunks)
-    lengths = lengths * indexed[:, None, None]
+    tail = torch.where(indexed, ends, 0)
+    chunks = min(widths.chunks, tree.members.shape[2])
+    ranked, sizes = _ranked(q, tree, slots, indexed, budget, units, widths.clusters, chunks)
+    numbers, starts, lengths = _chunks(tree, slots, ranked, sizes, chunks)
     return fill_budget(numbers, starts, lengths, seq_lens, head=head, tail=tail, budget=budget, width=widths.tokens)
 
 
 def _ranked(
-    q: Tensor, tree: ClusterTree, budget: int, units: int | None, widths: SearchWidths
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, tree: ClusterTree, slots: Tensor, indexed: Tensor, budget: int, units: int | None, clusters: int,
+    chunks: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The best clusters of the best units, `[B, H, n]`: where they lie and how many chunks they have."""
-    batch, heads, _, head_dim = tree.centroids.shape
+    batch, (_, heads, count, head_dim) = q.shape[0], tree.centroids.shape
     query = q.float().reshape(batch, heads, -1, head_dim).mean(dim=2)
     norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)
-    kept, sizes = _kept_units(query, norm, tree, budget, units)
-    places = lay_out(kept, sizes, widths.clusters)
-    absent = places < 0
+    kept, sizes = _kept_units(query, norm, tree, slots, indexed, budget, units)
+    # On CPU it costs nothing to see how many there are.
+    clusters = min(clusters, max(int(sizes.sum(-1).max()), 1) if sizes.is_cpu else count)
+    places = lay_out(kept, sizes, clusters)
     inside = places.clamp(min=0)
+    sizes = (_of(tree.offsets, slots, inside + 1) - _of(tree.offsets, slots, inside)).long()
+    absent = (places < 0) | (sizes == 0)
     flat = flatten(tree.centroids)
-    corners = (
-        torch.arange(batch, device=q.device)[:, None] * flat.page + torch.arange(heads, device=q.device) * flat.slot
-    )
+    corners = slots[:, None] * flat.page + torch.arange(heads, device=q.device) * flat.slot
     rows = (inside * flat.head + corners[..., None]).flatten()
-    near = flat.table.index_select(0, rows).view(batch, heads, widths.clusters, head_dim).float()
-    bounds = _products(query, near) + norm * tree.radii.gather(-1, inside)
-    numbers = tree.numbers.gather(-1, inside)
+    near = flat.table.index_select(0, rows).view(batch, heads, clusters, head_dim).float()
+    bounds = _products(query, near) + norm * _of(tree.radii, slots, inside)
+    numbers = _of(tree.numbers, slots, inside)
     # Unique keys, larger is better: the bound in the high half, the inverted number in the low half.
     keys = (_ordered(bounds) * 2**32 + (2**31 - 1 - numbers)).masked_fill(absent, _LOWEST)
-    best = torch.topk(keys, min(widths.clusters, widths.chunks), dim=-1).indices
-    ranked = inside.gather(-1, best)
-    sizes = tree.offsets.gather(-1, ranked + 1) - tree.offsets.gather(-1, ranked)
-    return ranked, sizes.long().masked_fill(absent.gather(-1, best), 0)
+    best = torch.topk(keys, min(clusters, chunks), dim=-1).indices
+    return inside.gather(-1, best), sizes.masked_fill(absent, 0).gather(-1, best)
 
 
 def _kept_units(
-    query: Tensor, norm: Tensor, tree: ClusterTree, budget: int, units: int | None
+    query: Tensor, norm: Tensor, tree: ClusterTree, slots: Tensor, indexed: Tensor, budget: int, units: int | None
 ) -> tuple[Tensor, Tensor]:
     """First cluster and number of clusters of every unit in order of its bound, no clusters where it is not kept."""
-    bounds = _products(query, tree.unit_centroids.float()) + norm * tree.unit_radii
-    order = bounds.masked_fill(tree.unit_tokens == 0, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    bounds = _products(query, tree.unit_centroids[slots].float()) + norm * tree.unit_radii[slots]
+    tokens, offsets = tree.unit_tokens[slots].long() * indexed[:, None, None], tree.unit_offsets[slots].long()
+    order = bounds.masked_fill(tokens == 0, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    tokens, first = tokens.gather(-1, order), offsets.gather(-1, order)
     if units is None:
-        tokens = tree.unit_tokens.gather(-1, order).long()
         kept = tokens.cumsum(-1) - tokens < 4 * budget
     else:
         kept = torch.arange(order.shape[-1], device=order.device) < units
-    first = tree.unit_offsets.gather(-1, order).long()
-    return first, (tree.unit_offsets.gather(-1, order + 1) - first) * kept
+    return first, (offsets.gather(-1, order + 1) - first) * (kept & (tokens > 0))
 
 
-def _chunks(tree: ClusterTree, ranked: Tensor, sizes: Tensor, chunks: int) -> tuple[Tensor, Tensor, Tensor]:
+def _chunks(tree: ClusterTree, slots: Tensor, ranked: Tensor, sizes: Tensor, chunks: int) -> tuple[Tensor, ...]:
     """Numbers, starts and lengths of the ranked clusters' first `chunks` chunks, `[B, H, chunks]`; length 0: none."""
-    slots = lay_out(tree.offsets.gather(-1, ranked).long(), sizes, chunks)
-    numbers = tree.members.gather(-1, slots.clamp(min=0)).long()
-    edges = tree.edges[:, None].expand(-1, numbers.shape[1], -1)
-    starts = edges.gather(-1, numbers).long()
-    lengths = (edges.gather(-1, numbers + 1) - starts).masked_fill(slots < 0, 0)
-    return numbers, starts, lengths
+    places = lay_out(_of(tree.offsets, slots, ranked).long(), sizes, chunks)
+    absent = places < 0
+    numbers = _of(tree.members, slots, places.clamp(min=0)).long().masked_fill(absent, 0)
+    row = slots[:, None, None]
+    starts = tree.edges[row, numbers].long()
+    return numbers, starts, (tree.edges[row, numbers + 1] - starts).masked_fill(absent, 0)
+
+
+def _of(table: Tensor, slots: Tensor, places: Tensor) -> Tensor:
+    """What a `[R, H, n]` table has at `places` `[B, H, m]` of each row's slot; no slot is copied."""
+    heads = torch.arange(table.shape[1], device=table.device)
+    return table[slots[:, None, None], heads[:, None], places]
 
 
 def _products(query: Tensor, vectors: Tensor) -> Tensor:
