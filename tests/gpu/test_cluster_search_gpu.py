@@ -58,7 +58,9 @@ def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
             ),
             dim=-1,
         )
-        ranked, order = owners.sort(dim=-1, stable=True)
+        # Of a parent the last comes first.
+        ranked, order = owners.flip(-1).sort(dim=-1, stable=True)
+        order = children - 1 - order
         edges = torch.arange(most + 1).expand(BATCH, HEADS, -1).contiguous()
         return torch.searchsorted(ranked, edges), order
 
@@ -81,7 +83,6 @@ def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
         unit_radii=radii(units),
         unit_offsets=unit_offsets.int(),
         unit_tokens=unit_tokens.int(),
-        unit_weights=unit_offsets.diff(dim=2).int(),
         centroids=quarters(clusters),
         radii=radii(clusters),
         numbers=numbers.int(),
@@ -97,10 +98,17 @@ def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
     return q, tree, tree.ends + torch.tensor([1, 60, 127], dtype=torch.int32)
 
 
-def on_device(q: Tensor, tree: ClusterTree, lengths: Tensor, units: int | None) -> Selection:
-    return cluster_search(
-        q, tree, lengths, budget=1024, sinks=SINKS, units=units, widths=WIDTHS, implementation="triton"
-    )
+def on_device(
+    q: Tensor,
+    tree: ClusterTree,
+    lengths: Tensor,
+    units: int | None,
+    *,
+    slots: Tensor | None = None,
+    widths: SearchWidths = WIDTHS,
+) -> Selection:
+    options = {"budget": 1024, "sinks": SINKS, "units": units, "widths": widths, "implementation": "triton"}
+    return cluster_search(q, tree, lengths, slots=slots, **options)
 
 
 def agree(found: Selection, q: Tensor, tree: ClusterTree, lengths: Tensor, units: int | None) -> None:
@@ -120,6 +128,13 @@ def test_long_rows(units: int | None) -> None:
     agree(found, q, tree, lengths, units)
     heads = on_device(q[:, GROUP : 3 * GROUP].cuda(), moved(tree, "cuda").heads(1, 3), lengths.cuda(), units)
     assert heads.ids.equal(found.ids[:, 1:3])
+    wide = on_device(
+        q.cuda(), moved(tree, "cuda"), lengths.cuda(), units, widths=WIDTHS._replace(clusters=10**6, chunks=10**6)
+    )
+    assert wide.ids.equal(found.ids)
+    rows = torch.tensor([2, 0, 2, 1], dtype=torch.int32, device="cuda")
+    moved_rows = on_device(q.cuda()[rows], moved(tree, "cuda"), lengths.cuda()[rows], units, slots=rows)
+    assert moved_rows.ids.equal(found.ids[rows])
 
 
 def test_a_graph_replays_with_other_lengths_and_trees() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
+from random import Random
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_checks import fast_attention
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.errors import KernelError
 from saccade.kernels._chunk_sets import lay_out
@@ -27,7 +28,7 @@ implementations = st.sampled_from(("reference", "native") if built else ("refere
 
 @dataclass
 class Node:
-    """A unit or cluster: children are clusters' numbers of a unit, chunk numbers of a cluster."""
+    """A unit or cluster: children are clusters' numbers of a unit, chunk numbers of a cluster as they are taken."""
 
     centroid: list[float]
     radius: float
@@ -70,7 +71,7 @@ def naive(row: Row, head: int, query: list[float], budget: int, sinks: int, k_g:
     chunks: list[int] = []
     full = False
     for cluster in candidates:
-        for chunk in sorted(row.clusters[head][cluster].children):
+        for chunk in row.clusters[head][cluster].children:
             full = full or size[chunk] > room
             if full:
                 break
@@ -127,7 +128,6 @@ def padded(rows: list[Row], dim: int, dtype: torch.dtype) -> ClusterTree:
         unit_radii=nans(units),
         unit_offsets=ints(heads, units + 1),
         unit_tokens=ints(heads, units),
-        unit_weights=ints(heads, units),
         centroids=nans(clusters, dim).to(dtype),
         radii=nans(clusters),
         numbers=ints(heads, clusters),
@@ -151,7 +151,7 @@ def padded(rows: list[Row], dim: int, dtype: torch.dtype) -> ClusterTree:
                     tree.centroids[b, h, place] = torch.tensor(cluster.centroid)
                     tree.radii[b, h, place] = cluster.radius
                     tree.numbers[b, h, place] = number
-                    for chunk in sorted(cluster.children):
+                    for chunk in cluster.children:
                         tree.members[b, h, member] = chunk
                         tree.unit_tokens[b, h, u] += row.edges[chunk + 1] - row.edges[chunk]
                         member += 1
@@ -200,7 +200,7 @@ def cases(draw: st.DrawFn) -> Case:
                 unit.children.append(number)
             for chunk in range(chunks):
                 cluster = clusters[chunk] if chunk < count else random.choice(clusters)
-                cluster.children.append(chunk)
+                cluster.children.insert(0, chunk)
             order = list(range(count))
             random.shuffle(order)
             clusters = [clusters[number] for number in order]
@@ -238,12 +238,101 @@ def test_against_naive_loops(case: Case, implementation: Implementation, lanes: 
             assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
 
 
+def holed(tree: ClusterTree, random: Random) -> ClusterTree:
+    """The same tree with units without tokens before, between and behind the others, whose entries are stale.
+
+    A gap has clusters of its own that are in no unit, and every other number that nobody may use is NaN or nonsense.
+    """
+    rows, heads, parents, dim = tree.unit_centroids.shape
+    count = tree.radii.shape[2]
+    units, clusters = 2 * parents + 3, count + 3 * (parents + 3)
+
+    def junk(*sizes: int) -> Tensor:
+        return torch.tensor([random.randint(-(2**30), 2**30) for _ in range(math.prod(sizes))]).view(sizes).int()
+
+    def nans(*sizes: int) -> Tensor:
+        return torch.full((rows, heads, *sizes), torch.nan)
+
+    new = ClusterTree(
+        unit_centroids=nans(units, dim).to(tree.centroids.dtype),
+        unit_radii=nans(units),
+        unit_offsets=junk(rows, heads, units + 1),
+        unit_tokens=torch.zeros((rows, heads, units), dtype=torch.int32),
+        centroids=nans(clusters, dim).to(tree.centroids.dtype),
+        radii=nans(clusters),
+        numbers=junk(rows, heads, clusters),
+        offsets=torch.zeros((rows, heads, clusters + 1), dtype=torch.int32),
+        members=torch.cat((tree.members, tree.members), dim=-1),
+        edges=torch.cat((tree.edges, junk(rows, tree.edges.shape[1] - 1)), dim=-1),
+        ends=tree.ends,
+    )
+    for row, head in product(range(rows), range(heads)):
+        before, after = ({name: t[row, head] for name, t in a.tensors().items() if t.dim() > 2} for a in (tree, new))
+        target = at = 0
+        for unit in range(parents):
+            first, stop = before["unit_offsets"][unit : unit + 2].tolist()
+            if before["unit_tokens"][unit] == 0:
+                continue
+            if random.random() < 0.5:
+                target, at = target + 1, at + random.randint(0, 3)
+            for name in ("unit_centroids", "unit_radii", "unit_tokens"):
+                after[name][target] = before[name][unit]
+            end = at + stop - first
+            after["unit_offsets"][target], after["unit_offsets"][target + 1] = at, end
+            for name in ("centroids", "radii", "numbers", "offsets"):
+                after[name][at:end] = before[name][first:stop]
+            after["offsets"][end] = before["offsets"][stop]
+            target, at = target + 1, end
+    return new
+
+
+@given(cases(), implementations, st.randoms(use_true_random=False))
+def test_units_without_tokens_are_none(case: Case, implementation: Implementation, random: Random) -> None:
+    assume(implementation != "native" or case.q.shape[2] > DIM)
+    expect_that_holes_change_nothing(case, implementation, random)
+
+
+def expect_that_holes_change_nothing(case: Case, implementation: Implementation, random: Random) -> None:
+    options = {**case.options, "implementation": implementation}
+    wanted = cluster_search(case.q, case.tree, case.lengths, **options)
+    found = cluster_search(case.q, holed(case.tree, random), case.lengths, **options)
+    assert found.counts.equal(wanted.counts)
+    assert found.ids.equal(wanted.ids)
+
+
+@given(cases(), implementations, st.data())
+def test_rows_search_their_slots(case: Case, implementation: Implementation, data: st.DataObject) -> None:
+    assume(implementation != "native" or case.q.shape[2] > DIM)
+    rows = st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5)
+    expect_slots(case, implementation, data.draw(rows))
+
+
+def expect_slots(case: Case, implementation: Implementation, rows: list[int]) -> None:
+    """A batch of some of the rows, each with the tree that lies where the slot says, behind one of nobody."""
+    options = {**case.options, "implementation": implementation}
+    whole = cluster_search(case.q, case.tree, case.lengths, **options)
+    heads = case.tree.radii.shape[1]
+    # A part of the heads of a tree of more slots than there are rows, the first full of nonsense.
+    spread = {
+        name: torch.cat((torch.full_like(t[:1], -1 if t.dtype == torch.int32 else torch.nan), t.flip(0)))
+        for name, t in case.tree.tensors().items()
+    }
+    spread = {name: torch.cat((t, t), dim=1) if t.dim() > 2 else t for name, t in spread.items()}
+    tree = ClusterTree(**spread).heads(heads, 2 * heads)
+    slots = torch.tensor([len(case.rows) - row for row in rows], dtype=torch.int32)
+    found = cluster_search(case.q[rows], tree, case.lengths[rows], slots=slots, **options)
+    assert found.counts.equal(whole.counts[rows])
+    assert found.ids.equal(whole.ids[rows])
+
+
 @settings(max_examples=30)
-@given(cases(), st.integers(0, 20))
-def test_wider_bounds_change_nothing(case: Case, more: int) -> None:
+@given(cases(), st.one_of(st.integers(0, 20), st.just(10**6)), implementations)
+def test_wider_bounds_change_nothing(case: Case, more: int, implementation: Implementation) -> None:
+    assume(implementation != "native" or case.q.shape[2] > DIM)
     narrow = cluster_search(case.q, case.tree, case.lengths, **case.options)
-    widths = SearchWidths(*(width + more for width in case.widths))
-    wide = cluster_search(case.q, case.tree, case.lengths, **{**case.options, "widths": widths})
+    clusters, chunks, tokens = case.widths
+    options = {**case.options, "widths": SearchWidths(clusters + more, chunks + more, tokens + more % 100)}
+    wide = cluster_search(case.q, case.tree, case.lengths, **options, implementation=implementation)
     assert wide.counts.equal(narrow.counts)
     assert wide.ids[..., : case.widths.tokens].equal(narrow.ids)
     assert (wide.ids[..., case.widths.tokens :] == -1).all()
@@ -346,7 +435,7 @@ def test_native_refuses_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def example() -> Case:
     unit = Node([1.0, 0.0, 0.0, 0.0], 0.0, [0])
-    cluster = Node([1.0, 0.0, 0.0, 0.0], 0.0, [0, 1])
+    cluster = Node([1.0, 0.0, 0.0, 0.0], 0.0, [1, 0])
     row = Row(12, [1, 5, 9], [[unit]], [[cluster]])
     return Case([row], torch.ones(1, 2, DIM), [[[1.0] * DIM]], torch.float32, budget=9, sinks=1, k_g=None)
 
@@ -354,7 +443,7 @@ def example() -> Case:
 def test_a_chunk_that_does_not_fit_ends_the_search() -> None:
     case = example()
     found = cluster_search(case.q, case.tree, case.lengths, **case.options)
-    assert found.ids[0, 0, : int(found.counts)].tolist() == [0, 1, 2, 3, 4, 9, 10, 11]
+    assert found.ids[0, 0, : int(found.counts)].tolist() == [0, 5, 6, 7, 8, 9, 10, 11]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), min_size=1, max_size=8), st.integers(1, 20))
@@ -367,13 +456,15 @@ def test_ranges_are_laid_out(ranges: list[tuple[int, int]], width: int) -> None:
 
 
 def test_the_reference_never_synchronises_with_the_host() -> None:
-    """`.item()`, `nonzero` and data-dependent shapes raise on a fake tensor."""
+    """`.item()`, `nonzero` and data-dependent shapes raise on a tensor without content; what is on CPU may be read."""
     case = example()
-    with FakeTensorMode() as mode:
-        tree = ClusterTree(**{name: mode.from_tensor(tensor) for name, tensor in case.tree.tensors().items()})
-        q, lengths = mode.from_tensor(case.q), mode.from_tensor(case.lengths)
-        found = cluster_search(q, tree, lengths, **case.options, implementation="reference")
+    tree = ClusterTree(**{name: tensor.to("meta") for name, tensor in case.tree.tensors().items()})
+    q, lengths = case.q.to("meta"), case.lengths.to("meta")
+    for slots in (None, lengths):
+        found = cluster_search(q, tree, lengths, slots=slots, **case.options, implementation="reference")
         assert found.ids.shape == (1, 1, 12)
+    with pytest.raises(RuntimeError, match="meta"):
+        lengths.max().item()
 
 
 def test_errors() -> None:
@@ -387,6 +478,16 @@ def test_errors() -> None:
         cluster_search(case.q, tree, lengths.long(), **options)
     with pytest.raises(KernelError, match="must be on one device"):
         cluster_search(case.q, tree, lengths.repeat(2), **options)
+    for slots in (lengths.repeat(2), lengths.to("meta")):
+        with pytest.raises(
+            KernelError, match=r"q, seq_lens \[\d\], slots and the index must be on one device|q must be"
+        ):
+            cluster_search(case.q, tree, lengths, slots=slots, **options)
+    for slot in (-1, 1):
+        with pytest.raises(KernelError, match=rf"slots must be 0 to 0, got \[{slot}\]"):
+            cluster_search(case.q, tree, lengths, slots=torch.full_like(lengths, slot), **options)
+    with pytest.raises(KernelError, match=r"slots must be int32, got torch\.int64"):
+        cluster_search(case.q, tree, lengths, slots=lengths.long(), **options)
     with pytest.raises(KernelError, match="must be at least 1, got 0"):
         cluster_search(case.q, tree, lengths, **{**options, "budget": 0})
     with pytest.raises(KernelError, match="must be at least 1"):

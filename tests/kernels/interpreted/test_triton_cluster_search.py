@@ -10,7 +10,15 @@ import torch
 from compiling import compile_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cluster_search import Case, Node, Row, cases, naive
+from test_cluster_search import (
+    Case,
+    Node,
+    Row,
+    cases,
+    expect_slots,
+    expect_that_holes_change_nothing,
+    naive,
+)
 
 from saccade.errors import KernelError
 from saccade.kernels._cluster_tree import SearchWidths
@@ -48,10 +56,24 @@ def test_against_naive_loops(case: Case, blocks: dict[str, int]) -> None:
     expect(case, search(case, blocks))
 
 
+@settings(max_examples=10)
+@given(cases(), st.randoms(use_true_random=False))
+def test_units_without_tokens_are_none(case: Case, chance: random.Random) -> None:
+    expect_that_holes_change_nothing(case, "triton", chance)
+
+
+@settings(max_examples=10)
+@given(cases(), st.data())
+def test_rows_search_their_slots(case: Case, data: st.DataObject) -> None:
+    rows = st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5)
+    expect_slots(case, "triton", data.draw(rows))
+
+
 @settings(max_examples=8)
-@given(cases(), st.integers(-8, 20))
+@given(cases(), st.one_of(st.integers(-8, 20), st.just(10**6)))
 def test_host_bounds_change_what_they_change_in_the_reference(case: Case, more: int) -> None:
-    widths = SearchWidths(*(max(width + more, 1) for width in case.widths))
+    clusters, chunks, tokens = (max(width + more, 1) for width in case.widths)
+    widths = SearchWidths(clusters, chunks, min(tokens, 200))
     found = search(case, SMALL, widths=widths)
     wanted = cluster_search(
         case.q, case.tree, case.lengths, **{**case.options, "widths": widths}, implementation="reference"
@@ -88,7 +110,7 @@ def large(dim: int, k_g: int | None, budget: int) -> Case:
         for _ in range(2):
             clusters = [Node(vector(), chance.randint(0, 8) / 8, [number]) for number in range(count)]
             for chunk in range(count, 3 * count):
-                clusters[min(chance.randrange(count), chance.randrange(count))].children.append(chunk)
+                clusters[min(chance.randrange(count), chance.randrange(count))].children.insert(0, chunk)
             units = [Node(vector(), chance.randint(0, 8) / 8, [number]) for number in range(count // 6)]
             for number in range(count // 6, count):
                 chance.choice(units).children.append(number)
@@ -116,9 +138,9 @@ def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
 
 
 QUERY = {"q": "*bf16", "stride_row": "i32", "stride_head": "i32", "stride_dim": "i32"}
-ROW = {"ends": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
+ROW = {"ends": "*i32", "slots": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
 CHUNKED = {"offsets": "*i32", "count": "i32", "members": "*i32", "edges": "*i32", "capacity": "i32"}
-RANKED = {"keys": "*i64", "weights": "*i64", "places": "*i32", "clusters": "i32"}
+RANKED = {"keys": "*i64", "weights": "*i64", "places": "*i32", "found": "*i32", "clusters": "i32"}
 UNIT = {"unit_keys": "*i64", "unit_tokens": "*i32", "parents": "i32"}
 TAKEN = {"starts": "*i32", "lengths": "*i32", "chunks": "i32", "sinks": "i32"}
 SIGNATURES = {

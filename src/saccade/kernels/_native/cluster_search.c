@@ -18,7 +18,7 @@
 enum failure { DONE, BAD_TREE, BAD_SHAPE, NO_MEMORY };
 
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. Tables of heads are
- * [batch, held_heads, n]: the addresses are those of the first head that is searched. */
+ * [slots, held_heads, n]: the addresses are those of the first head that is searched. */
 struct search {
     const float *q;                             /* [batch, query_heads, dim] */
     const char *unit_centroids, *centroids;     /* units (clusters) vectors of dim numbers */
@@ -26,7 +26,8 @@ struct search {
     const int32_t *unit_offsets, *unit_tokens;  /* units + 1; units */
     const int32_t *numbers, *offsets;           /* clusters; clusters + 1 */
     const int32_t *members;                     /* chunks */
-    const int32_t *edges, *ends, *lengths;      /* [batch, chunks + 1]; [batch]; [batch] */
+    const int32_t *edges, *ends;                /* [slots, chunks + 1]; [slots] */
+    const int32_t *slots, *lengths;             /* [batch] */
     int32_t *ids, *counts;                      /* [batch, heads, width] and [batch, heads] */
     int64_t batch, query_heads, heads, held_heads, dim, bf16;
     int64_t units, clusters, chunks;
@@ -54,9 +55,9 @@ struct query {
     int64_t lanes;
 };
 
-static struct tree find_tree(const struct search *call, int64_t row, int64_t head)
+static struct tree find_tree(const struct search *call, int64_t slot, int64_t head)
 {
-    const int64_t place = row * call->held_heads + head, vector = call->dim * (call->bf16 ? 2 : 4);
+    const int64_t place = slot * call->held_heads + head, vector = call->dim * (call->bf16 ? 2 : 4);
     return (struct tree){
         .unit_centroids = call->unit_centroids + place * call->units * vector,
         .centroids = call->centroids + place * call->clusters * vector,
@@ -67,7 +68,7 @@ static struct tree find_tree(const struct search *call, int64_t row, int64_t hea
         .numbers = call->numbers + place * call->clusters,
         .offsets = call->offsets + place * (call->clusters + 1),
         .members = call->members + place * call->chunks,
-        .edges = call->edges + row * (call->chunks + 1),
+        .edges = call->edges + slot * (call->chunks + 1),
     };
 }
 
@@ -109,12 +110,14 @@ static int64_t find_candidates(const struct search *call, const struct tree *tre
     float *bounds = (float *)(units + call->units);
     *found = entries;
     find_bounds(call, query, tree->unit_centroids, tree->unit_radii, call->units, bounds);
+    int64_t filled = 0;
     for (int64_t unit = 0; unit < call->units; unit++)
-        units[unit] = (struct entry){key_of(tree->unit_tokens[unit] ? bounds[unit] : -INFINITY, (int32_t)unit), unit};
-    heapify(units, call->units);
+        if (tree->unit_tokens[unit] > 0)
+            units[filled++] = (struct entry){key_of(bounds[unit], (int32_t)unit), unit};
+    heapify(units, filled);
     int64_t count = 0, tokens = 0;
-    for (int64_t left = call->units; left > 0 && count < room; left--) {
-        if (call->most_units ? call->units - left >= call->most_units : tokens >= 4 * call->budget)
+    for (int64_t left = filled; left > 0 && count < room; left--) {
+        if (call->most_units ? filled - left >= call->most_units : tokens >= 4 * call->budget)
             break;
         const int64_t unit = pop(units, left).value, first = tree->unit_offsets[unit];
         int64_t more = tree->unit_offsets[unit + 1] - first;
@@ -168,11 +171,12 @@ static int64_t add_tokens(const struct search *call, int32_t *ids, int64_t count
 
 static int search_one(const struct search *call, int64_t lanes, int64_t row, int64_t head)
 {
-    const int32_t length = call->lengths[row], end = call->ends[row];
+    const int64_t slot = call->slots[row];
+    const int32_t length = call->lengths[row], end = call->ends[slot];
     int32_t *ids = call->ids + (row * call->heads + head) * call->width;
     int64_t count = 0;
     if (end > 0 && length > call->budget) {
-        const struct tree tree = find_tree(call, row, head);
+        const struct tree tree = find_tree(call, slot, head);
         struct query query = {.lanes = lanes};
         struct entry *clusters = NULL;
         pool_query(call, row, head, &query);

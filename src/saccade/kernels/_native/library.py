@@ -85,7 +85,7 @@ class Search(ctypes.Structure):
 
     _fields_ = _fields(
         "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
-        "lengths ids counts",
+        "slots lengths ids counts",
         "",
         "batch query_heads heads held_heads dim bf16 units clusters chunks budget sinks most_units most_clusters "
         "most_chunks width threads lanes",

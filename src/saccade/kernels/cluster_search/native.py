@@ -34,17 +34,18 @@ def refusal(q: Tensor, tree: ClusterTree, seq_lens: Tensor) -> str | None:
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, sinks: int, units: int | None, widths: SearchWidths
-) -> Selection:
-    batch, heads, held_clusters, head_dim = tree.centroids.shape
+    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
+    widths: SearchWidths,
+) -> Selection:  # fmt: skip
+    batch, (_, heads, held_clusters, head_dim) = q.shape[0], tree.centroids.shape
     ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32)
     counts = torch.empty((batch, heads), dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    queries, lengths, places = q.float().contiguous(), seq_lens.contiguous(), slots.contiguous()
     call = native.Search(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
-        *native.addresses(tree.edges, tree.ends, lengths, ids, counts),
+        *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
         *(batch, q.shape[1], heads, _held_heads(tree), head_dim, ITEM_SIZE[tree.centroids.dtype] == 2),
         *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2]),
         *(budget, sinks, 0 if units is None else units),
@@ -56,8 +57,8 @@ def cluster_search(
 
 def _held_heads(tree: ClusterTree) -> int:
     """Heads of the tree's storage: a tree of some heads is a view of one of all."""
-    batch, heads, clusters = tree.radii.shape
-    return heads if batch == 1 else tree.radii.stride(0) // clusters
+    slots, heads, clusters = tree.radii.shape
+    return heads if slots == 1 else tree.radii.stride(0) // clusters
 
 
 def _some_heads(tensor: Tensor, held: int) -> bool:

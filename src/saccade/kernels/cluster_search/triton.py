@@ -32,11 +32,14 @@ STEP = 16
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, seq_lens: Tensor, budget: int, sinks: int, units: int | None, widths: SearchWidths
-) -> Selection:
-    clusters, chunks, tokens = widths
-    batch, heads, count, head_dim = tree.centroids.shape
+    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
+    widths: SearchWidths,
+) -> Selection:  # fmt: skip
+    batch, (_, heads, count, head_dim) = q.shape[0], tree.centroids.shape
     parents, pairs, device = tree.unit_tokens.shape[2], batch * heads, q.device
+    clusters = min(widths.clusters, count)
+    # A chunk has a token or more.
+    chunks = min(widths.chunks, tree.members.shape[2], max(budget - sinks, 1))
     span = _stored_heads(tree)
     group = q.shape[1] // heads
     inner = triton.next_power_of_2(head_dim)
@@ -44,13 +47,14 @@ def cluster_search(
     keys = torch.empty((pairs, clusters), dtype=torch.int64, device=device)
     weights = torch.empty_like(keys)
     places = torch.empty((pairs, clusters), dtype=torch.int32, device=device)
+    found = torch.empty((pairs,), dtype=torch.int32, device=device)
     starts = torch.empty((pairs, chunks), dtype=torch.int32, device=device)
     lengths = torch.empty_like(starts)
-    ids = torch.empty((batch, heads, tokens), dtype=torch.int32, device=device)
+    ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32, device=device)
     counts = torch.empty((batch, heads), dtype=torch.int32, device=device)
 
     query = (q, *q.stride())
-    row = (tree.ends, seq_lens.contiguous(), budget, heads, span)
+    row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, span)
     chunked = (tree.offsets, count, tree.members, tree.edges, tree.members.shape[2])
     sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
     blocks = triton.cdiv(clusters, CANDIDATES)
@@ -64,7 +68,7 @@ def cluster_search(
         )
         _bound_clusters[(pairs, blocks)](
             *(*query, unit_keys, tree.unit_offsets, tree.unit_tokens, parents, 4 * budget if units is None else units),
-            *(tree.centroids, tree.radii, tree.numbers, *chunked, *row, keys, weights, places, clusters),
+            *(tree.centroids, tree.radii, tree.numbers, *chunked, *row, keys, weights, places, found, clusters),
             **sizes,
             BY_TOKENS=units is None,
             PARENTS=triton.next_power_of_2(parents),
@@ -73,13 +77,13 @@ def cluster_search(
             MEMBERS=MEMBERS,
         )
         _take_chunks[(pairs, blocks)](
-            *(keys, weights, places, clusters, *chunked, *row, sinks, starts, lengths, chunks),
+            *(keys, weights, places, found, clusters, *chunked, *row, sinks, starts, lengths, chunks),
             BLOCK=CANDIDATES,
             RIVALS=RIVALS,
             MEMBERS=MEMBERS,
         )
-        _write_tokens[(pairs, max(triton.cdiv(chunks, CHUNKS), triton.cdiv(tokens, TOKENS)))](
-            *(starts, lengths, chunks, *row, sinks, ids, counts, tokens),
+        _write_tokens[(pairs, max(triton.cdiv(chunks, CHUNKS), triton.cdiv(widths.tokens, TOKENS)))](
+            *(starts, lengths, chunks, *row, sinks, ids, counts, widths.tokens),
             BLOCK=CHUNKS,
             RIVALS=RIVALS,
             TOKENS=TOKENS,
@@ -89,9 +93,9 @@ def cluster_search(
 
 
 def _stored_heads(tree: ClusterTree) -> int:
-    """How many heads a row of the tree's storage has: a tree of some heads is a view of one of all."""
-    batch, heads, count = tree.radii.shape
-    span = tree.radii.stride(0) // count if batch > 1 else heads
+    """How many heads a slot of the tree's storage has: a tree of some heads is a view of one of all."""
+    slots, heads, count = tree.radii.shape
+    span = tree.radii.stride(0) // count if slots > 1 else heads
     for name, tensor in tree.tensors().items():
         step = 1
         for dim in reversed(range(tensor.dim())):
@@ -106,16 +110,9 @@ def _stored_heads(tree: ClusterTree) -> int:
 
 @triton.jit
 def _query(
-    q: tl.tensor,
-    stride_row: tl.tensor,
-    stride_head: tl.tensor,
-    stride_dim: tl.tensor,
-    row: tl.tensor,
-    head: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+    q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, row: tl.tensor, head: tl.tensor,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Mean of a group's queries, float32 `[INNER]`, and its length."""
     dims = tl.arange(0, INNER)
     place = q + row.to(tl.int64) * stride_row + dims * stride_dim
@@ -128,15 +125,9 @@ def _query(
 
 @triton.jit
 def _bounds(
-    query: tl.tensor,
-    norm: tl.tensor,
-    centroids: tl.tensor,
-    radii: tl.tensor,
-    places: tl.tensor,
-    present: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-) -> tl.tensor:
+    query: tl.tensor, norm: tl.tensor, centroids: tl.tensor, radii: tl.tensor, places: tl.tensor, present: tl.tensor,
+    HEAD_DIM: tl.constexpr, INNER: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """q·centroid + |q|·radius of the nodes at `places` of a head, float32."""
     dims = tl.arange(0, INNER)
     inside = present[:, None] & (dims < HEAD_DIM)[None, :]
@@ -157,38 +148,23 @@ def _keys(bounds: tl.tensor, numbers: tl.tensor) -> tl.tensor:
     do_not_specialize=["stride_row", "stride_head", "stride_dim", "parents", "budget", "heads", "span", "chunks"]
 )
 def _bound_units(
-    q: tl.tensor,
-    stride_row: tl.tensor,
-    stride_head: tl.tensor,
-    stride_dim: tl.tensor,
-    unit_centroids: tl.tensor,
-    unit_radii: tl.tensor,
-    unit_tokens: tl.tensor,
-    parents: tl.tensor,
-    ends: tl.tensor,
-    seq_lens: tl.tensor,
-    budget: tl.tensor,
-    heads: tl.tensor,
-    span: tl.tensor,
-    unit_keys: tl.tensor,
-    lengths: tl.tensor,
+    q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_centroids: tl.tensor,
+    unit_radii: tl.tensor, unit_tokens: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor,
+    seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, unit_keys: tl.tensor, lengths: tl.tensor,
     chunks: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-) -> None:
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+) -> None:  # fmt: skip
     """Ranks of all units of a head, and a list of taken chunks that is empty."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    if (tl.load(ends + row) == 0) | (tl.load(seq_lens + row) <= budget):
+    slot = tl.load(slots + row).to(tl.int64)
+    if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
         return
     if tl.program_id(1) == 0:
         for start in range(0, chunks, CHUNKS):
             numbers = start + tl.arange(0, CHUNKS)
             tl.store(lengths + pair * chunks + numbers, tl.zeros((CHUNKS,), dtype=tl.int32), mask=numbers < chunks)
-    stored = (row * span + head) * parents
+    stored = (slot * span + head) * parents
     units = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     present = units < parents
     filled = tl.load(unit_tokens + stored + units, mask=present, other=0) > 0
@@ -202,104 +178,76 @@ def _bound_units(
 
 @triton.jit(
     do_not_specialize=[
-        "stride_row",
-        "stride_head",
-        "stride_dim",
-        "parents",
-        "limit",
-        "count",
-        "capacity",
-        "budget",
-        "heads",
-        "span",
-        "clusters",
+        "stride_row", "stride_head", "stride_dim", "parents", "limit", "count", "capacity", "budget", "heads", "span",
+        "clusters"
     ]
-)
+)  # fmt: skip
 def _bound_clusters(
-    q: tl.tensor,
-    stride_row: tl.tensor,
-    stride_head: tl.tensor,
-    stride_dim: tl.tensor,
-    unit_keys: tl.tensor,
-    unit_offsets: tl.tensor,
-    unit_tokens: tl.tensor,
-    parents: tl.tensor,
-    limit: tl.tensor,
-    centroids: tl.tensor,
-    radii: tl.tensor,
-    numbers: tl.tensor,
-    offsets: tl.tensor,
-    count: tl.tensor,
-    members: tl.tensor,
-    edges: tl.tensor,
-    capacity: tl.tensor,
-    ends: tl.tensor,
-    seq_lens: tl.tensor,
-    budget: tl.tensor,
-    heads: tl.tensor,
-    span: tl.tensor,
-    keys: tl.tensor,
-    weights: tl.tensor,
-    places: tl.tensor,
-    clusters: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    BY_TOKENS: tl.constexpr,
-    PARENTS: tl.constexpr,
-    UNITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MEMBERS: tl.constexpr,
-) -> None:
+    q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_keys: tl.tensor,
+    unit_offsets: tl.tensor, unit_tokens: tl.tensor, parents: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
+    radii: tl.tensor, numbers: tl.tensor, offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor,
+    capacity: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor,
+    span: tl.tensor, keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, PARENTS: tl.constexpr,
+    UNITS: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
+) -> None:  # fmt: skip
     """Ranks of the kept units' clusters, where they lie, and in one number how many tokens and chunks they have."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    if (tl.load(ends + row) == 0) | (tl.load(seq_lens + row) <= budget):
+    slot = tl.load(slots + row).to(tl.int64)
+    if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
         return
-    node = row * span + head
-    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    node = slot * span + head
+    numbered = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
 
     # A unit is kept while those before it hold less than the limit; its clusters follow theirs.
     rivals = tl.arange(0, PARENTS)
     there = rivals < parents
     rival_keys = tl.load(unit_keys + pair * parents + rivals, mask=there, other=0)
     firsts = unit_offsets + node * (parents + 1)
-    rival_sizes = tl.load(firsts + rivals + 1, mask=there, other=0) - tl.load(firsts + rivals, mask=there, other=0)
-    if BY_TOKENS:
-        rival_tokens = tl.load(unit_tokens + node * parents + rivals, mask=there, other=0)
-    else:
-        rival_tokens = there.to(tl.int32)
+    rival_tokens = tl.load(unit_tokens + node * parents + rivals, mask=there, other=0)
+    filled = rival_tokens > 0
+    rival_sizes = tl.load(firsts + rivals + 1, mask=filled, other=0) - tl.load(firsts + rivals, mask=filled, other=0)
+    if not BY_TOKENS:
+        rival_tokens = filled.to(tl.int32)
+    kept_sizes = tl.zeros((UNITS,), dtype=tl.int32)
     shift = tl.zeros((BLOCK,), dtype=tl.int32)
     present = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, parents, UNITS):
         units = start + tl.arange(0, UNITS)
-        own = units < parents
+        own = tl.load(unit_tokens + node * parents + units, mask=units < parents, other=0) > 0
         own_keys = tl.load(unit_keys + pair * parents + units, mask=own, other=0)
         before = rival_keys[None, :] > own_keys[:, None]
         kept = own & (tl.sum(tl.where(before, rival_tokens[None, :], 0), axis=1) < limit)
         offset = tl.sum(tl.where(before, rival_sizes[None, :], 0), axis=1)
         first = tl.load(firsts + units, mask=own, other=0)
         stop = offset + tl.load(firsts + units + 1, mask=own, other=0) - first
-        inside = kept[None, :] & (slots[:, None] >= offset[None, :]) & (slots[:, None] < stop[None, :])
+        kept_sizes += tl.where(kept, stop - offset, 0)
+        inside = kept[None, :] & (numbered[:, None] >= offset[None, :]) & (numbered[:, None] < stop[None, :])
         shift += tl.sum(tl.where(inside, (first - offset)[None, :], 0), axis=1)
         present += tl.sum(inside.to(tl.int32), axis=1)
 
-    found = (present > 0) & (slots < clusters)
-    at = slots + shift
+    candidates = tl.minimum(tl.sum(kept_sizes, axis=0), clusters)
+    if tl.program_id(1) == 0:
+        tl.store(found + pair, candidates)
+    if tl.program_id(1) * BLOCK >= candidates:
+        return
+    there = (present > 0) & (numbered < candidates)
+    at = numbered + shift
     query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
-    bounds = _bounds(query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, found, HEAD_DIM, INNER)
-    ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=found, other=0))
-    begin = tl.load(offsets + node * (count + 1) + at, mask=found, other=0)
-    size = tl.load(offsets + node * (count + 1) + at + 1, mask=found, other=0) - begin
+    bounds = _bounds(query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, there, HEAD_DIM, INNER)
+    ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=there, other=0))
+    begin = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
+    size = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - begin
     total = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, tl.max(size, axis=0), MEMBERS):
         total += tl.sum(
-            _lengths(members + node * capacity, edges + row * (capacity + 1), begin, size, start, MEMBERS)[1], axis=1
+            _lengths(members + node * capacity, edges + slot * (capacity + 1), begin, size, start, MEMBERS)[1], axis=1
         )
-    out = pair * clusters + slots
-    tl.store(keys + out, ranks, mask=slots < clusters)
-    tl.store(weights + out, (total.to(tl.int64) << 32) + size, mask=slots < clusters)
-    tl.store(places + out, at, mask=slots < clusters)
+    out = pair * clusters + numbered
+    tl.store(keys + out, ranks, mask=there)
+    tl.store(weights + out, (total.to(tl.int64) << 32) + size, mask=there)
+    tl.store(places + out, at, mask=there)
 
 
 @triton.jit
@@ -316,55 +264,40 @@ def _lengths(
 
 @triton.jit(do_not_specialize=["clusters", "count", "capacity", "budget", "heads", "span", "sinks", "chunks"])
 def _take_chunks(
-    keys: tl.tensor,
-    weights: tl.tensor,
-    places: tl.tensor,
-    clusters: tl.tensor,
-    offsets: tl.tensor,
-    count: tl.tensor,
-    members: tl.tensor,
-    edges: tl.tensor,
-    capacity: tl.tensor,
-    ends: tl.tensor,
-    seq_lens: tl.tensor,
-    budget: tl.tensor,
-    heads: tl.tensor,
-    span: tl.tensor,
-    sinks: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    chunks: tl.tensor,
-    BLOCK: tl.constexpr,
-    RIVALS: tl.constexpr,
-    MEMBERS: tl.constexpr,
-) -> None:
+    keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor, offsets: tl.tensor,
+    count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, ends: tl.tensor, slots: tl.tensor,
+    seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, starts: tl.tensor,
+    lengths: tl.tensor, chunks: tl.tensor,
+    BLOCK: tl.constexpr, RIVALS: tl.constexpr, MEMBERS: tl.constexpr,
+) -> None:  # fmt: skip
     """Chunks of clusters in order of rank until the next one does not fit: each to its place in that order."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    end, length = tl.load(ends + row), tl.load(seq_lens + row)
-    if (end == 0) | (length <= budget):
+    slot = tl.load(slots + row).to(tl.int64)
+    end, length, candidates = tl.load(ends + slot), tl.load(seq_lens + row), tl.load(found + pair)
+    if (end == 0) | (length <= budget) | (tl.program_id(1) * BLOCK >= candidates):
         return
-    slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    own = slots < clusters
-    ranks = tl.load(keys + pair * clusters + slots, mask=own, other=0)
+    numbered = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    own = numbered < candidates
+    ranks = tl.load(keys + pair * clusters + numbered, mask=own, other=0)
     before = tl.zeros((BLOCK,), dtype=tl.int64)
-    for start in range(0, clusters, RIVALS):
+    for start in range(0, candidates, RIVALS):
         rivals = start + tl.arange(0, RIVALS)
-        rival_ranks = tl.load(keys + pair * clusters + rivals, mask=rivals < clusters, other=0)
+        rival_ranks = tl.load(keys + pair * clusters + rivals, mask=rivals < candidates, other=0)
         # Nothing weighs what is absent, so that its rank does not matter.
-        rival_weights = tl.load(weights + pair * clusters + rivals, mask=rivals < clusters, other=0)
+        rival_weights = tl.load(weights + pair * clusters + rivals, mask=rivals < candidates, other=0)
         before += tl.sum(tl.where(rival_ranks[None, :] > ranks[:, None], rival_weights[None, :], 0), axis=1)
     tokens, turn = (before >> 32).to(tl.int32), before.to(tl.int32)
     room = budget - sinks - (length - end)
-    size = tl.load(weights + pair * clusters + slots, mask=own & (tokens < room) & (turn < chunks), other=0).to(
+    size = tl.load(weights + pair * clusters + numbered, mask=own & (tokens < room) & (turn < chunks), other=0).to(
         tl.int32
     )
-    node = row * span + head
-    at = tl.load(places + pair * clusters + slots, mask=size > 0, other=0)
+    node = slot * span + head
+    at = tl.load(places + pair * clusters + numbered, mask=size > 0, other=0)
     begin = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
     for start in range(0, tl.max(size, axis=0), MEMBERS):
         position, extent = _lengths(
-            members + node * capacity, edges + row * (capacity + 1), begin, size, start, MEMBERS
+            members + node * capacity, edges + slot * (capacity + 1), begin, size, start, MEMBERS
         )
         stop = tokens[:, None] + tl.cumsum(extent, axis=1)
         place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
@@ -376,27 +309,15 @@ def _take_chunks(
 
 @triton.jit(do_not_specialize=["chunks", "budget", "heads", "span", "sinks", "width"])
 def _write_tokens(
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    chunks: tl.tensor,
-    ends: tl.tensor,
-    seq_lens: tl.tensor,
-    budget: tl.tensor,
-    heads: tl.tensor,
-    span: tl.tensor,
-    sinks: tl.tensor,
-    ids: tl.tensor,
-    counts: tl.tensor,
+    starts: tl.tensor, lengths: tl.tensor, chunks: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
+    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, ids: tl.tensor, counts: tl.tensor,
     width: tl.tensor,
-    BLOCK: tl.constexpr,
-    RIVALS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    STEP: tl.constexpr,
-) -> None:
+    BLOCK: tl.constexpr, RIVALS: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr,
+) -> None:  # fmt: skip
     """Sinks, the taken chunks by position, what is in no chunk, then -1."""
     pair = tl.program_id(0).to(tl.int64)
     row = pair // heads
-    end, length = tl.load(ends + row), tl.load(seq_lens + row)
+    end, length = tl.load(ends + tl.load(slots + row)), tl.load(seq_lens + row)
     indexed = (end > 0) & (length > budget)
     head, tail = tl.where(indexed, sinks, 0), tl.where(indexed, end, 0)
     listed = tl.where(indexed, chunks, 0)
