@@ -292,9 +292,9 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KernelError, match="unknown implementation 'fast'; use auto, reference, native, cpu or triton"):
         spherical_kmeans(vectors, 2, implementation="fast")
     one = torch.ones(1, dtype=torch.int64)
-    for given in ({"counts": one}, {"cluster_counts": one}):
+    for lonely in ({"counts": one}, {"cluster_counts": one}):
         with pytest.raises(KernelError, match="counts and cluster_counts must be given together"):
-            spherical_kmeans(vectors, 2, **given)
+            spherical_kmeans(vectors, 2, **lonely)
     with pytest.raises(KernelError, match=r"counts must be int32 or int64 \[1\], got torch.int64 \[2\]"):
         spherical_kmeans(vectors, 2, counts=one.repeat(2), cluster_counts=one)
     with pytest.raises(KernelError, match=r"cluster_counts must be int32 or int64 \[1\], got torch.float32 \[1\]"):
