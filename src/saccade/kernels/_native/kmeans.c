@@ -20,7 +20,7 @@ enum failure { DONE, BAD_SHAPE, NO_MEMORY };
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. */
 struct kmeans {
     const float *vectors; /* [heads, count, dim] */
-    const int64_t *counts, *cluster_counts; /* [heads]; the rest of a head is not there */
+    const int64_t *counts, *made; /* [heads]: vectors and clusters that are there */
     int64_t *labels;      /* [heads, count]; `clusters` for what is not there */
     float *centroids;     /* [heads, clusters, dim]; zeros for what is not there */
     int64_t heads, count, dim, clusters, iterations;
@@ -188,7 +188,7 @@ static int64_t fair_threads(const struct kmeans *call, int64_t count, int64_t cl
 static void run(struct work *work, int64_t head)
 {
     const struct kmeans *call = work->call;
-    const int64_t count = call->counts[head], clusters = call->cluster_counts[head], dim = call->dim;
+    const int64_t count = call->counts[head], clusters = call->made[head], dim = call->dim;
     int64_t *labels = call->labels + head * call->count;
     work->count = count;
     work->clusters = work->packed.count = clusters;
