@@ -77,7 +77,7 @@ def expect_parts(vectors: Tensor, sizes: list[tuple[int, int]], iterations: int,
     width, clusters = vectors.shape[1], max(1, *(made for _, made in sizes))
     poisoned = vectors.clone()
     for problem, (count, _) in enumerate(sizes):
-        poisoned[problem, count:] = math.nan
+        poisoned[problem, count:] = math.nan if problem % 2 else -7.0
     counts, cluster_counts = torch.tensor(sizes, dtype=torch.int32, device=vectors.device).unbind(1)
     labels, centroids = spherical_kmeans(
         poisoned,

@@ -260,7 +260,8 @@ EXPORT int64_t saccade_spherical_kmeans(const struct kmeans *call)
     if (call->dim < 1 || clusters < 1 || clusters > count || count > INT32_MAX || call->iterations < 1)
         return BAD_SHAPE;
     /* Large heads one after the other, each by all threads; of small ones every thread takes some whole. */
-    const int64_t inside = fair_threads(call, count, clusters), fair = fair_threads(call, call->heads * count, clusters);
+    const int64_t inside = fair_threads(call, count, clusters);
+    const int64_t fair = fair_threads(call, call->heads * count, clusters);
     const int64_t wanted = inside < call->threads && inside < call->heads ? fair : 1;
     const int64_t width = wanted > call->heads ? call->heads : wanted < 1 ? 1 : wanted;
     struct work *works = calloc((size_t)width, sizeof *works);
