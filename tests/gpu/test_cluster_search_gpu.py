@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernel_budgets import gamma
 from test_cluster_search import Case, cases
 from test_cluster_search import naive as naive_search
-from test_spherical_kmeans import MARGIN, CloseDecisionError, unit
+from test_spherical_kmeans import MARGIN, CloseDecisionError, expect_parts, parts, unit
 from test_spherical_kmeans import naive as naive_kmeans
 from torch import Tensor
 
@@ -193,6 +193,43 @@ def test_kmeans_ties_and_empty_clusters() -> None:
     wanted = spherical_kmeans(vectors, 200, iterations=3, implementation="reference")
     assert found[0].cpu().equal(wanted[0])
     assert torch.allclose(found[1].cpu(), wanted[1], atol=1e-6)
+
+
+@settings(max_examples=40)
+@given(parts, st.integers(1, 4), st.integers(0, 2**31), implementations)
+def test_kmeans_of_parts(
+    sizes: list[tuple[int, int]], iterations: int, seed: int, implementation: Implementation
+) -> None:
+    vectors = unit(torch.randn(len(sizes), 17, 8, generator=torch.Generator().manual_seed(seed)))
+    expect_parts(vectors.cuda(), sizes, iterations, implementation)
+
+
+def test_kmeans_in_a_graph_with_other_counts() -> None:
+    """Nothing is read on the host, and every part is bit by bit what it is alone."""
+    vectors = unit(torch.randn(64, 128, 128, generator=torch.Generator().manual_seed(0))).cuda()
+    held = vectors.clone()
+    counts = torch.full((64,), 128, device="cuda")
+    cluster_counts = counts // 2
+    options: dict[str, Tensor] = {"counts": counts, "cluster_counts": cluster_counts}
+    spherical_kmeans(held, 64, **options, implementation="triton")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        labels, centroids = spherical_kmeans(held, 64, **options, implementation="triton")
+    for first in (0, 65, 122):
+        counts.copy_((torch.arange(64, device="cuda") + first).clamp(max=128))
+        cluster_counts.copy_((counts + 1) // 2)
+        absent = torch.arange(128, device="cuda") >= counts[:, None]
+        held.copy_(vectors.masked_fill(absent[..., None], torch.nan))
+        graph.replay()
+        assert labels[absent].eq(64).all()
+        for problem in range(0, 64, 9):
+            count, made = int(counts[problem]), int(cluster_counts[problem])
+            assert not centroids[problem, made:].any()
+            if count:
+                alone = spherical_kmeans(vectors[problem : problem + 1, :count], made, implementation="triton")
+                assert labels[problem, :count].equal(alone[0][0])
+                assert centroids[problem, :made].equal(alone[1][0])
 
 
 @pytest.mark.parametrize("head_dim", [128, 80])

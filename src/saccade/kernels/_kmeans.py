@@ -8,19 +8,22 @@ from torch import Tensor
 BLOCK_BYTES = 2**25
 """How much of the matrix of inner products exists at a time."""
 
+Sizes = tuple[Tensor, Tensor]
+"""How many vectors and clusters each problem has, int64 `[H]`."""
+
 
 def within(counts: Tensor, width: int) -> Tensor:
     """Which of `width` places each count `[H]` has, `[H, width]`."""
     return torch.arange(width, device=counts.device) < counts[:, None]
 
 
-def first_centroids(vectors: Tensor, clusters: int, counts: Tensor, cluster_counts: Tensor) -> Tensor:
-    """Vectors floor(i * n / l) of the first n of `[H, N, d]`; zeros from centroid l on."""
-    present = within(cluster_counts, clusters)
-    numbers = torch.arange(clusters, device=vectors.device)
-    chosen = (numbers * counts[:, None] // cluster_counts[:, None].clamp(min=1)).masked_fill(~present, 0)
+def first_centroids(vectors: Tensor, clusters: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Vectors floor(i * n / l) of the first n of `[H, N, d]`, zeros from centroid l on; which there are, `[H, L]`."""
+    counts, made = sizes[0][:, None], sizes[1][:, None]
+    present = within(sizes[1], clusters)
+    chosen = torch.arange(clusters, device=vectors.device) * counts // made.clamp(min=1) * present
     first = vectors.gather(1, chosen[..., None].expand(-1, -1, vectors.shape[2]))
-    return first.masked_fill(~present[..., None], 0.0)
+    return first.masked_fill(~present[..., None], 0.0), present
 
 
 def refill(labels: Tensor, own: Tensor, present: Tensor) -> Tensor:
@@ -50,14 +53,12 @@ def refill(labels: Tensor, own: Tensor, present: Tensor) -> Tensor:
 
 
 def averaged(vectors: Tensor, labels: Tensor, old: Tensor) -> Tensor:
-    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero. No atomics: sorted sums.
-
-    Vectors with label L, which are none, are added up apart from all others.
-    """
+    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero. No atomics: sorted sums."""
     heads, count, head_dim = vectors.shape
     clusters = old.shape[1]
     ranked, order = labels.sort(dim=1, stable=True)
     numbers = torch.arange(clusters + 2, device=labels.device).expand(heads, -1).contiguous()
+    # Vectors with label L, which are none, are one more segment.
     sizes = torch.searchsorted(ranked, numbers).diff(dim=1)
     rows = order + torch.arange(0, heads * count, count, device=labels.device)[:, None]
     members = vectors.reshape(-1, head_dim).index_select(0, rows.flatten())

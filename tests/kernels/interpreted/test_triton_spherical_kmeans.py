@@ -7,7 +7,7 @@ import torch
 from compiling import compile_kernel
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_spherical_kmeans import expect, unit
+from test_spherical_kmeans import expect, expect_parts, parts, unit
 
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 
@@ -46,6 +46,36 @@ def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int
         expect(vectors, min(clusters, len(axes)), iterations, "triton")
 
 
+@settings(max_examples=12)
+@example(sizes=[(0, 0), (1, 1), (17, 17), (17, 3)], iterations=2, seed=0, tied=False)
+@given(parts, st.integers(1, 4), st.integers(0, 2**31), st.booleans())
+def test_parts_against_float64(sizes: list[tuple[int, int]], iterations: int, seed: int, tied: bool) -> None:
+    from saccade.kernels.spherical_kmeans import triton
+
+    chance = torch.Generator().manual_seed(seed)
+    shape = (len(sizes), 17)
+    if tied:
+        vectors = torch.eye(5, 4)[torch.randint(0, 5, shape, generator=chance)]
+    else:
+        vectors = unit(torch.randn(*shape, 8, generator=chance))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "tiles", lambda _device, _inner: triton.Tiles(16, 16, 4))
+        expect_parts(vectors, sizes, iterations, "triton")
+
+
+def test_parts_are_what_they_are_alone() -> None:
+    vectors = unit(torch.randn(5, 40, 16, generator=torch.Generator().manual_seed(0)))
+    counts = torch.tensor([40, 0, 1, 33, 18])
+    cluster_counts = -(-counts // 2)
+    options = {"iterations": 2, "implementation": "triton"}
+    labels, centroids = spherical_kmeans(vectors, 20, counts=counts, cluster_counts=cluster_counts, **options)  # type: ignore[arg-type]
+    for problem, (count, made) in enumerate(zip(counts.tolist(), cluster_counts.tolist(), strict=True)):
+        if count:
+            alone = spherical_kmeans(vectors[problem : problem + 1, :count], made, **options)  # type: ignore[arg-type]
+            assert labels[problem, :count].equal(alone[0][0])
+            assert centroids[problem, :made].equal(alone[1][0])
+
+
 def test_opposite_vectors_keep_the_centroid() -> None:
     vectors = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
     labels, centroids = spherical_kmeans(vectors, 1, implementation="triton")
@@ -73,14 +103,15 @@ def test_labels_stream_centroids_without_spills(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: divmod(capability, 10))
     assert triton.tiles(torch.device("cuda"), inner) == triton.Tiles(vectors, centroids, warps)
     signature = {
-        "vectors": "*fp32", "centroids": "*fp32", "nearest": "*i64", "own": "*fp32", "count": "i32", "clusters": "i32",
+        "vectors": "*fp32", "centroids": "*fp32", "counts": "*i64", "cluster_counts": "*i64",
+        "nearest": "*i64", "own": "*fp32", "count": "i32", "clusters": "i32",
     }  # fmt: skip
     compiled = compile_kernel(
         MODULE,
         "_assign",
         signature,
         {"HEAD_DIM": inner, "INNER": inner, "VECTORS": vectors, "CENTROIDS": centroids},
-        ("vectors", "centroids", "nearest", "own"),
+        ("vectors", "centroids", "counts", "cluster_counts", "nearest", "own"),
         capability=capability,
         warps=warps,
         stages=2,

@@ -20,7 +20,7 @@ enum failure { DONE, BAD_SHAPE, NO_MEMORY };
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. */
 struct kmeans {
     const float *vectors; /* [heads, count, dim] */
-    const int64_t *counts, *cluster_counts; /* [heads]; the rest of a head is not there */
+    const int64_t *counts, *made; /* [heads]: vectors and clusters that are there */
     int64_t *labels;      /* [heads, count]; `clusters` for what is not there */
     float *centroids;     /* [heads, clusters, dim]; zeros for what is not there */
     int64_t heads, count, dim, clusters, iterations;
@@ -188,7 +188,7 @@ static int64_t fair_threads(const struct kmeans *call, int64_t count, int64_t cl
 static void run(struct work *work, int64_t head)
 {
     const struct kmeans *call = work->call;
-    const int64_t count = call->counts[head], clusters = call->cluster_counts[head], dim = call->dim;
+    const int64_t count = call->counts[head], clusters = call->made[head], dim = call->dim;
     int64_t *labels = call->labels + head * call->count;
     work->count = count;
     work->clusters = work->packed.count = clusters;
@@ -260,7 +260,8 @@ EXPORT int64_t saccade_spherical_kmeans(const struct kmeans *call)
     if (call->dim < 1 || clusters < 1 || clusters > count || count > INT32_MAX || call->iterations < 1)
         return BAD_SHAPE;
     /* Large heads one after the other, each by all threads; of small ones every thread takes some whole. */
-    const int64_t inside = fair_threads(call, count, clusters), fair = fair_threads(call, call->heads * count, clusters);
+    const int64_t inside = fair_threads(call, count, clusters);
+    const int64_t fair = fair_threads(call, call->heads * count, clusters);
     const int64_t wanted = inside < call->threads && inside < call->heads ? fair : 1;
     const int64_t width = wanted > call->heads ? call->heads : wanted < 1 ? 1 : wanted;
     struct work *works = calloc((size_t)width, sizeof *works);

@@ -95,9 +95,7 @@ class Search(ctypes.Structure):
 class KMeans(ctypes.Structure):
     """`struct kmeans` of kmeans.c, which documents the fields."""
 
-    _fields_ = _fields(
-        "vectors counts cluster_counts labels centroids", "", "heads count dim clusters iterations threads lanes"
-    )
+    _fields_ = _fields("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
 
 
 @functools.cache

@@ -28,8 +28,8 @@ def spherical_kmeans(
     product to its own centroid (ties: the lower one) from a cluster that still has two; then centroids become the
     normalised sums of their members, or stay where that sum is zero. Labels are those of the last iteration.
 
-    With counts, problem p is that of its first counts[p] vectors and cluster_counts[p] clusters alone: N and L are
-    room. The memory of absent vectors may hold anything. Only "native" and "cpu" read the counts on the host.
+    With counts, problem p is that of its first counts[p] vectors alone, and absent ones may be anything. Only "native"
+    and "cpu" read counts on the host, and check them.
 
     Args:
         vectors: float32 `[P, N, d]`, of unit length or zero; problems are heads, or groups of each head's vectors.
@@ -42,12 +42,10 @@ def spherical_kmeans(
             that can run of these, else the reference.
 
     Returns:
-        labels int64 `[P, N]`, L for absent vectors; centroids float32 `[P, L, d]`, zeros for absent ones. No other
-        cluster is empty.
+        labels int64 `[P, N]`, L if absent; centroids float32 `[P, L, d]`, zeros if absent. No present one is empty.
 
     Raises:
-        KernelError: shapes, dtypes or devices do not fit, the requested implementation cannot run, or one that reads
-            the counts finds a wrong one.
+        KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
     if vectors.dim() != 3 or vectors.dtype != torch.float32:
         raise KernelError(
@@ -59,13 +57,8 @@ def spherical_kmeans(
         raise KernelError(f"spherical_kmeans: iterations must be at least 1, got {iterations}")
     if (counts is None) != (cluster_counts is None):
         raise KernelError("spherical_kmeans: counts and cluster_counts must be given together")
-    sizes = tuple(
-        _sizes(name, given, vectors, whole)
-        for name, given, whole in (
-            ("counts", counts, vectors.shape[1]),
-            ("cluster_counts", cluster_counts, clusters),
-        )
-    )
+    limit = vectors.shape[1]
+    sizes = _sizes("counts", counts, vectors, limit), _sizes("cluster_counts", cluster_counts, vectors, clusters)
     chosen = choose(
         "spherical_kmeans",
         implementation,
@@ -76,28 +69,25 @@ def spherical_kmeans(
     if chosen == "triton":
         from saccade.kernels.spherical_kmeans import triton
 
-        return triton.spherical_kmeans(vectors, clusters, iterations, *sizes)
+        return triton.spherical_kmeans(vectors, clusters, iterations, sizes)
     if chosen == "reference":
-        return reference.spherical_kmeans(vectors, clusters, iterations, *sizes)
+        return reference.spherical_kmeans(vectors, clusters, iterations, sizes)
     for number, (count, made) in enumerate(zip(*(size.tolist() for size in sizes), strict=True)):
-        if not min(count, 1) <= made <= min(clusters, count) <= count <= vectors.shape[1]:
+        if not min(count, 1) <= made <= min(clusters, count) <= count <= limit:
             raise KernelError(
                 f"spherical_kmeans: problem {number} has {made} clusters of {count} vectors; counts must be 0 to "
-                f"{vectors.shape[1]}, cluster_counts 1 to min({clusters}, count), or 0 where the count is 0"
+                f"{limit}, cluster_counts 1 to min({clusters}, count), or 0 where the count is 0"
             )
     run = native.spherical_kmeans if chosen == "native" else cpu.spherical_kmeans
-    return run(vectors, clusters, iterations, *sizes)
+    return run(vectors, clusters, iterations, sizes)
 
 
 def _sizes(name: str, given: Tensor | None, vectors: Tensor, whole: int) -> Tensor:
-    """What every problem has, int64 `[P]`: `whole` of it where nothing was given."""
-    problems = vectors.shape[0]
+    """What every problem has, int64 `[P]`: all where nothing was given."""
+    problems, device = vectors.shape[0], vectors.device
     if given is None:
-        return torch.full((problems,), whole, device=vectors.device)
-    if given.shape != (problems,) or given.dtype not in (torch.int32, torch.int64):
-        raise KernelError(
-            f"spherical_kmeans: {name} must be int32 or int64 [{problems}], got {given.dtype} {list(given.shape)}"
-        )
-    if given.device != vectors.device:
-        raise KernelError(f"spherical_kmeans: {name} are on {given.device}, the vectors on {vectors.device}")
-    return given.long()
+        return torch.full((problems,), whole, device=device)
+    if given.shape != (problems,) or given.dtype not in (torch.int32, torch.int64) or given.device != device:
+        found = f"{given.dtype} {list(given.shape)} on {given.device}"
+        raise KernelError(f"spherical_kmeans: {name} must be int32 or int64 [{problems}] on {device}, got {found}")
+    return given.long().contiguous()

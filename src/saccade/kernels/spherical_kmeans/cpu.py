@@ -5,27 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill, within
+from saccade.kernels._kmeans import BLOCK_BYTES, Sizes, averaged, refill
 
 
-def spherical_kmeans(
-    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    heads, count, head_dim = vectors.shape
-    labels, centroids = torch.full((heads, count), clusters), torch.zeros((heads, clusters, head_dim))
-    for head in counts.nonzero()[:, 0].tolist():
-        sizes = counts[head : head + 1], cluster_counts[head : head + 1]
-        own, made = map(int, sizes)
-        found = _clustered(vectors[head : head + 1, :own], made, iterations, *sizes)
-        labels[head, :own], centroids[head, :made] = found[0][0], found[1][0]
+def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    labels = torch.full(vectors.shape[:2], clusters)
+    centroids = vectors.new_zeros(vectors.shape[0], clusters, vectors.shape[2])
+    for head, (count, made) in enumerate(zip(*(size.tolist() for size in sizes), strict=True)):
+        if count:
+            labels[head, :count], centroids[head, :made] = _whole(vectors[head : head + 1, :count], made, iterations)
     return labels, centroids
 
 
-def _clustered(
-    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Labels `[1, n]` and centroids `[1, l, d]` of one problem `[1, n, d]`, all of which is present."""
-    centroids, present = first_centroids(vectors, clusters, counts, cluster_counts), within(cluster_counts, clusters)
+def _whole(vectors: Tensor, clusters: int, iterations: int) -> tuple[Tensor, Tensor]:
+    """Labels and centroids of one problem `[1, n, d]`, all of whose vectors and clusters are there."""
+    centroids = vectors[:, torch.arange(clusters) * vectors.shape[1] // clusters]
+    present = torch.ones(1, clusters, dtype=torch.bool)
     nearest, own = torch.empty(vectors.shape[:2], dtype=torch.int64), torch.empty(vectors.shape[:2])
     moved, labels = present, nearest
     for _ in range(iterations):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._kmeans import BLOCK_BYTES, averaged, first_centroids, refill, within
+from saccade.kernels._kmeans import BLOCK_BYTES, Sizes, averaged, first_centroids, refill, within
 
 
-def spherical_kmeans(
-    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    centroids = first_centroids(vectors, clusters, counts, cluster_counts)
-    absent, present = ~within(counts, vectors.shape[1]), within(cluster_counts, clusters)
+def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    centroids, present = first_centroids(vectors, clusters, sizes)
+    absent = ~within(sizes[0], vectors.shape[1])
     labels = torch.empty(0, dtype=torch.int64, device=vectors.device)
     for _ in range(iterations):
         nearest, own = _nearest(vectors, centroids, present)

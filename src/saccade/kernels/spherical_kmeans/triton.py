@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from saccade.kernels._kmeans import first_centroids, refill, within
+from saccade.kernels._kmeans import Sizes, first_centroids, refill
 
 MEMBERS = 4
 """Members of a cluster that are read at a time."""
@@ -24,20 +24,17 @@ class Tiles:
     warps: int
 
 
-def spherical_kmeans(
-    vectors: Tensor, clusters: int, iterations: int, counts: Tensor, cluster_counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    vectors, counts, cluster_counts = vectors.contiguous(), counts.contiguous(), cluster_counts.contiguous()
+def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    vectors = vectors.contiguous()
     heads, count, _ = vectors.shape
-    centroids = first_centroids(vectors, clusters, counts, cluster_counts)
-    present = within(cluster_counts, clusters)
+    centroids, present = first_centroids(vectors, clusters, sizes)
     nearest = torch.empty((heads, count), dtype=torch.int64, device=vectors.device)
     own = torch.empty((heads, count), dtype=torch.float32, device=vectors.device)
     numbers = torch.arange(clusters + 1, dtype=torch.int32, device=vectors.device).expand(heads, -1).contiguous()
     labels = nearest
     with torch.cuda.device_of(vectors):
         for _ in range(iterations):
-            _assigned(vectors, centroids, (counts, cluster_counts), nearest, own)
+            _assigned(vectors, centroids, sizes, nearest, own)
             labels = refill(nearest, own, present)
             _average(vectors, labels, numbers, centroids)
     return labels, centroids
@@ -52,7 +49,7 @@ def tiles(device: torch.device, inner: int) -> Tiles:
     return Tiles(128, 32, 8) if inner <= 64 else Tiles(32, 64, 4)
 
 
-def _assigned(vectors: Tensor, centroids: Tensor, sizes: tuple[Tensor, Tensor], nearest: Tensor, own: Tensor) -> None:
+def _assigned(vectors: Tensor, centroids: Tensor, sizes: Sizes, nearest: Tensor, own: Tensor) -> None:
     """Each vector's centroid of largest inner product, and that product."""
     heads, count, head_dim = vectors.shape
     inner = max(triton.next_power_of_2(head_dim), 16)
