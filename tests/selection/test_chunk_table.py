@@ -151,12 +151,12 @@ def chunks_of(text: str, minimum: int, maximum: int) -> list[str]:
             "It was late. So we went home, and nobody said a word about it any more",
             4,
             12,
-            ["It was late.", " So we went home,", " and nobody said a word ", "about it any more"],
+            ["It was late.", " So we went home,", " and nobody said a word ", "about it any ", "more"],
         ),
         # Among equals the last one.
         ("a,b,c,d,e,f", 2, 5, ["a,b,", "c,d,", "e,", "f"]),
         # Code ends behind its bracket, not at a semicolon inside.
-        ("f(x){g(x);h(x)}k(y);", 4, 16, ["f(x){g(x);h(x)}", "k(y);", ""]),
+        ("f(x){g(x);h(x)}k(y);", 4, 16, ["f(x){g(x);h(x)}", "k(y);"]),
         # A blank line beats the comma, a single newline too.
         (
             "One line here\nand another, longer one\n\nA new paragraph starts",

@@ -73,7 +73,7 @@ class ClusterIndex:
             sinks=settings.sinks,
             units=settings.k_g,
             widths=self._widths(kv.rows),
-            **({} if self.slots is None else {"slots": self.slots[1]}),
+            slots=None if self.slots is None else self.slots[1],
         )
 
     def permute(self, rows: Tensor) -> None:
