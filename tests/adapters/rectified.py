@@ -20,12 +20,12 @@ SMALLEST = {
     "lychee_decode": "lychee_decode:roles=every:2,budget=1",
     "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget={cluster}",
 }
-"""Every policy at its smallest legal budget; `cluster`: sinks + chunk_max + what rectification keeps in the buffer."""
+"""Every policy at its smallest legal budget; `cluster`: sinks, a buffer of 1, a chunk, and what may be in none."""
 
 
 def specs(every: int, mode: str = "overwrite") -> dict[str, str]:
     suffix = f",rectify={every}" + ("" if mode == "overwrite" else f":{mode}")
-    return {name: spec.format(cluster=2 + 4 + every) + suffix for name, spec in SMALLEST.items()}
+    return {name: spec.format(cluster=2 + 1 + 4 + every + 3) + suffix for name, spec in SMALLEST.items()}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Quest's bounds over chunks of text under a budget below the context: however one generates, the same tokens."""
+"""Indexes of text under a budget below the context: however one generates, the same tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import saccade
 from saccade.selection.chunks.bounds import ChunkBounds
 
 from . import tiny
-from .ways import WAYS
+from .ways import WAYS, assistant
 
 SPEC = "composed:scorer=page_bounds,chunking=text,page=4,dense_layers=1,budget=12"
+CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,replant=4,dense_layers=1,budget=16"
 SAME = ["by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill"]
 
 
@@ -42,21 +44,50 @@ def tokens(way: str, spec: str = SPEC, tokenizer: Letters | None = None) -> tupl
 
 
 @functools.cache
-def greedy() -> list[list[int]]:
-    out, notes = tokens("greedy")
+def greedy(spec: str) -> list[list[int]]:
+    out, notes = tokens("greedy", spec)
     assert notes == ()
     return out.tolist()
 
 
 @pytest.mark.parametrize("way", SAME)
-def test_ways_of_generating_agree(way: str) -> None:
-    assert tokens(way)[0].tolist() == greedy()
+@pytest.mark.parametrize("spec", [SPEC, CLUSTERS])
+def test_ways_of_generating_agree(way: str, spec: str) -> None:
+    assert tokens(way, spec)[0].tolist() == greedy(spec)
+
+
+@pytest.mark.parametrize("spec", [SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")])
+@pytest.mark.parametrize("seed", range(4))
+def test_rejected_drafts_leave_no_trace(spec: str, seed: int) -> None:
+    """An assistant that is often wrong, over many flushes of the buffer, against plain decoding."""
+    ids, plain = tiny.prompt(40, seed=seed), {"do_sample": False, "max_new_tokens": 60}
+    with saccade.sparsify(tiny.llama(), spec, tokenizer=letters()) as run:
+        expected = tiny.llama().generate(input_ids=ids, **plain).tolist()
+        before = run.stats().steps
+        drafted = tiny.llama().generate(input_ids=ids, assistant_model=assistant(), **plain).tolist()
+        assert run.stats().steps > before + 60, "some drafts were rejected"
+    assert drafted == expected
+
+
+@pytest.mark.parametrize("spec", [SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")])
+@pytest.mark.parametrize("turn", [1, 2, 9, 30])
+def test_a_rectified_second_turn_is_one_prompt(spec: str, turn: int) -> None:
+    """Behind a new turn all keys are dense ones, and the index is that of one prompt."""
+    rectified = spec.replace("budget=12", "budget=24").replace("budget=16", "budget=24") + ",rectify=3"
+    model, cache, plain = tiny.llama(), DynamicCache(), {"do_sample": False, "max_new_tokens": 21}
+    with saccade.sparsify(model, rectified, tokenizer=letters()):
+        first = model.generate(input_ids=tiny.prompt(40), past_key_values=cache, **plain)
+        ids = torch.cat((first, tiny.prompt(turn, seed=5)), dim=1)
+        mask = torch.ones_like(ids)
+        second = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **plain)
+        assert second.tolist() == model.generate(input_ids=ids, attention_mask=mask, **plain).tolist()
 
 
 def test_chunks_matter() -> None:
     """Else the test above would hold of any chunks."""
     others = [tokens("greedy", SPEC.replace("text", "fixed"))[0], WAYS["greedy"](tiny.llama())]
-    assert all(other.tolist() != greedy() for other in others)
+    assert all(other.tolist() != greedy(SPEC) for other in others)
+    assert tokens("greedy", CLUSTERS)[0].tolist() != others[1].tolist()
 
 
 @pytest.mark.parametrize("rectify", ["none", "3"])
@@ -75,5 +106,6 @@ def test_without_a_tokenizer_chunks_are_pages_and_the_run_says_so() -> None:
         WAYS["greedy"](tiny.llama())
         index = run._hook.slot[0].state.indexes._indexes[1]
         assert isinstance(index, ChunkBounds)
-        assert {stop - start for start, stop in pairwise(index.rows[0])} == {4}
+        edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
+        assert {stop - start for start, stop in pairwise(edges)} == {4}
         assert run.notes == ("composed: no tokenizer was given, so chunks have a fixed length",)

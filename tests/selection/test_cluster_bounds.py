@@ -22,6 +22,7 @@ from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
 from saccade.types import KVView, Rows
+from trees import edges_of, nodes, same
 
 SMALL = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=7)
 LEVELS = (0, 0, 0, 1, 2, 3, 4)
@@ -92,22 +93,10 @@ def lazy(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> Laz
     return index
 
 
-def edges_of(index: Index, row: int = 0) -> list[int]:
-    return index.table.edges[row, : int(index.table.counts[row]) + 1].tolist()
-
-
 def keys_of(index: Index, cache: Cache, length: int) -> Tensor:
     """Chunk keys `[H, C, d]`."""
     edges = torch.tensor([edges_of(index)], dtype=torch.int32)
     return chunk_keys(cache.view(length), edges, longest=index.settings.chunk_max)[0]
-
-
-def nodes(tree: ClusterTree, head: int, row: int = 0) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
-    """Units that are there with their clusters, and the chunks of these clusters, by where they lie."""
-    offsets, members = tree.offsets[row, head].tolist(), tree.members[row, head].tolist()
-    starts, tokens = tree.unit_offsets[row, head].tolist(), tree.unit_tokens[row, head].tolist()
-    units = [(unit, list(range(starts[unit], starts[unit + 1]))) for unit, held in enumerate(tokens) if held]
-    return units, {c: members[offsets[c] : offsets[c + 1]] for _, clusters in units for c in clusters}
 
 
 def expect_bounds(tree: ClusterTree, keys: Tensor, edges: Sequence[int]) -> None:
@@ -260,21 +249,6 @@ def test_unclean_tokens_are_in_no_chunk_and_always_attended_to() -> None:
             assert {*range(3), *range(history.clean, length)} <= set(tokens)
             assert len(tokens) <= 48 or length > 250
     assert len(edges_of(index)) > 20
-
-
-def same(one: ClusterIndex, other: ClusterIndex, row: int = 0, other_row: int = 0) -> None:
-    """Bit by bit, but for room and what is absent."""
-    assert edges_of(one, row) == edges_of(other, other_row)
-    mine, yours = one.tree, other.tree
-    for head in range(mine.radii.shape[1]):
-        units, clusters = nodes(mine, head, row)
-        assert nodes(yours, head, other_row) == (units, clusters)
-        for unit, _ in units:
-            for name in ("unit_centroids", "unit_radii", "unit_tokens"):
-                assert getattr(mine, name)[row, head, unit].equal(getattr(yours, name)[other_row, head, unit]), name
-        for cluster in clusters:
-            for name in ("centroids", "radii", "numbers"):
-                assert getattr(mine, name)[row, head, cluster].equal(getattr(yours, name)[other_row, head, cluster])
 
 
 @settings(max_examples=25, deadline=None)

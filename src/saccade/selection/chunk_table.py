@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .chunking import WEAKEST
+
+_REMEMBERED = 64
+"""Changes: a call of several tokens brings one layer through all of them before the next layer sees the first."""
 
 
 class LevelSource(Protocol):
@@ -86,7 +90,7 @@ class ChunkTable:
         self.ends = torch.zeros_like(self.counts)
         self.stops = [0] * rows
         self.version = 0
-        self._change: Change | None = None
+        self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
 
     def bring(self, rows: Iterable[Feed]) -> None:
         """Bring rows up to date with what they were fed."""
@@ -103,16 +107,30 @@ class ChunkTable:
         first, last = self._cut(numbers, starts, known, ends)
         # A chunk that starts `longest` tokens before what is known stands.
         behind = max(end - max(old - self.cuts.longest, self.cuts.first) for old, end in zip(known, furthest, strict=True))
-        self._change = Change(numbers, first, last, max(behind, 0) // self.cuts.shortest + 1)
+        self._changes.append(Change(numbers, first, last, max(behind, 0) // self.cuts.shortest + 1))
         self.version += 1
 
     def since(self, version: int) -> Change | None:
         """What has changed since an earlier version; None: nothing."""
-        if version == self.version or self._change is None:
+        missed = self.version - version
+        if missed == 0:
             return None
-        if version == self.version - 1:
-            return self._change
-        return self._of_all()
+        if missed == 1 and self._changes:
+            return self._changes[-1]
+        if missed > len(self._changes):
+            changes = [self._of_all()]
+        else:
+            changes = list(self._changes)[-missed:]
+        rows = tuple(sorted({row for change in changes for row in change.rows}))
+        first = self.counts.new_full((len(self.stops),), torch.iinfo(torch.int32).max).long()
+        last = torch.zeros_like(first)
+        for change in changes:
+            chosen = torch.tensor(change.rows).to(first.device, non_blocking=True)
+            first.scatter_reduce_(0, chosen, change.first, "amin")
+            last.scatter_reduce_(0, chosen, change.last, "amax")
+        picked = torch.tensor(rows).to(first.device, non_blocking=True)
+        first, last = first.index_select(0, picked), last.index_select(0, picked)
+        return Change(rows, first, last, sum(change.most for change in changes))
 
     def permute(self, rows: Tensor) -> None:
         """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
@@ -120,8 +138,8 @@ class ChunkTable:
             held.index_select(0, rows) for held in (self.edges, self.counts, self.ends)
         )
         self.stops = [self.stops[row] for row in rows.tolist()]
-        # Of a change before nobody can tell any more which rows it was in.
-        self._change = None if self._change is None else self._of_all()
+        # Of changes before nobody can tell any more which rows they were in.
+        self._changes.clear()
 
     def add_row(self) -> None:
         """Make room for one more row."""

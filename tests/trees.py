@@ -1,0 +1,34 @@
+"""What is in a cluster index, read node by node, and whether two are the same."""
+
+from __future__ import annotations
+
+from saccade.kernels._cluster_tree import ClusterTree
+from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.lazy import LazyClusterIndex
+
+
+def edges_of(index: ClusterIndex | LazyClusterIndex, row: int = 0) -> list[int]:
+    return index.table.edges[row, : int(index.table.counts[row]) + 1].tolist()
+
+
+def nodes(tree: ClusterTree, head: int, row: int = 0) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
+    """Units that are there with their clusters, and the chunks of these clusters, by where they lie."""
+    offsets, members = tree.offsets[row, head].tolist(), tree.members[row, head].tolist()
+    starts, tokens = tree.unit_offsets[row, head].tolist(), tree.unit_tokens[row, head].tolist()
+    units = [(unit, list(range(starts[unit], starts[unit + 1]))) for unit, held in enumerate(tokens) if held]
+    return units, {c: members[offsets[c] : offsets[c + 1]] for _, clusters in units for c in clusters}
+
+
+def same(one: ClusterIndex, other: ClusterIndex, row: int = 0, other_row: int = 0) -> None:
+    """Bit by bit, but for room and what is absent."""
+    assert edges_of(one, row) == edges_of(other, other_row)
+    mine, yours = one.tree, other.tree
+    for head in range(mine.radii.shape[1]):
+        units, clusters = nodes(mine, head, row)
+        assert nodes(yours, head, other_row) == (units, clusters)
+        for unit, _ in units:
+            for name in ("unit_centroids", "unit_radii", "unit_tokens"):
+                assert getattr(mine, name)[row, head, unit].equal(getattr(yours, name)[other_row, head, unit]), name
+        for cluster in clusters:
+            for name in ("centroids", "radii", "numbers"):
+                assert getattr(mine, name)[row, head, cluster].equal(getattr(yours, name)[other_row, head, cluster])
