@@ -26,11 +26,11 @@ struct search {
     const int32_t *unit_offsets, *unit_tokens;  /* units + 1; units */
     const int32_t *numbers, *offsets;           /* clusters; clusters + 1 */
     const int32_t *members;                     /* chunks */
-    const int32_t *edges, *ends;                /* [slots, chunks + 1]; [slots] */
+    const int32_t *edges, *ends;                /* [slots, edges_room]; [slots] */
     const int32_t *slots, *lengths;             /* [batch] */
     int32_t *ids, *counts;                      /* [batch, heads, width] and [batch, heads] */
     int64_t batch, query_heads, heads, held_heads, dim, bf16;
-    int64_t units, clusters, chunks;
+    int64_t units, clusters, chunks, edges_room;
     int64_t budget, sinks, most_units;          /* most_units: 0: as many as hold 4 budgets of tokens */
     int64_t most_clusters, most_chunks, width;  /* what the result has room for */
     int64_t threads, lanes;
@@ -68,7 +68,7 @@ static struct tree find_tree(const struct search *call, int64_t slot, int64_t he
         .numbers = call->numbers + place * call->clusters,
         .offsets = call->offsets + place * (call->clusters + 1),
         .members = call->members + place * call->chunks,
-        .edges = call->edges + slot * (call->chunks + 1),
+        .edges = call->edges + slot * call->edges_room,
     };
 }
 
@@ -147,7 +147,7 @@ static int64_t take_chunks(const struct search *call, const struct tree *tree, s
             return -2;
         for (int64_t i = first; i < stop; i++) {
             const int64_t chunk = tree->members[i];
-            if (chunk < 0 || chunk >= call->chunks)
+            if (chunk < 0 || chunk >= call->edges_room - 1)
                 return -2;
             room -= tree->edges[chunk + 1] - tree->edges[chunk];
             if (room < 0 || taken == call->most_chunks)

@@ -87,8 +87,8 @@ class Search(ctypes.Structure):
         "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
         "slots lengths ids counts",
         "",
-        "batch query_heads heads held_heads dim bf16 units clusters chunks budget sinks most_units most_clusters "
-        "most_chunks width threads lanes",
+        "batch query_heads heads held_heads dim bf16 units clusters chunks edges_room budget sinks most_units "
+        "most_clusters most_chunks width threads lanes",
     )
 
 

@@ -47,7 +47,7 @@ def cluster_search(
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
         *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
         *(batch, q.shape[1], heads, _held_heads(tree), head_dim, ITEM_SIZE[tree.centroids.dtype] == 2),
-        *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2]),
+        *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2], tree.edges.shape[1]),
         *(budget, sinks, 0 if units is None else units),
         *(*widths, torch.get_num_threads(), native.widest),
     )

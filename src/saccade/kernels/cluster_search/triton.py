@@ -55,7 +55,7 @@ def cluster_search(
 
     query = (q, *q.stride())
     row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, span)
-    chunked = (tree.offsets, count, tree.members, tree.edges, tree.members.shape[2])
+    chunked = (tree.offsets, count, tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
     sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
     blocks = triton.cdiv(clusters, CANDIDATES)
     with torch.cuda.device_of(q):
@@ -178,7 +178,8 @@ def _bound_units(
 
 @triton.jit(
     do_not_specialize=[
-        "stride_row", "stride_head", "stride_dim", "parents", "limit", "count", "capacity", "budget", "heads", "span",
+        "stride_row", "stride_head", "stride_dim", "parents", "limit", "count", "capacity", "edges_room", "budget", "heads",
+        "span",
         "clusters"
     ]
 )  # fmt: skip
@@ -186,7 +187,7 @@ def _bound_clusters(
     q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_keys: tl.tensor,
     unit_offsets: tl.tensor, unit_tokens: tl.tensor, parents: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
     radii: tl.tensor, numbers: tl.tensor, offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor,
-    capacity: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor,
+    capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor,
     span: tl.tensor, keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, PARENTS: tl.constexpr,
     UNITS: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
@@ -242,7 +243,7 @@ def _bound_clusters(
     total = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, tl.max(size, axis=0), MEMBERS):
         total += tl.sum(
-            _lengths(members + node * capacity, edges + slot * (capacity + 1), begin, size, start, MEMBERS)[1], axis=1
+            _lengths(members + node * capacity, edges + slot * edges_room, begin, size, start, MEMBERS)[1], axis=1
         )
     out = pair * clusters + numbered
     tl.store(keys + out, ranks, mask=there)
@@ -262,10 +263,10 @@ def _lengths(
     return position, tl.load(edges + chunk + 1, mask=inside, other=0) - position
 
 
-@triton.jit(do_not_specialize=["clusters", "count", "capacity", "budget", "heads", "span", "sinks", "chunks"])
+@triton.jit(do_not_specialize=["clusters", "count", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks"])
 def _take_chunks(
     keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor, offsets: tl.tensor,
-    count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, ends: tl.tensor, slots: tl.tensor,
+    count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor,
     seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, starts: tl.tensor,
     lengths: tl.tensor, chunks: tl.tensor,
     BLOCK: tl.constexpr, RIVALS: tl.constexpr, MEMBERS: tl.constexpr,
@@ -297,7 +298,7 @@ def _take_chunks(
     begin = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
     for start in range(0, tl.max(size, axis=0), MEMBERS):
         position, extent = _lengths(
-            members + node * capacity, edges + slot * (capacity + 1), begin, size, start, MEMBERS
+            members + node * capacity, edges + slot * edges_room, begin, size, start, MEMBERS
         )
         stop = tokens[:, None] + tl.cumsum(extent, axis=1)
         place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
