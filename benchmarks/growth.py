@@ -19,8 +19,11 @@ from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
 from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
+from saccade.kernels._cluster_tree import ClusterTree
 from saccade.machine import environment
 from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.lazy import LazyClusterIndex
+from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.settings import ClusterSettings
 from saccade.selection.history import TokenHistory
 from saccade.selection.rules import TopK
@@ -30,8 +33,9 @@ from saccade.selection.selector import Index, ScoredSelector
 from saccade.types import KVView, Rows, Selection
 
 QUEST_PAGE = 16
-SELECTORS = ("cap64", "sqrt", "root", "quest", "exact")
-"""cap64, sqrt and root are `lychee_cluster`'s numbers of coarse units; the first two are at most 64."""
+SELECTORS = ("groups", "cap64", "sqrt", "root", "quest", "exact")
+"""groups is `lychee_cluster` as it comes; the next three are numbers of coarse units where all is planted at once, as in
+the paper; cap64 and sqrt are at most 64."""
 
 _CORRELATION = 0.9
 """Of neighbouring keys: chunks hang together, as those of a text do, but there are no clusters to be found at once."""
@@ -87,7 +91,7 @@ class Growth:
             growth.selector(name)
         return growth
 
-    def selector(self, name: str) -> ClusterSettings | ScoredSelector:
+    def selector(self, name: str) -> ClusterSelector | ScoredSelector:
         """What chooses, by its name in `SELECTORS`; for clusters what their index is told.
 
         Raises:
@@ -100,10 +104,9 @@ class Growth:
             return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(budget))
         if name == "exact":
             return ScoredSelector(ExactScorer("max"), TopK(budget))
-        coarse: Any = name
-        return ClusterSettings(
-            budget, chunking="fixed", chunk_min=min(8, _CHUNK), chunk_max=_CHUNK, coarse=coarse, k_g=self.settings.k_g
-        )
+        given: Any = {"replant": None, "coarse": name}
+        sizes = {"chunking": "fixed", "chunk_min": min(8, _CHUNK), "chunk_max": _CHUNK, "k_g": self.settings.k_g}
+        return ClusterSelector(budget, **sizes, **({} if name == "groups" else given))
 
     @property
     def units(self) -> int:
@@ -163,7 +166,7 @@ class Growth:
 class _Subject:
     """A selector over one context."""
 
-    def __init__(self, name: str, selector: ClusterSettings | ScoredSelector, kv: KVView, queries: Tensor) -> None:
+    def __init__(self, name: str, selector: ClusterSelector | ScoredSelector, kv: KVView, queries: Tensor) -> None:
         self.name = name
         self.selector = selector
         self.times: list[float] = []
@@ -176,7 +179,7 @@ class _Subject:
     @property
     def coarse_units(self) -> int:
         """Coarse units of the index to come, 0 where there are none."""
-        if not isinstance(self.selector, ClusterSettings):
+        if not isinstance(self.selector, ClusterSelector) or self.selector.replant is not None:
             return 0
         chunks = (self._kv.rows.max_len - 1 - self.selector.sinks) // _CHUNK
         return self.selector.units(max(-(-chunks // self.selector.cluster_size), 1))
@@ -187,19 +190,13 @@ class _Subject:
             self.index, self.build_seconds, self.shared = twin.index, twin.build_seconds, True
             return
         start = time.perf_counter()
-        if isinstance(self.selector, ClusterSettings):
-            self.index = ClusterIndex.empty(self.selector, TokenHistory(), self._kv)
-        else:
-            self.index = self.selector.new_index(self._kv, TokenHistory())
+        self.index = self.selector.new_index(self._kv, TokenHistory())
         if self.index is not None:
             self.index.update(self._kv, torch.zeros(1, dtype=torch.int32), self._kv.rows.max_len)
         self.build_seconds = time.perf_counter() - start
 
     def choose(self, q: Tensor) -> Selection:
         """The set for queries `[1, Hq, d]`, as a decoding step chooses it."""
-        if isinstance(self.index, ClusterIndex):
-            return self.index.search(q, self._kv)
-        assert isinstance(self.selector, ScoredSelector), "clusters have an index"
         return self.selector.select(q, self._kv, self.index, None, q.shape[-1] ** -0.5)
 
     def time(self, number: int) -> None:
@@ -212,8 +209,9 @@ class _Subject:
 
     def visited(self) -> float:
         """Nodes whose bound or score a search needs: units and clusters, pages, or tokens; mean over the queries."""
-        if isinstance(self.index, ClusterIndex):
-            return statistics.fmean(nodes_visited(self.index, q) for q in self._queries)
+        if isinstance(self.selector, ClusterSelector):
+            tree = tree_of(self.index)
+            return statistics.fmean(nodes_visited(tree, self.selector, q) for q in self._queries)
         length = self._kv.rows.max_len
         return length if self.index is None else -(-length // QUEST_PAGE)
 
@@ -236,15 +234,24 @@ class _Subject:
         }
 
 
-def nodes_visited(index: ClusterIndex, q: Tensor) -> int:
+def tree_of(index: Index | None) -> ClusterTree:
+    """That of the only row."""
+    if isinstance(index, LazyClusterIndex):
+        row = index.rows[0]
+        assert row is not None, "the context is longer than the budget"
+        return row.tree
+    assert isinstance(index, ClusterIndex)
+    return index.tree
+
+
+def nodes_visited(tree: ClusterTree, settings: ClusterSettings, q: Tensor) -> int:
     """All coarse units, and the clusters of those that a search of one row keeps, for queries `[Hq, d]`."""
-    tree = index.tree
-    query = q.float().mean(0)
+    query, held = q.float().mean(0), tree.unit_tokens[0, 0] > 0
     bounds = tree.unit_centroids[0, 0].float() @ query + query.norm() * tree.unit_radii[0, 0]
-    order = bounds.argsort(descending=True, stable=True)
-    tokens, kept = tree.unit_tokens[0, 0][order].long(), index.settings.k_g
+    order = bounds.masked_fill(~held, -torch.inf).argsort(descending=True, stable=True)[: int(held.sum())]
+    tokens, kept = tree.unit_tokens[0, 0][order].long(), settings.k_g
     if kept is None:
-        kept = int((tokens.cumsum(0) - tokens < 4 * index.settings.budget).sum())
+        kept = int((tokens.cumsum(0) - tokens < 4 * settings.budget).sum())
     return len(order) + int(tree.unit_offsets[0, 0].diff()[order[:kept]].sum())
 
 

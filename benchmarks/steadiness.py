@@ -68,15 +68,18 @@ class Steadiness:
 def clusters_of(index: ClusterIndex, selection: Selection) -> Tensor:
     """Numbers `[heads, n]` of the clusters whose chunks the first row's sets hold, -1 where there is nothing.
 
-    A cluster keeps its number until the row's index is built anew.
+    A cluster keeps its number once its group is full.
     """
-    edges, ids = torch.tensor(list(index.rows[0].edges), dtype=torch.int32), selection.ids[0]
+    settings, ids, count = index.settings, selection.ids[0], int(index.table.counts[0])
+    edges = index.table.edges[0, : count + 1]
     chunks = torch.bucketize(ids, edges, right=True) - 1
-    inside = (chunks >= 0) & (chunks < len(edges) - 1)
+    inside = (chunks >= 0) & (chunks < count)
     of_chunk = torch.zeros_like(index.tree.members[0])
-    for head, offsets in enumerate(index.tree.offsets[0]):
+    whole, rest = divmod(count, settings.group_size)
+    clusters = whole * settings.clusters + -(-rest // settings.cluster_size)
+    for head, offsets in enumerate(index.tree.offsets[0, :, : clusters + 1]):
         # Chunk by chunk in the order of the clusters: which cluster's they are.
-        numbers = index.tree.numbers[0, head].repeat_interleave(offsets.diff())
+        numbers = index.tree.numbers[0, head, :clusters].repeat_interleave(offsets.diff())
         of_chunk[head, index.tree.members[0, head, : len(numbers)].long()] = numbers
     found = of_chunk.gather(1, chunks.clamp(0, of_chunk.shape[1] - 1)).masked_fill(~inside, -1)
     found = found.sort(dim=1).values

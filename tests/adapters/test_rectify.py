@@ -193,7 +193,7 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
             kv = KVView(keys, values, _rows(inputs, keys.shape[1]))
             # Nothing unclean is in a chunk.
             ends, clean = index.table.ends + kv.rows.row_start, session.state.history.clean
-            assert 0 < int(ends.min()) and int(ends.max()) <= clean
+            assert int(ends.min()) > 0 and int(ends.max()) <= clean
             table = copy.deepcopy(index.table)
             table.version = 0
             built = replace(index, table=table, tree=with_nothing(index.tree), version=table.version - 100)

@@ -154,7 +154,9 @@ def test_nothing_is_drafted_beyond_the_end() -> None:
         assert run.stats().drafted <= 6 * run.stats().dense_passes
 
 
-@pytest.mark.parametrize("policy", ["lychee_cluster:sinks=1,chunk_min=2,chunk_max=4,dense_layers=1,budget=12,rectify=3"])
+@pytest.mark.parametrize(
+    "policy", ["lychee_cluster:sinks=1,chunk_min=2,chunk_max=4,dense_layers=1,budget=12,rectify=3"]
+)
 def test_several_tokens_at_once_never_overrun_the_budget(policy: str) -> None:
     """An index holds back what is unclean; a call of more tokens than that is dense."""
     most: list[int] = []

@@ -66,9 +66,17 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         row = data.draw(st.integers(0, len(ids) - 1))
         kept = data.draw(st.integers(0, len(ids[row])))
-        ids[row] = ids[row][:kept] + data.draw(st.lists(st.integers(0, UNKNOWN), min_size=len(ids[row]) - kept, max_size=90))
+        ids[row] = ids[row][:kept] + data.draw(
+            st.lists(st.integers(0, UNKNOWN), min_size=len(ids[row]) - kept, max_size=90)
+        )
         history._fed = None
-        history.record(0, max(map(len, ids)), len(ids), torch.tensor([[*one, *[0] * (max(map(len, ids)) - len(one))] for one in ids]), None)
+        history.record(
+            0,
+            max(map(len, ids)),
+            len(ids),
+            torch.tensor([[*one, *[0] * (max(map(len, ids)) - len(one))] for one in ids]),
+            None,
+        )
         before = [edges(table, number) for number in range(len(ids))]
         version = table.version
         stops = [data.draw(st.integers(0, len(one))) for one in ids]

@@ -106,7 +106,9 @@ class ChunkTable:
             self.stops[row] = stop
         first, last = self._cut(numbers, starts, known, ends)
         # A chunk that starts `longest` tokens before what is known stands.
-        behind = max(end - max(old - self.cuts.longest, self.cuts.first) for old, end in zip(known, furthest, strict=True))
+        behind = max(
+            end - max(old - self.cuts.longest, self.cuts.first) for old, end in zip(known, furthest, strict=True)
+        )
         self._changes.append(Change(numbers, first, last, max(behind, 0) // self.cuts.shortest + 1))
         self.version += 1
 

@@ -178,17 +178,17 @@ def _bound_units(
 
 @triton.jit(
     do_not_specialize=[
-        "stride_row", "stride_head", "stride_dim", "parents", "limit", "count", "capacity", "edges_room", "budget", "heads",
-        "span",
-        "clusters"
+        "stride_row", "stride_head", "stride_dim", "parents", "limit", "count", "capacity", "edges_room", "budget",
+        "heads", "span", "clusters"
     ]
 )  # fmt: skip
 def _bound_clusters(
     q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_keys: tl.tensor,
     unit_offsets: tl.tensor, unit_tokens: tl.tensor, parents: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
     radii: tl.tensor, numbers: tl.tensor, offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor,
-    capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor,
-    span: tl.tensor, keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor,
+    capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
+    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor, places: tl.tensor,
+    found: tl.tensor, clusters: tl.tensor,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, PARENTS: tl.constexpr,
     UNITS: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -263,12 +263,14 @@ def _lengths(
     return position, tl.load(edges + chunk + 1, mask=inside, other=0) - position
 
 
-@triton.jit(do_not_specialize=["clusters", "count", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks"])
+@triton.jit(
+    do_not_specialize=["clusters", "count", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks"]
+)
 def _take_chunks(
     keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor, offsets: tl.tensor,
-    count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor,
-    seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, starts: tl.tensor,
-    lengths: tl.tensor, chunks: tl.tensor,
+    count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor,
+    ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor,
+    sinks: tl.tensor, starts: tl.tensor, lengths: tl.tensor, chunks: tl.tensor,
     BLOCK: tl.constexpr, RIVALS: tl.constexpr, MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Chunks of clusters in order of rank until the next one does not fit: each to its place in that order."""
@@ -297,9 +299,7 @@ def _take_chunks(
     at = tl.load(places + pair * clusters + numbered, mask=size > 0, other=0)
     begin = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
     for start in range(0, tl.max(size, axis=0), MEMBERS):
-        position, extent = _lengths(
-            members + node * capacity, edges + slot * edges_room, begin, size, start, MEMBERS
-        )
+        position, extent = _lengths(members + node * capacity, edges + slot * edges_room, begin, size, start, MEMBERS)
         stop = tokens[:, None] + tl.cumsum(extent, axis=1)
         place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
         taken = (extent > 0) & (stop <= room) & (place < chunks)

@@ -81,14 +81,25 @@ class LazyClusterIndex:
         settings, found = self.settings, []
         bounds = host_bounds(kv.rows)
         sizes = [settings.always(length, stop) for (_, length), stop in zip(bounds, self.table.stops, strict=True)]
-        width = max(settings.budget, *(size for size, held in zip(sizes, self.rows, strict=True) if held is not None), 1)
+        width = max(
+            settings.budget, *(size for size, held in zip(sizes, self.rows, strict=True) if held is not None), 1
+        )
         width = max(width, *(length for (_, length), held in zip(bounds, self.rows, strict=True) if held is None), 1)
         for row, held in enumerate(self.rows):
             tree = _nothing(kv) if held is None else held.tree
             one = slice(row, row + 1)
             widths = SearchWidths(tree.radii.shape[2], max(settings.budget // settings.chunk_min, 1), width)
-            told = {"budget": settings.budget, "sinks": settings.sinks, "units": settings.k_g, "widths": widths}
-            found.append(cluster_search(q[one], tree, kv.rows.seq_lens[one], **told))
+            found.append(
+                cluster_search(
+                    q[one],
+                    tree,
+                    kv.rows.seq_lens[one],
+                    budget=settings.budget,
+                    sinks=settings.sinks,
+                    units=settings.k_g,
+                    widths=widths,
+                )
+            )
         return Selection(torch.cat([one.ids for one in found]), torch.cat([one.counts for one in found]))
 
     def permute(self, rows: Tensor) -> None:

@@ -109,7 +109,15 @@ class ClusterSettings:
         return root if self.coarse == "root" else min(MOST_UNITS, root)
 
     def _check_values(self) -> None:
-        leasts = {"sinks": 0, "every": 0, "chunk_min": 1, "chunk_max": self.chunk_min, "buffer": 1, "replant": 1, "k_g": 1}
+        leasts = {
+            "sinks": 0,
+            "every": 0,
+            "chunk_min": 1,
+            "chunk_max": self.chunk_min,
+            "buffer": 1,
+            "replant": 1,
+            "k_g": 1,
+        }
         for name, least in leasts.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -13,7 +13,7 @@ _RADIUS = 4
 
 @dataclass(frozen=True, slots=True)
 class ClusterTraffic:
-    """The index of a row of `length` tokens in mid-course: buffer and last group half full, chunks and units of equal size.
+    """The index of a row of `length` tokens in mid-course: buffer and last group half full, chunks of equal size.
 
     Text decides about the true sizes; a chunk cut at delimiters counts as the mean of the shortest and the longest.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -132,9 +132,7 @@ class SlotIndexes:
 
     build_seconds = 0.0
 
-    def __init__(
-        self, plan: Plan, levels: Sequence[int] | None, fed: Fed, view: Callable[[int, Rows], KVView]
-    ) -> None:
+    def __init__(self, plan: Plan, levels: Sequence[int] | None, fed: Fed, view: Callable[[int, Rows], KVView]) -> None:
         self._plan, self._view, self._fed = plan, view, fed
         self._history = SlotHistory(levels, fed)
         self._layers: dict[int, SlotIndex] = {}
