@@ -34,8 +34,8 @@ from saccade.types import KVView, Rows, Selection
 
 QUEST_PAGE = 16
 SELECTORS = ("groups", "cap64", "sqrt", "root", "quest", "exact")
-"""groups is `lychee_cluster` as it comes; the next three are numbers of coarse units where all is planted at once, as in
-the paper; cap64 and sqrt are at most 64."""
+"""groups is `lychee_cluster` as it comes; the next three are numbers of coarse units where all is planted at once, as
+in the paper; cap64 and sqrt are at most 64."""
 
 _CORRELATION = 0.9
 """Of neighbouring keys: chunks hang together, as those of a text do, but there are no clusters to be found at once."""
@@ -105,7 +105,7 @@ class Growth:
         if name == "exact":
             return ScoredSelector(ExactScorer("max"), TopK(budget))
         given: Any = {"replant": None, "coarse": name}
-        sizes = {"chunking": "fixed", "chunk_min": min(8, _CHUNK), "chunk_max": _CHUNK, "k_g": self.settings.k_g}
+        sizes: Any = {"chunking": "fixed", "chunk_min": min(8, _CHUNK), "chunk_max": _CHUNK, "k_g": self.settings.k_g}
         return ClusterSelector(budget, **sizes, **({} if name == "groups" else given))
 
     @property

@@ -1,4 +1,4 @@
-"""The cluster index over a cache: bounds that hold, growth, taking back, batches, slots, copies, and the lazy update."""
+"""The cluster index over a cache: bounds, growth, taking back, batches, slots, copies, and the lazy update."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ClusterTree:
         numbers: int32 `[R, H, L]`, a cluster's number before they were put in order: who wins a tie.
         offsets: int32 `[R, H, L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]`.
         members: int32 `[R, H, C]`, numbers of chunks, of a cluster the latest first.
-        edges: int32 `[R, C' + 1]`, as many as there are or more: chunk i has logical positions `edges[i]..edges[i + 1]`.
+        edges: int32 `[R, E]`, as many as there are or more: chunk i has logical positions `edges[i]..edges[i + 1]`.
         ends: int32 `[R]`, where the last chunk ends; 0 where nothing is indexed.
     """
 

@@ -17,7 +17,7 @@ class LycheeClusterOptions(Options):
     budget: Budget = 1024
     sinks: Sinks = 16
     buffer: AtLeastOne | None = None
-    """text is indexed in steps of so many tokens, attended to until then; not given: min(128, budget / 4), if it fits"""
+    """text is indexed in steps of so many tokens, all attended to before; not given: min(128, budget / 4) or less"""
     replant: AtLeastOne | Literal["none"] = 128
     """chunks that are clustered together, and anew when new ones come; none: the paper's lazy update"""
     chunk_min: AtLeastOne = 8

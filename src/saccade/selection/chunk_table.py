@@ -119,10 +119,7 @@ class ChunkTable:
             return None
         if missed == 1 and self._changes:
             return self._changes[-1]
-        if missed > len(self._changes):
-            changes = [self._of_all()]
-        else:
-            changes = list(self._changes)[-missed:]
+        changes = [self._of_all()] if missed > len(self._changes) else list(self._changes)[-missed:]
         rows = tuple(sorted({row for change in changes for row in change.rows}))
         first = self.counts.new_full((len(self.stops),), torch.iinfo(torch.int32).max).long()
         last = torch.zeros_like(first)

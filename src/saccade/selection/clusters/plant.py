@@ -17,7 +17,7 @@ _INFLATION = 1 + 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """Planted groups, `[..., S or L or U]` each: S chunks in at most L clusters in at most U units; what is absent is 0.
+    """Planted groups of at most S chunks in at most L clusters in at most U units; what is absent is 0.
 
     Attributes:
         unit_centroids, unit_radii, unit_tokens: of each unit; a unit without tokens is absent.

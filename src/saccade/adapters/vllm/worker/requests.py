@@ -125,10 +125,9 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
 
     @property
     def ids_on_device(self) -> Tensor | None:
-        """All requests' token ids int32 `[requests, positions]`, where model runner V2 keeps them; None: the host does."""
-        return (
-            None if self._slots is None or not hasattr(self._slots, "all_token_ids") else self._slots.all_token_ids.gpu
-        )
+        """Token ids of all slots int32 `[slots, positions]`, where model runner V2 keeps them; None: the host does."""
+        held = getattr(self._slots, "all_token_ids", None)
+        return None if held is None else held.gpu
 
     def _enter(self, index: int, row: RequestRow) -> None:
         before = self.rows.get(index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -157,9 +157,8 @@ class SlotIndexes:
         views = {layer: self._view(layer, rows) for layer in sorted(self._plan.refreshing)}
         for layer, kv in views.items():
             if layer not in self._layers:
-                index = self._plan.selector.new_index(kv, self._history)
-                assert index is not None and hasattr(index, "slots"), "checks refuse indexes that follow one cache"
-                self._layers[layer] = index
+                # `checks` refuses indexes that follow one cache.
+                self._layers[layer] = cast(SlotIndex, self._plan.selector.new_index(kv, self._history))
             self._layers[layer].slots = self._held
         self._history.bring(feeds)
         for layer, kv in views.items():
