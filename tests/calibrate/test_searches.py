@@ -230,6 +230,20 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert again == []
 
 
+def test_answers_of_before_are_refused(folder: Path, task: Path, tmp_path: Path) -> None:
+    """Their recalls counted dense heads as 1; mixing both would compare what does not compare."""
+    settings = layer_settings(folder, tmp_path, task=str(task))
+    LayerSearch.check(settings).run(nothing)
+    ledger = tmp_path / "answers.jsonl"
+    first = ledger.read_text().splitlines()[0]
+    about = json.loads(first)["settings"]
+    assert about.pop("recall") == "over heads with a set"
+    old = [{"problem": 0, "spec": "dense", "right": [1], "recall": [1.0], "token_recall": [1.0], "share": 1.0}]
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in ({"settings": about}, *old)))
+    with pytest.raises(OutputError, match="holds a run with recall=None, this one has 'over heads with a set'"):
+        LayerSearch.check(settings).run(nothing)
+
+
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("layers", [3, 4])
 def test_layers_of_a_model_with_few_of_them(tmp_path: Path, layers: int, most: int) -> None:
