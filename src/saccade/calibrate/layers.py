@@ -185,14 +185,14 @@ class LayerSearch:
         }  # fmt: skip
 
     def _recipe(self, dense: Outcome, outcomes: Sequence[Outcome], recipe: Recipe) -> None:
-        """Write the layers, and the policy at the smallest budget that kept the answers; earlier roles stay."""
+        """Write the layers, and the policy at the smallest budget that kept the answers; roles, a tuned policy stay."""
         consequence = "no layer can be told from another and there is no recipe"
         self.target.refuse_unanswered(dense.correct, dense.count, consequence)
         enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
         best = enough[0] if enough else max(outcomes, key=lambda outcome: outcome.correct)
         found = {"policy": str(self.policy), "budgets": list(self.budgets)}
         scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
-        known = replace(recipe, policy=Policy.from_spec(best.spec))
+        known = recipe if recipe.tuned else replace(recipe, policy=Policy.from_spec(best.spec))
         self.target.write_recipe("calibrate layers", known, found=found, scores=scores)
 
 

@@ -39,8 +39,7 @@ def serve(
         float | None,
         words(
             "SHARE",
-            "Share of decoding steps in which attention recall of heads with a set is measured, which reads all keys "
-            "once more. 0.",
+            "Share of decoding steps that measure recall of heads with a set, reading all keys once more. 0.",
         ),
     ] = None,
 ) -> None:

@@ -64,16 +64,11 @@ class MeanRecall(NamedTuple):
     def row(layers: Sequence[MeanRecall]) -> dict[str, Any]:
         """What a row of a results file says of its layers, none if nothing was measured."""
         over = MeanRecall.over(layers) if layers else None
-        attention, token = (None, None) if over is None else over.with_dense
-        return {
-            "recall": over and over.attention,
-            "recall_with_dense": attention,
-            "recall_per_layer": [layer.attention for layer in layers],
-            "token_recall": over and over.token,
-            "token_recall_with_dense": token,
-            "token_recall_per_layer": [layer.token for layer in layers],
-            "heads_with_set_per_layer": [layer.heads_with_set for layer in layers],
-        }
+        found: dict[str, Any] = {"heads_with_set_per_layer": [layer.heads_with_set for layer in layers]}
+        for place, name in enumerate(("recall", "token_recall")):
+            found[name], found[f"{name}_with_dense"] = over and over[place], over and over.with_dense[place]
+            found[f"{name}_per_layer"] = [layer[place] for layer in layers]
+        return found
 
 
 class RecallObserver:

@@ -13,11 +13,9 @@ from rich.text import Text
 from .wording import COLUMNS, Row, lengths
 
 WIDE = 100
-"""Columns from which on a terminal has room for token recall, and for recall with dense heads as 1."""
+"""Columns from which on a terminal has room for further recalls."""
 
 _SPARED = ("token recall of heads with a set", "attention recall with dense heads as 1")
-_HEADER = 11
-"""Characters a header's lines have: a row fits into 80 columns; beyond that policies' options wrap, no number does."""
 
 
 def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), notes: Sequence[str] = ()) -> Table:
@@ -63,5 +61,6 @@ def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: in
     asked, where = here["questions"], lengths(here["context_tokens"])
     ended = "" if results["complete"] else " (interrupted)"
     title = f"{asked} questions in {where}: {here['document']}, model {here['model']}{ended}"
-    headers = [fill_text(name, _HEADER) for name in shown]
+    # Narrow headers let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
+    headers = [fill_text(name, 11) for name in shown]
     return fill(new_table(title, headers, headers[:1], notes), results["rows"], shown.values(), "label")
