@@ -187,6 +187,8 @@ class ModelShape:
     Attributes:
         architecture: transformers' model type.
         weights: hash of a few weight rows; None before the weights are loaded.
+        hidden_size, intermediate_size: widths beside attention, by which Qwen3-4B is not Qwen3-8B. A vocabulary tells
+            less: fine-tuning extends it.
     """
 
     layers: int
@@ -195,6 +197,8 @@ class ModelShape:
     head_dim: int
     architecture: str | None = None
     weights: str | None = None
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
 
     @property
     def group(self) -> int:

@@ -84,7 +84,7 @@ def test_answers_are_those_of_questions_decoded_alone(
     for name, spec in SPECS.items():
         got = reading.ask(saccade.Policy.from_spec(spec), recall=False)
         assert got.right == alone[name], name
-        assert got.recall == got.token_recall == ()
+        assert got.recalls == ()
     assert all(any(right) and not all(right) for right in alone.values())
     assert len(set(alone.values())) > 5  # policies answer differently, so that a mixed-up one shows
 
@@ -173,9 +173,10 @@ def test_recall_is_over_the_tokens_of_answers(model: Any, problem: Problem) -> N
     mass, tokens, share = naive_recall(model, problem)
     answers = Reading(model, problem, 1).ask(saccade.Policy.from_spec(POLICIES["tidal"]))
     # Each mass is a float32 softmax of a row of 60: a few roundings. Shares are sums of 60 float32 numbers.
-    assert answers.recall == pytest.approx(mass, abs=1e-5)
+    assert [layer.heads_with_set for layer in answers.recalls] == [0, 0, 1, 0]
+    assert answers.recalls[2].attention == pytest.approx(mass[2], abs=1e-5)
     # Overlaps are fractions of 6; only a tie within rounding could move one of several hundred, and none is here.
-    assert answers.token_recall == pytest.approx(tokens, abs=1e-6)
+    assert answers.recalls[2].token == pytest.approx(tokens[2], abs=1e-6)
     assert answers.share == pytest.approx(share, abs=1e-5)
     assert mass[0] == mass[1] == mass[3] == 1 and 0.1 < mass[2] < 0.9 and 0.1 < tokens[2] < 0.9
 
@@ -187,8 +188,8 @@ def test_recall_does_not_depend_on_the_rows(model: Any, problem: Problem, rows: 
     alone, together = (Reading(model, problem, number).ask(policy) for number in (1, rows))
     assert together.right == alone.right
     # The same numbers in another order; batched matrix products round otherwise.
-    assert together.recall == pytest.approx(alone.recall, abs=1e-5)
-    assert together.token_recall == pytest.approx(alone.token_recall, abs=1e-5)
+    assert together.recalls[2] == pytest.approx(alone.recalls[2], abs=1e-5)
+    assert together.recalls[:2] == alone.recalls[:2] == ((None, None, 0.0),) * 2
 
 
 def test_one_question_works(model: Any, problem: Problem, alone: dict[str, tuple[bool, ...]]) -> None:
@@ -196,4 +197,4 @@ def test_one_question_works(model: Any, problem: Problem, alone: dict[str, tuple
     for name, spec in SPECS.items():
         answers = Reading(model, one).ask(saccade.Policy.from_spec(spec))
         assert answers.right == alone[name][:1]
-        assert len(answers.recall) == 4
+        assert len(answers.recalls) == 4

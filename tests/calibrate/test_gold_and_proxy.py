@@ -113,7 +113,7 @@ def test_gold_mass_and_copies(models: tuple[Any, list[Maps], float], together: i
     assert 4 * error * steps * 20**0.5 < 0.01
     assert observer.copies.numpy().tolist() == copies.tolist()
     assert copies.sum() > 0 and copies.min() == 0
-    assert len(answers.right) == len(PROBLEM.asks) and answers.recall == ()
+    assert len(answers.right) == len(PROBLEM.asks) and answers.recalls == ()
 
 
 SPECS = ["tidal:dense_layers=1,budget={}", "tidal:dense_layers=1,heads=query,budget={}", "less_is_more:budget={}"]
@@ -160,10 +160,14 @@ def test_every_layers_set_is_held_against_all_layers_above(
     assert float(abs(observer.overlap.numpy() - overlap).max()) <= count * 2.0**-23
     assert 0 < mass[0, 0, 1] < mass[1, 0, 1] < count
 
-    # What layers 1 and 3 as choosers would reach: 0, 1 and 3 attend to everything, 2 lives on what 1 has chosen.
+    # What layers 1 and 3 as choosers would reach: 0, 1 and 3 have no set, 2 lives on what 1 has chosen.
     for values, wanted in ((observer.mass, mass), (observer.overlap, overlap)):
-        both, one_layer = (predicted(values.numpy(), observer.weights.numpy(), 1, one) for one in ((3,), ()))
+        both, one_layer, all_dense = (
+            predicted(values.numpy(), observer.weights.numpy(), 1, one) for one in ((3,), (), (2, 3))
+        )
+        assert all_dense is None
+        assert both is not None and one_layer is not None
         for place in range(2):
-            assert both[place] == pytest.approx((3 + wanted[place, 1, 2] / count) / 4, abs=1e-4)
-            only = (2 + (wanted[place, 1, 2] + wanted[place, 1, 3]) / count) / 4
+            assert both[place] == pytest.approx(wanted[place, 1, 2] / count, abs=1e-4)
+            only = (wanted[place, 1, 2] + wanted[place, 1, 3]) / count / 2
             assert one_layer[place] == pytest.approx(only, abs=1e-4)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
+from saccade.cli.calibrate import run_and_show
 from saccade.errors import OutputError, SaccadeError
 from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
+from saccade.report.heads import head_report, head_table
+from saccade.report.layers import layer_report, layer_table
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
@@ -228,6 +232,46 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     again: list[str] = []
     LayerSearch.check(settings).run(again.append)
     assert again == []
+
+
+@pytest.mark.parametrize("command", ["layers", "heads"])
+@pytest.mark.parametrize("tuned", [True, False])
+def test_a_tuned_policy_stays(
+    command: str, tuned: bool, folder: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers and heads are added to what `tune` has found; what no tuning has found is replaced, as before."""
+    policy, scores = saccade.policy("quest", budget=16), {"dense": [6, 6], "quest:budget=16": [6, 6]}
+    earlier = Recipe(ModelSource.locate(folder).decoder(), policy, found={"tune": {"quality": 0.5}})
+    earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores})
+    earlier.write(tmp_path / "saccade.json")
+    search, settings = SEARCHES[command]
+    table, report = {"layers": (layer_table, layer_report), "heads": (head_table, head_report)}[command]
+    run_and_show(search.check(settings(folder, tmp_path, task=str(task))), table, report)
+    recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
+    assert (recipe.reselect is None, recipe.roles is None) == (command != "layers", command != "heads")
+    assert set(recipe.found) == {"tune", f"calibrate {command}"}
+    assert set(recipe.scores) == {*earlier.scores, f"calibrate {command}"}
+    if tuned:
+        assert recipe.tuned and recipe.policy == policy
+        assert "policy quest:budget=16, found by saccade tune" in said
+    else:
+        assert not recipe.tuned and recipe.policy.name == {"layers": "tidal", "heads": "lychee_decode"}[command]
+        assert f"policy {recipe.policy}, not tuned" in said
+    assert recipe.policy == saccade.Policy.from_spec(str(recipe.policy))
+
+
+def test_answers_of_before_are_refused(folder: Path, task: Path, tmp_path: Path) -> None:
+    """Their recalls counted dense heads as 1; mixing both would compare what does not compare."""
+    settings = layer_settings(folder, tmp_path, task=str(task))
+    LayerSearch.check(settings).run(nothing)
+    ledger = tmp_path / "answers.jsonl"
+    first = ledger.read_text().splitlines()[0]
+    about = json.loads(first)["settings"]
+    assert about.pop("recall") == "over heads with a set"
+    old = [{"problem": 0, "spec": "dense", "right": [1], "recall": [1.0], "token_recall": [1.0], "share": 1.0}]
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in ({"settings": about}, *old)))
+    with pytest.raises(OutputError, match="holds a run with recall=None, this one has 'over heads with a set'"):
+        LayerSearch.check(settings).run(nothing)
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -15,7 +15,8 @@ from saccade.eval.job import ComparisonJob, ComparisonSettings
 from saccade.eval.reader import Reader
 
 ROW_NAMES = {
-    *("policy", "budget", "share_attended", "recall", "recall_per_layer", "token_recall", "token_recall_per_layer"),
+    *("policy", "budget", "share_attended", "recall", "recall_with_dense", "recall_per_layer"),
+    *("token_recall", "token_recall_with_dense", "token_recall_per_layer", "heads_with_set_per_layer"),
     *("overflow", "index_bytes", "build_seconds", "correct", "n", "ms_per_token", "speedup"),
 }
 SAMPLE_NAMES = {"policy", "budget", "question", "expected", "answer", "correct"}
@@ -88,15 +89,21 @@ def test_results_have_the_promised_names(finished: tuple[Any, Path]) -> None:
     for row in rows:
         assert row["n"] == QUESTIONS
         assert 0 < row["share_attended"] <= 1
-        assert 0 < row["recall"] <= 1
-        assert 0 < row["token_recall"] <= 1
-        assert row["recall"] == pytest.approx(sum(row["recall_per_layer"]) / 5)
-        assert row["token_recall"] == pytest.approx(sum(row["token_recall_per_layer"]) / 5)
+        dense = {"dense": 5, "streaming": 0, "quest": 2, "tidal": 3, "less_is_more": 3}[row["policy"]]
+        assert sum(row["heads_with_set_per_layer"]) == 5 - dense
+        for name in ("recall", "token_recall"):
+            per_layer = [value for value in row[f"{name}_per_layer"] if value is not None]
+            assert len(per_layer) == 5 - dense
+            assert row[f"{name}_with_dense"] == pytest.approx((sum(per_layer) + dense) / 5)
+            if per_layer:
+                assert 0 < row[name] <= 1
+                assert row[name] == pytest.approx(sum(per_layer) / len(per_layer))
         assert row["overflow"] == 0
         assert (row["index_bytes"] > 0) == (row["build_seconds"] > 0) == (row["policy"] == "quest")
         assert row["ms_per_token"] > 0
         assert row["interval"][0] <= row["correct"] / row["n"] <= row["interval"][1]
-    assert (rows[0]["share_attended"], rows[0]["recall"], rows[0]["speedup"]) == (1.0, 1.0, 1.0)
+    assert (rows[0]["share_attended"], rows[0]["recall_with_dense"], rows[0]["speedup"]) == (1.0, 1.0, 1.0)
+    assert rows[0]["recall"] is rows[0]["token_recall"] is None
 
 
 def test_the_environment_tells_how_to_repeat_it(finished: tuple[Any, Path]) -> None:
@@ -127,7 +134,8 @@ def test_every_answer_token_has_its_recalls(finished: tuple[Any, Path]) -> None:
     steps: dict[tuple[Any, ...], list[int]] = {}
     for line in lines:
         assert len(line["attention_recall"]) == len(line["token_recall"]) == 5
-        assert all(0 <= value <= 1 for name in ("attention_recall", "token_recall") for value in line[name])
+        values = [value for name in ("attention_recall", "token_recall") for value in line[name] if value is not None]
+        assert all(0 <= value <= 1 for value in values) and bool(values) == (line["policy"] != "dense")
         steps.setdefault((line["spec"], line["context"], line["question"]), []).append(line["step"])
     assert set(steps) == set(answers_of(finished[1]))
     assert all(numbers == list(range(len(numbers))) and numbers for numbers in steps.values())
@@ -135,9 +143,12 @@ def test_every_answer_token_has_its_recalls(finished: tuple[Any, Path]) -> None:
         own = [line for line in lines if line["spec"] == row["spec"]]
         for layer in range(5):
             # Lines are rounded to four digits.
-            means = [sum(line[name][layer] for line in own) / len(own) for name in ("attention_recall", "token_recall")]
-            assert row["recall_per_layer"][layer] == pytest.approx(means[0], abs=5e-5)
-            assert row["token_recall_per_layer"][layer] == pytest.approx(means[1], abs=5e-5)
+            for name, of_lines in (("recall", "attention_recall"), ("token_recall", "token_recall")):
+                values, mean = [line[of_lines][layer] for line in own], row[f"{name}_per_layer"][layer]
+                if mean is None:
+                    assert set(values) == {None}
+                else:
+                    assert mean == pytest.approx(sum(values) / len(own), abs=5e-5)
 
 
 def test_processes_give_what_one_would(

@@ -43,11 +43,11 @@ def role_map(roles: list[list[str]]) -> RoleMap:
     return RoleMap(tuple(tuple(Role(role) for role in layer) for layer in roles))
 
 
-def decoder_of(roles: list[list[str]], scorer: str, pooling: Pooling, budget: int) -> Decoder:
+def decoder_of(roles: list[list[str]], scorer: str, pooling: Pooling, budget: int, *, shortcut: bool = True) -> Decoder:
     """A plan of these roles; "each" pooling is one set per query head, all others one per KV head."""
     unit = PageBoundScorer(PAGE, pooling) if scorer == "page_bounds" else ExactScorer(pooling)
     heads: HeadGrouping = "query" if pooling == "each" else "kv"
-    return Decoder(Plan(ScoredSelector(unit, TopK(budget), heads), role_map(roles)))
+    return Decoder(Plan(ScoredSelector(unit, TopK(budget), heads), role_map(roles)), shortcut=shortcut)
 
 
 def expected(batch: Batch, roles: list[list[str]], scorer: str, pooling: Pooling, budget: int) -> list[Sets]:

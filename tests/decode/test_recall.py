@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_mixed_roles import MIXTURES, decoder_of, expected
 
 import saccade
 from adapters import tiny
@@ -18,7 +19,7 @@ from methods import oracles
 from methods.harness import SCALE, Decoder, SetRecorder
 from methods.layouts import Batch
 from saccade.decode.counters import Counters
-from saccade.decode.recall import RecallObserver, recall_of
+from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.plans.roles import HeadSpan, RoleMap
 from saccade.types import KVView, ModelShape, Role, Selection
@@ -32,6 +33,10 @@ POLICIES = {
     "less_is_more": {"budget": 11, "reselect": [3]},
 }
 ORACLES = {name: getattr(oracles, name) for name in POLICIES}
+# Layers whose heads attend to everything by their role; 2 is the first selection layer of the persistent methods.
+WITHOUT = {"dense": (0, 1, 2, 3, 4), "streaming": (), "quest": (0, 1)} | dict.fromkeys(
+    ("tidal", "less_is_more"), (0, 1, 2, 3)
+)
 
 # 40 probabilities in float32, each off by some 30 roundings (see methods/harness.py): 40 * 30 * 2**-24 < 1e-4.
 # Token recall is a quotient of whole numbers, rounded once: scores are exact (methods/layouts.py), and so are ranks.
@@ -59,7 +64,6 @@ def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[i
     tokens: dict[int, list[int]] = defaultdict(list)
     shares: dict[int, list[float]] = defaultdict(list)
     expected: list[list[list[list[float]]]] = []  # [step and row][measure][layer][head]
-    whole: list[list[list[bool]]] = []  # [step and row][layer][head]
     overall = []
     for _ in range(3):
         batch.step()
@@ -68,7 +72,6 @@ def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[i
             sets = ORACLES[name](batch.q[row], batch.k[row], **POLICIES[name])
             overall.append(oracles.share_attended(sets, length))
             expected.append([[], []])
-            whole.append([[len(s) == length for s in per_head] for per_head in sets])
             for layer in range(LAYERS):
                 tokens[layer] += [len(s) for s in sets[layer]]
                 shares[layer] += [len(s) / length for s in sets[layer]]
@@ -77,23 +80,33 @@ def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[i
                 expected[-1][1].append(token_recall(q, k, sets[layer]))
     stats = RunStats.of(name, decoder.counters, recall)
     assert stats.steps == 3
-    wanted = np.array(expected)
+    wanted, having = np.array(expected), [layer for layer in range(LAYERS) if layer not in WITHOUT[name]]
     for layer, got in enumerate(stats.layers):
         assert got.steps == 3
         assert got.tokens == pytest.approx(np.mean(tokens[layer]), rel=1e-6)  # float32 means of whole numbers
         assert got.share == pytest.approx(np.mean(shares[layer]), rel=1e-6)
         assert got.overflow == 0
-        assert got.recall == pytest.approx(wanted[:, 0, layer].mean(), abs=ATTENTION)
-        assert got.token_recall == pytest.approx(wanted[:, 1, layer].mean(), abs=TOKEN)
+        assert got.heads_with_set == (layer in having)
+        if layer in having:
+            assert got.recall == pytest.approx(wanted[:, 0, layer].mean(), abs=ATTENTION)
+            assert got.token_recall == pytest.approx(wanted[:, 1, layer].mean(), abs=TOKEN)
+        else:
+            assert got.recall is got.token_recall is None
     assert stats.share_attended == pytest.approx(np.mean(overall), rel=1e-6)
-    assert stats.recall == pytest.approx(wanted[:, 0].mean(), abs=ATTENTION)
-    assert stats.token_recall == pytest.approx(wanted[:, 1].mean(), abs=TOKEN)
+    if having:
+        assert stats.recall == pytest.approx(wanted[:, 0, having].mean(), abs=ATTENTION)
+        assert stats.token_recall == pytest.approx(wanted[:, 1, having].mean(), abs=TOKEN)
+    else:
+        assert stats.recall is stats.token_recall is None
+    assert stats.recall_with_dense == pytest.approx(wanted[:, 0].mean(), abs=ATTENTION)
+    assert stats.token_recall_with_dense == pytest.approx(wanted[:, 1].mean(), abs=TOKEN)
 
     records = recall.records()
     assert records.attention.shape == records.token.shape == (3 * len(lengths), LAYERS, 2 * group)
     for measure, (kept, tolerance) in enumerate(((records.attention, ATTENTION), (records.token, TOKEN))):
         right = wanted[:, measure]
-        assert bool((np.isfinite(kept.numpy()) | np.array(whole)).all()), "NaN only where a set is all tokens"
+        finite = np.isfinite(kept.numpy())
+        assert finite[:, having].all() and not finite[:, list(WITHOUT[name])].any(), "NaN of heads without a set"
         np.testing.assert_allclose(np.nan_to_num(kept.numpy(), nan=1.0), right, atol=tolerance, rtol=0)
 
 
@@ -173,9 +186,59 @@ def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
     assert torch.equal(records.attention[2:, 1, 2:], one.attention)
     assert torch.equal(records.token[2:, 1, 2:], one.token)
     means = recall.per_layer()
-    assert means[0] == (1.0, 1.0)
-    both = records.attention.nan_to_num(1.0).double()[:, 1].mean(), records.token.nan_to_num(1.0).double()[:, 1].mean()
-    assert means[1] == pytest.approx(tuple(map(float, both)), abs=1e-9)
+    assert means[0] == (None, None, 0.0)
+    both = (values.double()[:, 1, 2:].mean() for values in (records.attention, records.token))
+    assert means[1] == pytest.approx((*map(float, both), 0.5), abs=1e-9)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("budget", [8, 24, 40])
+@pytest.mark.parametrize("shortcut", [True, False])
+def test_means_are_over_heads_with_a_set(mixture: str, budget: int, shortcut: bool) -> None:
+    """Layers of mixed roles, dense ones among them, against naive loops; 24 covers the shorter row, 40 both."""
+    roles = MIXTURES[mixture]
+    kv_heads, group = len(roles[0]), 2
+    batch = Batch.random(np.random.default_rng(7), [30, 17], layers=len(roles), kv_heads=kv_heads, group=group)
+    decoder, recall = decoder_of(roles, "exact", "max", budget, shortcut=shortcut), RecallObserver(len(roles))
+    decoder.state.observers = (decoder.recorder, recall)
+    found: list[list[list[float]]] = [[[], []] for _ in roles]  # [layer][measure]
+    everything: list[list[float]] = [[], []]
+    for _ in range(2):
+        batch.step()
+        decoder.step(batch, "padded", torch.float32)
+        for row, sets in enumerate(expected(batch, roles, "exact", "max", budget)):
+            for layer, own in enumerate(roles):
+                q, k = batch.q[row][layer], batch.k[row][layer]
+                both = oracles.attention_recall(q, k, sets[layer], SCALE), token_recall(q, k, sets[layer])
+                for measure, values in enumerate(both):
+                    with_set = [own[head // group] in ("select", "reuse") for head in range(kv_heads * group)]
+                    found[layer][measure] += [value for value, has in zip(values, with_set, strict=True) if has]
+                    everything[measure] += [value if has else 1 for value, has in zip(values, with_set, strict=True)]
+    stats = RunStats.of("composed", decoder.counters, recall)
+    for layer, (own, got) in enumerate(zip(roles, stats.layers, strict=True)):
+        share = sum(role in ("select", "reuse") for role in own) / kv_heads
+        assert got.heads_with_set == pytest.approx(share)
+        mean = [np.mean(values) if values else None for values in found[layer]]
+        assert got.recall == (mean[0] and pytest.approx(mean[0], abs=ATTENTION))
+        assert got.token_recall == (mean[1] and pytest.approx(mean[1], abs=TOKEN))
+    together = [[value for layer in found for value in layer[measure]] for measure in (0, 1)]
+    pooled = [np.mean(values) if values else None for values in together]
+    assert stats.recall == (pooled[0] and pytest.approx(pooled[0], abs=ATTENTION))
+    assert stats.token_recall == (pooled[1] and pytest.approx(pooled[1], abs=TOKEN))
+    assert stats.recall_with_dense == pytest.approx(np.mean(everything[0]), abs=ATTENTION)
+    assert stats.token_recall_with_dense == pytest.approx(np.mean(everything[1]), abs=TOKEN)
+
+
+def test_leaving_more_dense_does_not_raise_the_mean() -> None:
+    """What reversed comparisons: the same sets in one layer, with three layers dense around it or one."""
+    one = MeanRecall(0.25, 0.5, 1.0)
+    none = MeanRecall(None, None, 0.0)
+    few, many = MeanRecall.over([one, none]), MeanRecall.over([one, none, none, none])
+    assert few[:2] == many[:2] == (0.25, 0.5)
+    assert few.with_dense == (0.625, 0.75) and many.with_dense == (0.8125, 0.875)
+    assert MeanRecall.over([none, none]) == (None, None, 0.0) and none.with_dense == (1.0, 1.0)
+    # Every head counts once: a layer with a quarter of its heads has a quarter of the say.
+    assert MeanRecall.over([one, MeanRecall(0.75, 1.0, 0.25)])[:2] == pytest.approx((0.35, 0.6))
 
 
 def test_records_are_kept_on_request_only() -> None:
@@ -213,11 +276,15 @@ def test_run_measures_recall_on_request() -> None:
         stats = run.stats()
     for layer, got in enumerate(stats.layers):
         assert got.tokens == pytest.approx(np.mean(recomputing.tokens[layer]), rel=1e-6)
+        if layer != 2:
+            assert got.recall is got.token_recall is None
+            continue
         assert got.recall == pytest.approx(np.mean(recomputing.recalls[layer]), abs=ATTENTION)
         # Keys of a model are no round numbers: two scores may change places, each costing one token of a set of 9.
         assert got.token_recall == pytest.approx(np.mean(recomputing.token_recalls[layer]), abs=0.01)
-    assert [layer.recall == 1.0 for layer in stats.layers] == [True, True, False, True]
-    assert [layer.token_recall == 1.0 for layer in stats.layers] == [True, True, False, True]
+    assert [layer.heads_with_set for layer in stats.layers] == [0.0, 0.0, 1.0, 0.0]
+    assert stats.recall == stats.layers[2].recall and stats.token_recall == stats.layers[2].token_recall
+    assert stats.recall_with_dense == pytest.approx((3 + stats.recall) / 4)
     assert 0 < stats.recall < 1 and 0 < stats.token_recall < 1 and 0 < stats.share_attended < 1
 
 
@@ -237,7 +304,12 @@ def test_recall_costs_nothing_unless_asked_for(monkeypatch: pytest.MonkeyPatch) 
     with saccade.sparsify(tiny.llama(), tiny.spec("quest", 9), recall=True) as run:
         assert run.stats().recall is None, "nothing decoded yet"
         generate(tiny.llama())
-        assert run.stats().recall == run.stats().token_recall == 1.0
+        # Whatever is measured here is 1, and so is the recall of heads whose budget covers the row.
+        assert run.stats().recall == run.stats().token_recall == run.stats().recall_with_dense == 1.0
+    with saccade.sparsify(tiny.llama(), "dense", recall=True) as run:
+        generate(tiny.llama())
+        assert run.stats().recall is None, "no head has a set"
+        assert run.stats().recall_with_dense == 1.0
     assert calls
 
 

@@ -44,16 +44,27 @@ def test_dense_passes_count_in_the_share() -> None:
     assert (row["index_bytes"], row["build_seconds"]) == (7, 1.5)
 
 
-def test_recalls_are_means_over_heads_then_tokens_then_layers() -> None:
+def test_recalls_are_means_over_heads_with_a_set() -> None:
     records = Recall(
         torch.tensor([[[torch.nan, 0.5], [0.25, 0.75]], [[torch.nan, 0.0], [0.0, 1.0]]]),
         torch.tensor([[[torch.nan, 0.25], [0.0, 0.0]], [[torch.nan, 0.75], [0.0, 1.0]]]),
     )
     recalls = recalls_of(records)
-    assert recalls == [([0.75, 0.5], [0.625, 0.0]), ([0.5, 0.5], [0.875, 0.5])]
+    assert recalls == [[(0.5, 0.25, 0.5), (0.5, 0.0, 1.0)], [(0.0, 0.75, 0.5), (0.5, 0.5, 1.0)]]
     counted = tally("tidal")
     assert counted.row(None)["recall"] is counted.row(None)["token_recall"] is None
     counted.add_answer(True, None, recalls)
     row = counted.row(None)
-    assert (row["recall_per_layer"], row["token_recall_per_layer"]) == ([0.625, 0.5], [0.75, 0.25])
-    assert (row["recall"], row["token_recall"]) == (0.5625, 0.5)
+    assert (row["recall_per_layer"], row["token_recall_per_layer"]) == ([0.25, 0.5], [0.5, 0.25])
+    assert row["heads_with_set_per_layer"] == [0.5, 1.0]
+    assert (row["recall"], row["token_recall"]) == pytest.approx((1.25 / 3, 1 / 3))  # three heads of four
+    assert (row["recall_with_dense"], row["token_recall_with_dense"]) == pytest.approx((0.5625, 0.5))
+
+
+def test_a_policy_without_sets_has_no_recall() -> None:
+    recalls = recalls_of(Recall(*torch.full((2, 3, 2, 4), torch.nan)))
+    counted = tally("dense")
+    counted.add_answer(True, None, recalls)
+    row = counted.row(None)
+    assert row["recall"] is row["token_recall"] is None and row["recall_per_layer"] == [None, None]
+    assert row["recall_with_dense"] == row["token_recall_with_dense"] == 1.0

@@ -18,11 +18,13 @@ from saccade.plans.roles import RoleMap
 from saccade.types import ModelShape, Role
 
 SHAPE = ModelShape(layers=3, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3", weights="9f31c2")
+SHAPE = replace(SHAPE, hidden_size=32, intermediate_size=64)
 ROLES = [["publish", "publish"], ["reuse", "publish"], ["reuse", "reuse"]]
 VALID: dict[str, Any] = {
     "version": 1,
     "model": {
         "architecture": "qwen3", "layers": 3, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "weights": "9f31c2",
+        "hidden_size": 32, "intermediate_size": 64,
     },
     "roles": ROLES,
     "found": {"method": "hardkuma", "steps": 3000, "expected": [0.25, 1e-3]},
@@ -214,13 +216,13 @@ def test_a_file_of_another_model_is_refused_with_both_fingerprints(other: dict[s
     shape = replace(SHAPE, **other)
     both = [
         f"{s.architecture} (layers={s.layers}, query_heads={s.query_heads}, kv_heads={s.kv_heads}, "
-        f"head_dim={s.head_dim}, weights={s.weights})"
+        f"head_dim={s.head_dim}, hidden_size=32, intermediate_size=64, weights={s.weights})"
         for s in (SHAPE, shape)
     ]
     refused((str(path), "another model", *both), path, shape)
 
 
-@pytest.mark.parametrize("unknown", ["architecture", "weights"])
+@pytest.mark.parametrize("unknown", ["architecture", "weights", "hidden_size", "intermediate_size"])
 def test_what_nobody_knows_is_not_compared(unknown: str, tmp_path: Path) -> None:
     path = tmp_path / "roles.json"
     path.write_text(json.dumps(VALID))

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 import saccade
+from saccade.checkpoints.presets import read_config
+from saccade.checkpoints.shape import shape_of
 from saccade.recipes.published import MARK, PUBLISHED, for_model, note, published
+from saccade.recipes.resolve import resolve
 from saccade.types import ModelShape
 
 LLAMA_8B = ModelShape(32, 32, 8, 128, "llama", weights="9f31c2")
-QWEN_8B = ModelShape(36, 32, 8, 128, "qwen3")
+QWEN_8B = ModelShape(36, 32, 8, 128, "qwen3", hidden_size=4096, intermediate_size=12_288)
+QWEN_4B = replace(QWEN_8B, hidden_size=2560, intermediate_size=9728)
 LLAMA_70B = ModelShape(80, 64, 8, 128, "llama")
 
 # Re-selection layers of TidalDecode (appendix A.6) and LessIsMore (table 11).
@@ -69,9 +73,26 @@ def test_a_models_name_finds_its_recipe(model: str, name: str | None) -> None:
     assert for_model(model, lambda: LLAMA_8B) == name
 
 
-def test_models_of_the_same_sizes_are_told_apart_by_name() -> None:
-    for name in ("Qwen3-4B", "Qwen3-8B"):
-        assert for_model(f"Qwen/{name}", lambda: QWEN_8B) == name.lower()
+def test_models_of_the_same_heads_are_told_apart_by_widths() -> None:
+    for name, own, other in (("Qwen3-4B", QWEN_4B, QWEN_8B), ("Qwen3-8B", QWEN_8B, QWEN_4B)):
+        assert for_model(f"Qwen/{name}", lambda own=own: own) == name.lower()
+        # Whatever the folder is called, the other one's layer is not for it; nor if the user names it.
+        assert for_model(f"Qwen/{name}", lambda other=other: other) is None
+        with pytest.raises(saccade.PolicyError, match=rf"{name.lower()} belongs to another model: .*hidden_size="):
+            resolve(f"recipe:{name.lower()}", "", lambda other=other: other)
+
+
+def test_models_of_the_same_widths_are_told_apart_by_name() -> None:
+    shape = replace(LLAMA_8B, hidden_size=4096, intermediate_size=14_336)
+    for name in ("Llama-3.1-8B", "DeepSeek-R1-Distill-Llama-8B"):
+        assert for_model(name, lambda: shape) == name.lower()
+
+
+def test_every_published_model_has_its_widths() -> None:
+    """As many different ones as there are kinds of models; presets have the same."""
+    assert all(one.model.hidden_size and one.model.intermediate_size for one in PUBLISHED.values())
+    for preset, name in (("llama-3.1-8b", "llama-3.1-8b"), ("qwen3-8b", "qwen3-8b")):
+        assert shape_of(read_config(preset)) == PUBLISHED[name].model
 
 
 @pytest.mark.parametrize("other", [{"layers": 31}, {"kv_heads": 32}, {"head_dim": 64}, {"architecture": "mistral"}])

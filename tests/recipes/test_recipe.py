@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 import saccade
 from methods.test_policy import OPTIONS
 from saccade import Recipe
-from saccade.plans.identity import refuse_other, same_model
+from saccade.plans.identity import fingerprint, refuse_other, same_model
 from saccade.types import ModelShape
 
 SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3", weights="9f31c2")
+SHAPE = replace(SHAPE, hidden_size=32, intermediate_size=64)
 VALID: dict[str, Any] = {
     "version": 1,
     "model": {
         "architecture": "qwen3", "layers": 8, "query_heads": 4, "kv_heads": 2, "head_dim": 8, "weights": "9f31c2",
+        "hidden_size": 32, "intermediate_size": 64,
     },
     "policy": "less_is_more:reselect=5",
     "reselect": [5],
@@ -191,6 +193,8 @@ MANGLED = {
     "version text": (changed(version="1"), ("version='1'",)),
     "a model that is a name": (changed(model="qwen3"), ("model is not an object", "architecture")),
     "no layers": (of_model(layers=0), ("model.layers=0", "at least 1")),
+    "no width": (of_model(hidden_size=0), ("model.hidden_size=0", "at least 1, or null")),
+    "half a width": (of_model(intermediate_size=0.5), ("model.intermediate_size=0.5", "or null")),
     "weights that are a number": (of_model(weights=3), ("model.weights=3",)),
     "a policy that is an object": (changed(policy={"name": "dense"}), ("policy={'name': 'dense'}", "a spec")),
     "an unknown policy": (changed(policy="nope"), ("unknown policy 'nope'", "less_is_more")),
@@ -279,13 +283,34 @@ def test_a_recipe_of_another_model_is_refused_with_both_fingerprints(other: dict
         refuse_other("recipe x.json", RECIPE.model, shape)
     both = [
         f"{s.architecture} (layers={s.layers}, query_heads={s.query_heads}, kv_heads={s.kv_heads}, "
-        f"head_dim={s.head_dim}, weights={s.weights})"
+        f"head_dim={s.head_dim}, hidden_size=32, intermediate_size=64, weights={s.weights})"
         for s in (SHAPE, shape)
     ]
     assert str(error.value) == (f"recipe x.json belongs to another model: it is for {both[0]}, this one is {both[1]}")
 
 
-@pytest.mark.parametrize("unknown", ["architecture", "weights"])
+@pytest.mark.parametrize("kind", ["no widths", "widths unknown"])
+def test_a_recipe_of_before_knew_no_widths(kind: str) -> None:
+    """It still reads, and is held against what it knows."""
+    widths = ("hidden_size", "intermediate_size")
+    model = {key: value for key, value in VALID["model"].items() if key not in widths}
+    old = Recipe.from_json(changed(model=model | ({} if kind == "no widths" else dict.fromkeys(widths))))
+    assert (old.model.hidden_size, old.model.intermediate_size) == (None, None)
+    assert same_model(old.model, SHAPE) and same_model(SHAPE, old.model)
+    assert not same_model(old.model, replace(SHAPE, weights="0" * 6))
+    assert "hidden_size=unknown" in fingerprint(old.model)
+    assert Recipe.from_json(old.to_json()) == old
+
+
+@pytest.mark.parametrize("width", ["hidden_size", "intermediate_size"])
+def test_widths_tell_models_apart(width: str) -> None:
+    other = replace(SHAPE, weights=None, **{width: 48})
+    assert not same_model(SHAPE, other)
+    with pytest.raises(saccade.PolicyError, match=rf"belongs to another model: .*{width}=.*{width}=48"):
+        refuse_other("recipe x.json", SHAPE, other)
+
+
+@pytest.mark.parametrize("unknown", ["architecture", "weights", "hidden_size", "intermediate_size"])
 def test_what_nobody_knows_is_not_compared(unknown: str) -> None:
     assert same_model(SHAPE, replace(SHAPE, **{unknown: None}))
     assert same_model(replace(SHAPE, **{unknown: None}), SHAPE)

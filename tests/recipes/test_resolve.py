@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPT2Config, LlamaConfig, PreTrainedModel
 
 import saccade
 from adapters import tiny
@@ -20,7 +20,7 @@ from saccade import Recipe
 from saccade.checkpoints import hub as files
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource, load
-from saccade.checkpoints.shape import hash_of, shape_of, shape_of_model, stored_hash
+from saccade.checkpoints.shape import hash_of, shape_of, shape_of_model, stored_hash, widths
 from saccade.plans.identity import fingerprint
 from saccade.recipes.published import note, published
 from saccade.recipes.resolve import Chosen, beside, default, resolve
@@ -133,6 +133,9 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
     with pytest.raises(saccade.PolicyError, match=r"^recipe:llama-3\.1-8b belongs to another model"):
         saccade.sparsify(model, "recipe:llama-3.1-8b")
     deep = tiny.fresh(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    with pytest.raises(saccade.PolicyError, match=r"hidden_size=4096, .* hidden_size=32, "):
+        saccade.sparsify(deep, "recipe:llama-3.1-8b")
+    deep.config.hidden_size, deep.config.intermediate_size = 4096, 14_336
     for name, written in (("meta-llama/Llama-3.1-8B", "auto"), ("", "recipe:llama-3.1-8b")):
         deep.name_or_path = name
         with saccade.sparsify(deep, written) as run:
@@ -145,8 +148,9 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
 
 def test_a_name_and_a_configuration_are_enough() -> None:
     config = LlamaConfig(
-        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, head_dim=128
-    )
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, head_dim=128,
+        intermediate_size=14_336,
+    )  # fmt: skip
     one = published("llama-3.1-8b")
     for written in ("auto", "recipe:llama-3.1-8b"):
         chosen = resolve(written, "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
@@ -280,6 +284,12 @@ def test_files_that_tell_nothing(saved: Saved, tmp_path: Path) -> None:
 
 
 # --- the bundled model's ------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_may_call_its_widths_otherwise() -> None:
+    """What stands under the usual name or its alias is known, as one number, and else nothing."""
+    known = [widths(config()) for config in (LlamaConfig, GPT2Config, Gemma3nTextConfig)]
+    assert known == [(4096, 11_008), (768, None), (2048, None)]
 
 
 def test_the_bundled_recipe_is_that_of_the_bundled_weights() -> None:

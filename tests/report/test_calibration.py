@@ -65,7 +65,8 @@ def outcome(correct: int, n: int, recall: float, **names: Any) -> dict[str, Any]
         "accuracy": correct / n,
         "interval": wilson(correct, n),
         "recall": recall,
-        "recall_per_layer": [recall] * LAYERS,
+        "recall_with_dense": (1 + recall) / 2,
+        "recall_per_layer": [None, *[recall] * (LAYERS - 1)],
         "share_attended": 0.25,
     }
 
@@ -108,6 +109,15 @@ def test_layers_have_counts_means_and_a_mark() -> None:
     text = said(layer_table(layer_results()))
     assert "model tiny, task kv, context 2,048, 24 questions in 2 texts; dense attention 23/24" in text
     assert "gold mass: -0.25 with right answers, - with recall; its best layer is 2" in text
+
+
+def test_layers_without_heads_that_have_a_set_have_no_recall(tmp_path: Path) -> None:
+    results = layer_results()
+    for row in results["rows"][-2:]:
+        row["recall"] = None
+    results["predicted_recall"]["3"] = None
+    assert ["3", "15", "16", "-", "0.375", "-", "chosen"] in cells(layer_table(results))
+    drawn_twice(layer_report, results, tmp_path, "layers.svg")
 
 
 def test_further_layers_are_told_with_their_p() -> None:

@@ -23,10 +23,13 @@ def row(policy: str, budget: int | None, correct: int = 40, n: int = 48, **chang
         "label": policy,
         "spec": spec,
         "share_attended": 0.123,
-        "recall": 0.5,
-        "recall_per_layer": [1.0, 0.25, 0.25],
-        "token_recall": 0.4,
-        "token_recall_per_layer": [1.0, 0.1, 0.1],
+        "recall": 0.25,
+        "recall_with_dense": 0.5,
+        "recall_per_layer": [None, 0.25, 0.25],
+        "token_recall": 0.1,
+        "token_recall_with_dense": 0.4,
+        "token_recall_per_layer": [None, 0.1, 0.1],
+        "heads_with_set_per_layer": [0.0, 1.0, 1.0],
         "overflow": 0.0,
         "index_bytes": 0,
         "build_seconds": 0.0,
@@ -93,6 +96,15 @@ def test_figures_are_whole_svg_files() -> None:
         assert ElementTree.fromstring(figure).tag.endswith("svg")
 
 
+def test_recall_is_named_for_what_it_is() -> None:
+    page = comparison_page(FULL, GAZES, SAMPLES)
+    headers = re.findall(r"<th>([^<]*)</th>", page)
+    recalls = [header for header in headers if "recall" in header]
+    names = ["attention recall of heads with a set", "token recall of heads with a set"]
+    assert recalls == [*names, "attention recall with dense heads as 1"]
+    assert all(f"<!-- {name} -->" in figures_of(page)[1] for name in names)
+
+
 def test_the_page_tells_of_indexes_and_overflows_where_there_are_any() -> None:
     plain = comparison_page(FULL, GAZES, SAMPLES)
     assert "keep beside the cache" not in plain
@@ -131,7 +143,7 @@ def test_partial_results_have_a_page_too(rows: tuple[dict[str, Any], ...]) -> No
     assert len(figures_of(page)) == 2
 
 
-@pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 9)])
+@pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 10)])
 def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
     console = Console(width=width, record=True)
     rows = results(row("dense", None), row("less_is_more", 4096))
@@ -139,16 +151,22 @@ def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
     # Brackets are no markup.
     assert "a [red] note" in console.export_text(clear=False)
     lines = [line.split() for line in console.export_text().splitlines()]
-    assert [len(line) for line in lines if "1.25x" in line] == [columns, columns]
+    cells = [line for line in lines if "1.25x" in line]
+    assert [len(line) for line in cells] == [columns, columns]
+    # Recall of heads with a set comes first, and the header names it so; then token recall, then dense heads as 1.
+    assert [line[3 : columns - 4] for line in cells] == [["0.25", "0.10", "0.50"][: columns - 7]] * 2
+    assert sum("heads" in line and "with" in line for line in lines) == 1
+    assert sum("dense" in line and "heads" in line for line in lines) == (columns == 10)
 
 
 def test_the_table_writes_what_is_missing_as_a_dash() -> None:
     console = Console(width=140, record=True)
-    missing = dict.fromkeys(("share_attended", "recall", "token_recall", "ms_per_token", "speedup"))
+    recalls = ("recall", "token_recall", "recall_with_dense")
+    missing = dict.fromkeys(("share_attended", *recalls, "ms_per_token", "speedup"))
     unknown = row("tidal", 64, correct=0, n=0, **missing)
     console.print(comparison_table(results(row("dense", None), unknown, complete=False), ["a note"]))
     lines = console.export_text().splitlines()
     (line,) = [line for line in lines if "tidal" in line]
-    assert line.split() == ["tidal", "64", "-", "-", "-", "0/0", "-", "-", "-"]
+    assert line.split() == ["tidal", "64", "-", "-", "-", "-", "0/0", "-", "-", "-"]
     assert any("a note" in line for line in lines)
     assert "(interrupted)" in " ".join(lines[:2])

@@ -23,6 +23,7 @@ from saccade.adapters.vllm.metrics import VARIABLE, StepMetrics, exporting, left
 from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
 from saccade.checkpoints.bundled import model_path
 from saccade.decode.counters import Counters
+from saccade.decode.recall import MeanRecall
 from saccade.errors import ServingError
 
 LENGTHS = (300, 90, 151, 33)
@@ -111,7 +112,7 @@ class Recalled:
     """Recall 0.5 of whatever was measured."""
 
     def per_layer(self) -> list[Any]:
-        return [SimpleNamespace(attention=0.25), None, SimpleNamespace(attention=0.75)]
+        return [MeanRecall(0.25, 0.5, 1.0), None, MeanRecall(0.75, 0.5, 1.0), MeanRecall(None, None, 0.0)]
 
 
 @pytest.mark.parametrize("pause", [0.0, 1000.0])
@@ -141,6 +142,8 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
     assert read("tokens_skipped") == 100 - 40 + 50 - 30
     assert read("attention_recall", sample="_count") == 2
     assert read("attention_recall", sample="_sum") == pytest.approx(1.0)
+    assert read("attention_recall_with_dense", sample="_count") == 2
+    assert read("attention_recall_with_dense", sample="_sum") == pytest.approx(2 * (0.5 + 0.5 + 1) / 3)
     assert metrics.metric("share_attended").collect()[0].samples[0].value == pytest.approx(80 / 160)
 
 

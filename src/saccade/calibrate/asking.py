@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..adapters.hf.run import sparsify
-from ..decode.recall import RecallObserver
+from ..decode.recall import MeanRecall, RecallObserver
 from ..eval.reader import Reader
 from ..methods.policy import Policy
 from ..plans.roles import HeadSpan
@@ -31,14 +31,12 @@ class Answers:
 
     Attributes:
         right: question by question.
-        recall, token_recall: of each layer over the answers' tokens, heads that attend to everything counted as 1;
-            empty if it was not measured.
+        recalls: of each layer over the answers' tokens; empty if it was not measured.
         share: share of the cache that a head attended to, mean over layers.
     """
 
     right: tuple[bool, ...]
-    recall: tuple[float, ...]
-    token_recall: tuple[float, ...]
+    recalls: tuple[MeanRecall, ...]
     share: float
 
 
@@ -152,9 +150,7 @@ class Reading:
         """
         measured = AnswerRecall(self._model.config.num_hidden_layers)
         answers = self._decode(policy, tokenizer, (measured,) if recall else ())
-        means = [layer for layer in measured.recall.per_layer() if layer is not None]
-        attention, token = tuple(mean.attention for mean in means), tuple(mean.token for mean in means)
-        return replace(answers, recall=attention, token_recall=token)
+        return replace(answers, recalls=tuple(layer for layer in measured.recall.per_layer() if layer is not None))
 
     def observe(self, *observers: AnswerObserver) -> Answers:
         """Decode every question densely, once, before observers' eyes."""
@@ -173,4 +169,4 @@ class Reading:
                 finally:
                     self._reader.crop()
             layers = run.stats().layers
-        return Answers(tuple(right), (), (), sum(layer.share for layer in layers) / len(layers))
+        return Answers(tuple(right), (), sum(layer.share for layer in layers) / len(layers))

@@ -227,13 +227,13 @@ class HeadSearch:
         return {name: "heads:" + "+".join(map(str, sorted(plan))) for name, plan in chosen.items()}
 
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
-        """The role file, and the recipe: its policy is the learnt roles at the largest budget; earlier layers stay."""
+        """The role file, and the recipe: with the roles at the largest budget; layers and what was tuned stay."""
         chosen, shape = results["chosen"], earlier.model
         names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
         found = {"method": self.methods[0], **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
-        known = replace(earlier, policy=Policy.from_spec(best.spec), roles=chosen)
+        known = replace(earlier, policy=earlier.policy if earlier.tuned else Policy.from_spec(best.spec), roles=chosen)
         scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
         self.target.write_recipe("calibrate heads", known, found=found, scores=scores)
 

@@ -11,6 +11,7 @@ import numpy
 from scipy.stats import binomtest, spearmanr
 
 from ..checkpoints.shape import shape_of_model
+from ..decode.recall import MeanRecall
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
 from ..methods.policy import Policy
@@ -172,9 +173,9 @@ class LayerSearch:
         if not single:  # a model whose only layer above the dense ones is the first selecting one
             return {}
         accuracy = [fmean(outcome.accuracy for outcome in tried[one]) for one in single]
-        recall = [fmean(fmean(outcome.recall) for outcome in tried[one]) for one in single]
+        recall = [_recall(tried[one]) for one in single]
         predictions = ("predicted_recall", "predicted_overlap")
-        guesses = {what: [fmean(proxies[what][name(one)]) for one in single] for what in predictions}
+        guesses = {what: [fmean(proxies[what][name(one)] or (1.0,)) for one in single] for what in predictions}
         if proxies["gold_mass"] is not None:
             guesses["gold_mass"] = [proxies["gold_mass"][layer] for (layer,) in single]
         return {
@@ -184,20 +185,26 @@ class LayerSearch:
         }  # fmt: skip
 
     def _recipe(self, dense: Outcome, outcomes: Sequence[Outcome], recipe: Recipe) -> None:
-        """Write the layers, and the policy at the smallest budget that kept the answers; earlier roles stay."""
+        """Write the layers, and the policy at the smallest budget that kept the answers; roles, a tuned policy stay."""
         consequence = "no layer can be told from another and there is no recipe"
         self.target.refuse_unanswered(dense.correct, dense.count, consequence)
         enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
         best = enough[0] if enough else max(outcomes, key=lambda outcome: outcome.correct)
         found = {"policy": str(self.policy), "budgets": list(self.budgets)}
         scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
-        known = replace(recipe, policy=Policy.from_spec(best.spec))
+        known = recipe if recipe.tuned else replace(recipe, policy=Policy.from_spec(best.spec))
         self.target.write_recipe("calibrate layers", known, found=found, scores=scores)
 
 
 def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
     """Right answers over all budgets, then recall: what candidates are ranked by."""
-    return sum(outcome.correct for outcome in outcomes), fmean(fmean(outcome.recall) for outcome in outcomes)
+    return sum(outcome.correct for outcome in outcomes), _recall(outcomes)
+
+
+def _recall(outcomes: Sequence[Outcome]) -> float:
+    """Attention recall over heads with a set; a candidate without any misses nothing."""
+    means = [MeanRecall.over(outcome.recalls).attention for outcome in outcomes]
+    return fmean(1.0 if mean is None else mean for mean in means)
 
 
 def _one_sided(better: Sequence[Outcome], worse: Sequence[Outcome]) -> float:

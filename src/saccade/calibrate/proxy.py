@@ -64,17 +64,16 @@ class ProxyObserver(AnswerObserver):
         self.weights[step.layer] += weights.shape[0] * weights.shape[1]
 
 
-def predicted(values: Array, weights: Array, first: int, reselect: Sequence[int]) -> list[float]:
+def predicted(values: Array, weights: Array, first: int, reselect: Sequence[int]) -> list[float] | None:
     """Mean over layers of `mass` or `overlap` by `weights`, budget by budget, if layers `first` and `reselect` choose.
 
-    Layers up to `first` and those that choose attend to everything, which counts as 1.
+    Only of layers with a set: those up to `first` and those that choose have none. None if no layer has one.
     """
-    choosing, source, totals = {first, *reselect}, first, numpy.zeros(len(values))
-    for layer in range(len(weights)):
-        if layer <= first or layer in choosing:
-            source = max(layer, first)
-            totals += 1
+    source, found = first, list[Array]()
+    for layer in range(first + 1, len(weights)):
+        if layer in reselect:
+            source = layer
         else:
-            totals += values[:, source, layer] / weights[layer]
-    means: list[float] = (totals / len(weights)).tolist()
+            found.append(values[:, source, layer] / weights[layer])
+    means: list[float] | None = numpy.mean(found, axis=0).tolist() if found else None
     return means

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..decode.recall import MeanRecall
 from ..eval.interval import wilson
 from ..eval.workers import shared_out, workers_for
 from ..methods.policy import Policy
@@ -26,8 +27,7 @@ class Outcome:
 
     spec: str
     right: tuple[tuple[bool, ...], ...]
-    recall: tuple[float, ...]
-    token_recall: tuple[float, ...]
+    recalls: tuple[MeanRecall, ...]
     share: float
 
     @property
@@ -50,10 +50,7 @@ class Outcome:
             "n": self.count,
             "accuracy": self.accuracy,
             "interval": wilson(self.correct, self.count),
-            "recall": fmean(self.recall) if self.recall else None,
-            "recall_per_layer": self.recall,
-            "token_recall": fmean(self.token_recall) if self.token_recall else None,
-            "token_recall_per_layer": self.token_recall,
+            **MeanRecall.row(self.recalls),
             "share_attended": self.share,
         }
 
@@ -94,12 +91,10 @@ class Sweep:
     def outcome(self, spec: str) -> Outcome:
         """What a candidate has achieved on all problems."""
         records = [self.ledger.records[number, spec] for number in range(len(self.problems))]
-        recall, token_recall = (
-            tuple(fmean(layer) for layer in zip(*(record[name] for record in records), strict=True))
-            for name in ("recall", "token_recall")
-        )
+        measured = ([MeanRecall(*layer) for layer in record.get("recalls", ())] for record in records)
+        recalls = tuple(MeanRecall.over(layer) for layer in zip(*measured, strict=True))
         right = tuple(tuple(map(bool, record["right"])) for record in records)
-        return Outcome(spec, right, recall, token_recall, fmean(record["share"] for record in records))
+        return Outcome(spec, right, recalls, fmean(record["share"] for record in records))
 
     def _ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
         reading = Reading(self.model, self.problems[number])
@@ -109,7 +104,6 @@ class Sweep:
                 "problem": number,
                 "spec": spec,
                 "right": [int(one) for one in answers.right],
-                "recall": [round(value, 5) for value in answers.recall],
-                "token_recall": [round(value, 5) for value in answers.token_recall],
+                "recalls": [[value and round(value, 5) for value in layer] for layer in answers.recalls],
                 "share": round(answers.share, 6),
             }

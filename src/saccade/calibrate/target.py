@@ -124,6 +124,8 @@ class Target:
             OutputError: a folder of another run, or one that cannot be written.
         """
         about = {**self.about(), **about, "texts": len(problems)}
+        # Records of before that counted dense heads as 1, and are refused.
+        about |= {"recall": "over heads with a set"} if recall else {}
         with Ledger(self.settings.output_dir / LEDGER, about, KEY) as ledger:
             yield Sweep(model, self.subject.tokenizer, problems, ledger, self.settings.threads, recall)
 

@@ -32,7 +32,15 @@ def shape_of(config: Any) -> ModelShape:
     query_heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or query_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
-    return ModelShape(config.num_hidden_layers, query_heads, kv_heads, head_dim, architecture=config.model_type)
+    heads = (query_heads, kv_heads, head_dim)
+    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config))
+
+
+def widths(config: Any) -> tuple[int | None, int | None]:
+    """Hidden and intermediate size, where a configuration has one number for all layers."""
+    found = (getattr(config, name, None) for name in ("hidden_size", "intermediate_size"))
+    hidden, intermediate = (width if isinstance(width, int) else None for width in found)
+    return hidden, intermediate
 
 
 def shape_of_model(model: Any) -> ModelShape:

@@ -128,6 +128,7 @@ def heads(
 
 def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
     """Run what was checked, under a bar; draw its picture, print its table and what it has written."""
+    from ..recipes.recipe import Recipe
     from .terminal import output, progress, say
 
     with progress(calibration.units) as advance:
@@ -136,7 +137,9 @@ def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable
     picture = report(results, target.settings.output_dir)
     console = output()
     console.print(table(results))
-    say(console, f"picture: {picture}", f"recipe: {target.recipe_path}")
+    recipe = Recipe.read(target.recipe_path)
+    source = "found by saccade tune" if recipe.tuned else "not tuned"
+    say(console, f"picture: {picture}", f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}")
 
 
 @calibrate.command(cls=NeedsEval)

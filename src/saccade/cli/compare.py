@@ -47,7 +47,7 @@ def compare(
     Facts are hidden in a long text, by default the Python language reference. The text is read once with dense
     attention; questions and answers are then decoded under each policy, token by token. You get a table, and a folder
     with `report.html` (figures), `results.json`, `samples.jsonl` (every answer), `recall.jsonl` (both recalls of every
-    answer token) and `config.json`.
+    answer token, layer by layer, over heads with a set) and `config.json`.
 
     Examples:
 

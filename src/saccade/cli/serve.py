@@ -38,7 +38,8 @@ def serve(
     recall: Annotated[
         float | None,
         words(
-            "SHARE", "Share of decoding steps in which attention recall is measured, which reads all keys once more. 0."
+            "SHARE",
+            "Share of decoding steps that measure recall of heads with a set, reading all keys once more. 0.",
         ),
     ] = None,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +29,52 @@ class Recall(NamedTuple):
 
 
 class MeanRecall(NamedTuple):
-    """Both recalls of `Recall`, as means over heads, rows and steps."""
+    """Both recalls of `Recall`, as means over heads with a set, rows and steps.
 
-    attention: float
-    token: float
+    A head has a set if its role attends to one (SELECT, REUSE), in every step: where the budget covers the row, the set
+    is all of it and its recall 1, whatever else is in the batch. DENSE and PUBLISH heads have none. A mean that counted
+    them as 1 would rank policies by how much they leave dense.
+
+    Attributes:
+        attention, token: 0..1; None where no head has a set.
+        heads_with_set: share of the heads 0..1 that have one.
+    """
+
+    attention: float | None
+    token: float | None
+    heads_with_set: float
+
+    @classmethod
+    def over(cls, parts: Sequence[MeanRecall]) -> MeanRecall:
+        """Of several layers or tokens with as many heads each: every head with a set counts once."""
+        share = sum(part.heads_with_set for part in parts)
+        attention, token = (
+            sum((part[measure] or 0.0) * part.heads_with_set for part in parts) / share if share else None
+            for measure in (0, 1)
+        )
+        return cls(attention, token, share / len(parts))
+
+    @property
+    def with_dense(self) -> tuple[float, float]:
+        """Both recalls with dense heads as 1."""
+        attention, token = (1 - self.heads_with_set * (1 - (recall or 0.0)) for recall in self[:2])
+        return attention, token
+
+    @staticmethod
+    def row(layers: Sequence[MeanRecall]) -> dict[str, Any]:
+        """What a row of a results file says of its layers, none if nothing was measured."""
+        over = MeanRecall.over(layers) if layers else None
+        found: dict[str, Any] = {"heads_with_set_per_layer": [layer.heads_with_set for layer in layers]}
+        for place, name in enumerate(("recall", "token_recall")):
+            found[name], found[f"{name}_with_dense"] = over and over[place], over and over.with_dense[place]
+            found[f"{name}_per_layer"] = [layer[place] for layer in layers]
+        return found
 
 
 class RecallObserver:
     """Measures both recalls of every decoded token, with one extra pass over the keys of every head that has a set.
+
+    Dense passes over earlier steps (rectification) are not among what it sees.
 
     Args:
         layers: decoder layers of the model.
@@ -45,7 +83,8 @@ class RecallObserver:
 
     def __init__(self, layers: int, *, keep_steps: bool = False) -> None:
         self._sums = torch.zeros(layers, 2, dtype=torch.float64)
-        self._weights = [0] * layers
+        self._with_set = [0] * layers
+        self._seen = [0] * layers
         self._keep_steps = keep_steps
         self._layers = layers
         self._running: dict[int, _Step] = {}
@@ -64,24 +103,27 @@ class RecallObserver:
         """See `Observer`; `rows` marks those that count, None: all."""
         counted = torch.ones(len(q), dtype=torch.bool) if rows is None else torch.tensor(rows)
         batch, heads = int(counted.sum()), q.shape[1]
-        measured: Tensor | None = None
         if selection is None:
-            self._sums[layer] += batch * heads
+            values = torch.full((2, batch, heads), torch.nan if span.role.attends_to_all else 1.0)
         else:
-            measured = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
-            self._sums[layer] += measured.double().sum((1, 2))
-        self._weights[layer] += batch * heads
+            values = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
+        self._seen[layer] += batch * heads
+        if not span.role.attends_to_all:
+            self._sums[layer] += values.double().sum((1, 2))
+            self._with_set[layer] += batch * heads
         if self._keep_steps:
-            values = torch.full((2, batch, heads), torch.nan) if measured is None else measured
             self._keep(layer, span, kv.rows, values)
 
     def per_layer(self) -> list[MeanRecall | None]:
-        """Means of each layer, heads that attend to everything counted as 1; None where nothing was decoded."""
-        pairs = zip(self._sums.tolist(), self._weights, strict=True)
-        return [MeanRecall(mass / weight, tokens / weight) if weight else None for (mass, tokens), weight in pairs]
+        """Means of each layer; None where nothing was decoded."""
+        means: list[MeanRecall | None] = []
+        for sums, count, seen in zip(self._sums.tolist(), self._with_set, self._seen, strict=True):
+            attention, token = (one / count if count else None for one in sums)
+            means.append(MeanRecall(attention, token, count / seen) if seen else None)
+        return means
 
     def records(self) -> Recall:
-        """Everything measured so far, step by step, on the host; NaN where a head attended to everything, which is 1.
+        """Everything measured so far, step by step, on the host; NaN for heads without a set (see `MeanRecall`).
 
         A batch of B rows makes B records per step, in row order; a step broken off before its last layer makes none.
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .counters import Counters
-
-
-class RecallMeans(Protocol):
-    """Whoever has measured recall, such as `RecallObserver`."""
-
-    def per_layer(self) -> Sequence[tuple[float, float] | None]:
-        """Mean attention and token recall of each layer; None where nothing was decoded."""
-        ...
+from .recall import MeanRecall, RecallObserver
 
 
 @dataclass(slots=True)
@@ -42,7 +34,9 @@ class LayerStats:
         steps: decoded tokens seen by this layer.
         tokens: tokens attended to per step.
         share: share of the row attended to, 0..1.
-        recall, token_recall: attention and token recall 0..1, None unless they were asked for.
+        recall, token_recall: attention and token recall 0..1 over heads with a set (see `MeanRecall`); None unless they
+            were asked for, and where no head has one.
+        heads_with_set: share of the heads 0..1 that have one; None unless recall was asked for.
         overflow: share of sets 0..1 for which the rule wanted more than their buffer holds.
     """
 
@@ -51,6 +45,7 @@ class LayerStats:
     share: float
     recall: float | None
     token_recall: float | None
+    heads_with_set: float | None
     overflow: float
 
 
@@ -80,7 +75,7 @@ class RunStats:
         cls,
         policy: str,
         counters: Counters,
-        recall: RecallMeans | None,
+        recall: RecallObserver | None,
         *,
         index_bytes: int = 0,
         build_seconds: float = 0.0,
@@ -92,8 +87,8 @@ class RunStats:
         for layer, sums in enumerate(counters.totals()):
             steps = counters.steps[layer]
             tokens, share, overflow = (value / steps for value in sums) if steps else (0.0, 0.0, 0.0)
-            mass, overlap = recalls[layer] or (None, None)
-            layers.append(LayerStats(round(steps), tokens, share, mass, overlap, overflow))
+            attention, token, with_set = recalls[layer] or (None, None, None)
+            layers.append(LayerStats(round(steps), tokens, share, attention, token, with_set, overflow))
         done = rectification or Rectifications()
         counts = done.passes, done.rewritten, done.drafted, done.accepted
         return cls(policy, tuple(layers), index_bytes, build_seconds, *counts)
@@ -121,13 +116,29 @@ class RunStats:
 
     @property
     def recall(self) -> float | None:
-        """Mean attention recall over layers; None unless it was asked for."""
-        return _mean([layer.recall for layer in self.layers if layer.recall is not None])
+        """Mean attention recall over heads with a set; None unless it was asked for, and where no head has one."""
+        return self._recall and self._recall.attention
 
     @property
     def token_recall(self) -> float | None:
-        """Mean token recall over layers; None unless it was asked for."""
-        return _mean([layer.token_recall for layer in self.layers if layer.token_recall is not None])
+        """Mean token recall over heads with a set; None unless it was asked for, and where no head has one."""
+        return self._recall and self._recall.token
+
+    @property
+    def recall_with_dense(self) -> float | None:
+        """Mean attention recall with dense heads as 1; None unless it was asked for."""
+        return self._recall and self._recall.with_dense[0]
+
+    @property
+    def token_recall_with_dense(self) -> float | None:
+        """Mean token recall with dense heads as 1; None unless it was asked for."""
+        return self._recall and self._recall.with_dense[1]
+
+    @property
+    def _recall(self) -> MeanRecall | None:
+        measured = ((one.recall, one.token_recall, one.heads_with_set) for one in self.layers)
+        layers = [MeanRecall(attention, token, share) for attention, token, share in measured if share is not None]
+        return MeanRecall.over(layers) if layers else None
 
     @property
     def overflow(self) -> float | None:
@@ -152,7 +163,10 @@ class RunStats:
         return {**asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
 
-_DERIVED = ("steps", "share_attended", "recall", "token_recall", "overflow", "acceptance_rate", "tokens_per_dense_pass")
+_DERIVED = (
+    *("steps", "share_attended", "recall", "recall_with_dense", "token_recall", "token_recall_with_dense", "overflow"),
+    *("acceptance_rate", "tokens_per_dense_pass"),
+)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -167,7 +167,7 @@ class Comparison:
         said = {"expected": fact.value, "answer": answer.said, "correct": correct, "depth": round(depth, 4)}
         self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
         for step, recalls in enumerate(answer.recalls):
-            attention, token = ([round(recall, 4) for recall in layers] for layers in recalls)
+            attention, token, _ = ([value and round(value, 4) for value in one] for one in zip(*recalls, strict=True))
             self.folder.add(RECALL, {**place, "step": step, "attention_recall": attention, "token_recall": token})
         if answer.bins is not None:
             seen = {"depth": depth, "correct": correct, "fact_held": answer.fact_held, "bins": answer.bins}

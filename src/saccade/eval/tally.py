@@ -5,21 +5,24 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import Any
 
-from ..decode.recall import Recall
+import torch
+
+from ..decode.recall import MeanRecall, Recall
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .entry import label
 from .interval import wilson
 
-LayerRecalls = tuple[list[float], list[float]]
-"""Attention and token recall of one token, layer by layer."""
+LayerRecalls = list[MeanRecall]
+"""Recalls of one token, layer by layer."""
 
 
 def recalls_of(records: Recall) -> list[LayerRecalls]:
-    """Recalls of every token as means over heads."""
-    # A head that attends to everything has both recalls by definition.
-    attention, token = (values.nan_to_num(1.0).mean(-1).tolist() for values in (records.attention, records.token))
-    return list(zip(attention, token, strict=True))
+    """Recalls of every token as means over heads with a set."""
+    shares = (~records.attention.isnan()).float().mean(-1)
+    tokens = torch.stack((records.attention.nanmean(-1), records.token.nanmean(-1), shares), -1).tolist()
+    none = MeanRecall(None, None, 0.0)
+    return [[MeanRecall(*layer) if layer[2] else none for layer in layers] for layers in tokens]
 
 
 class Tally:
@@ -59,7 +62,6 @@ class Tally:
         Args:
             baseline_seconds: median of the dense baseline's steps.
         """
-        attention, token = (_per_layer([recalls[kind] for recalls in self._recalls]) for kind in (0, 1))
         seconds = self.seconds_per_token
         return {
             "policy": self.policy.name,
@@ -68,10 +70,7 @@ class Tally:
             "spec": str(self.policy),
             # A dense pass decodes a token too, and that one attends to everything.
             "share_attended": _mean([(run.share_attended, run.steps) for run in self._runs]),
-            "recall": fmean(attention) if attention else None,
-            "recall_per_layer": attention,
-            "token_recall": fmean(token) if token else None,
-            "token_recall_per_layer": token,
+            **MeanRecall.row([MeanRecall.over(layer) for layer in zip(*self._recalls, strict=True)]),
             "overflow": _mean([(run.overflow, run.sparse_steps) for run in self._runs]),
             "index_bytes": max((run.index_bytes for run in self._runs), default=None),
             "build_seconds": fmean(run.build_seconds for run in self._runs) if self._runs else None,
@@ -93,11 +92,6 @@ class Tally:
         if not sparse:
             return median(self.seconds)
         return (sparse * median(self.seconds) + median(self.pass_seconds)) / (sparse + 1)
-
-
-def _per_layer(tokens: list[list[float]]) -> list[float]:
-    """Means over tokens; empty if there are none."""
-    return [fmean(layer) for layer in zip(*tokens, strict=True)]
 
 
 def _mean(weighted: list[tuple[float | None, int]]) -> float | None:

@@ -11,8 +11,11 @@ from ..files import Record
 from ..types import ModelShape
 
 SIZES = ("layers", "query_heads", "kv_heads", "head_dim")
+WIDTHS = ("hidden_size", "intermediate_size")
+"""Unknown in files of before."""
 
 Size = Annotated[int, Field(ge=1, description="a whole number, at least 1")]
+Width = Annotated[int | None, Field(ge=1, description="a whole number, at least 1, or null")]
 
 
 class ModelRecord(Record):
@@ -24,6 +27,8 @@ class ModelRecord(Record):
     kv_heads: Size
     head_dim: Size
     weights: str | None = Field(description="a hash as text, or null")
+    hidden_size: Width = None
+    intermediate_size: Width = None
 
     @model_validator(mode="after")
     def _whole_groups(self) -> ModelRecord:
@@ -37,13 +42,13 @@ class ModelRecord(Record):
 
 def fingerprint(shape: ModelShape) -> str:
     """What tells one model from another, in words."""
-    sizes = ", ".join(f"{name}={getattr(shape, name)}" for name in SIZES)
-    return f"{shape.architecture or 'unknown architecture'} ({sizes}, weights={shape.weights or 'unknown'})"
+    sizes = ", ".join(f"{name}={getattr(shape, name) or 'unknown'}" for name in (*SIZES, *WIDTHS, "weights"))
+    return f"{shape.architecture or 'unknown architecture'} ({sizes})"
 
 
 def same_model(one: ModelShape, other: ModelShape) -> bool:
     """Whether two shapes are of one model: its sizes, and what both sides know of its identity."""
-    pairs = [(getattr(one, name), getattr(other, name)) for name in (*SIZES, "architecture", "weights")]
+    pairs = [(getattr(one, name), getattr(other, name)) for name in (*SIZES, *WIDTHS, "architecture", "weights")]
     return all(left == right for left, right in pairs if left is not None and right is not None)
 
 

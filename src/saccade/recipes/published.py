@@ -18,14 +18,14 @@ PREFIX = "recipe:"
 """Before the name of one, where a policy is asked for."""
 
 _PAPERS = {"tidal": "TidalDecode, arXiv 2410.05076", "less_is_more": "LessIsMore, arXiv 2508.07101"}
-# Layers, query heads, KV heads, head dimension, architecture.
-_LLAMA_2_7B = ModelShape(32, 32, 32, 128, "llama")
-_LLAMA_3_8B = ModelShape(32, 32, 8, 128, "llama")
-_LLAMA_3_70B = ModelShape(80, 64, 8, 128, "llama")
-_LLAMA_3_2_3B = ModelShape(28, 24, 8, 128, "llama")
-# Qwen3-4B differs from it in widths that no fingerprint knows.
-_QWEN3_8B = ModelShape(36, 32, 8, 128, "qwen3")
-_QWEN3_14B = ModelShape(40, 40, 8, 128, "qwen3")
+# Layers, query heads, KV heads, head dimension, architecture, weights, hidden size, intermediate size.
+_LLAMA_2_7B = ModelShape(32, 32, 32, 128, "llama", None, 4096, 11_008)
+_LLAMA_3_8B = ModelShape(32, 32, 8, 128, "llama", None, 4096, 14_336)
+_LLAMA_3_70B = ModelShape(80, 64, 8, 128, "llama", None, 8192, 28_672)
+_LLAMA_3_2_3B = ModelShape(28, 24, 8, 128, "llama", None, 3072, 8192)
+_QWEN3_4B = ModelShape(36, 32, 8, 128, "qwen3", None, 2560, 9728)
+_QWEN3_8B = ModelShape(36, 32, 8, 128, "qwen3", None, 4096, 12_288)
+_QWEN3_14B = ModelShape(40, 40, 8, 128, "qwen3", None, 5120, 17_408)
 _REASONING = "section 4.2 and table 11"
 
 
@@ -55,7 +55,7 @@ PUBLISHED: Mapping[str, Recipe] = MappingProxyType(
         "llama-3.2-3b": _recipe(_LLAMA_3_2_3B, _TIDAL, 12, "table 9", *_tuned("Llama-3.2-3B")),
         "llama-2-7b": _recipe(_LLAMA_2_7B, _TIDAL, 7, "section 4.4 and table 14", *_LLAMA_2),
         "longchat-7b": _recipe(_LLAMA_2_7B, _LESS, 7, "tables 11 and 14", "lmsys/longchat-7b-v1.5-32k"),
-        "qwen3-4b": _recipe(_QWEN3_8B, _LESS, 20, _REASONING, "Qwen/Qwen3-4B"),
+        "qwen3-4b": _recipe(_QWEN3_4B, _LESS, 20, _REASONING, "Qwen/Qwen3-4B"),
         "qwen3-8b": _recipe(_QWEN3_8B, _LESS, 12, _REASONING, "Qwen/Qwen3-8B"),
         "qwen3-14b": _recipe(_QWEN3_14B, _LESS, 12, _REASONING, "Qwen/Qwen3-14B"),
         "deepseek-r1-distill-llama-8b": _recipe(_LLAMA_3_8B, _LESS, 12, _REASONING, _DEEPSEEK),

@@ -67,6 +67,12 @@ class Recipe(Kept):
                 raise PolicyError(f"roles={short(self.roles)} is not valid: heads:L+L.H or layers:N+N")
             Policy.create("lychee_decode", {"roles": self.roles}).plan(self.model)
 
+    @property
+    def tuned(self) -> bool:
+        """Whether `policy` is what `saccade tune` has found."""
+        scores = self.scores.get("tune")
+        return isinstance(scores, Mapping) and self.policy.to_spec() in scores
+
     @classmethod
     def of_record(cls, record: Any) -> Recipe:
         model, policy = record.model.shape(), Policy.from_spec(record.policy)

@@ -50,7 +50,7 @@ def accuracy_against_budget(rows: Sequence[Row]) -> str:
 
 
 def recalls_per_layer(rows: Sequence[Row]) -> str:
-    """Attention recall and token recall over the layers, one column of panels per budget."""
+    """Both recalls of heads with a set over the layers that have some, one column of panels per budget."""
     sparse = [row for row in _sparse(rows) if row["recall"] is not None]
     budgets = _budgets(sparse)
     with canvas(_WIDTH, 7.2, _FONT) as figure:
@@ -64,7 +64,8 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
             shift = side_by_side(order.index(label), len(order), apart=0.06, room=0.5)
             for axes, measure in zip(panels[:, column], ("recall_per_layer", "token_recall_per_layer"), strict=True):
                 layers, style = numpy.arange(len(row[measure])) + shift, drawn[label].style
-                (handles[label],) = axes.plot(layers, row[measure], **style, markersize=5, linewidth=1.4, alpha=0.9)
+                recalls = numpy.array(row[measure], dtype=float)  # gaps where no head has a set
+                (handles[label],) = axes.plot(layers, recalls, **style, markersize=5, linewidth=1.4, alpha=0.9)
         for axes in panels.flat:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_ylim(-0.03, 1.03)
@@ -73,7 +74,7 @@ def recalls_per_layer(rows: Sequence[Row]) -> str:
         for axes in panels[1]:
             axes.set_xlabel("layer")
         for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
-            axes.set_ylabel(measure)
+            axes.set_ylabel(f"{measure} of heads with a set")
         figure.legend(list(handles.values()), list(map(short, handles)), loc="outside lower center", ncols=4)
         return _data_uri(figure)
 

@@ -21,7 +21,7 @@ from ..eval.output import read_lines
 from .drawing import as_svg, canvas, side_by_side, with_intervals, write_picture
 from .palette import GRID, INK, MUTED, marks
 from .table import new_table
-from .wording import Row, about, asked, grouped, number
+from .wording import RECALL, Row, about, asked, grouped, mean_recall, number
 
 PICTURE = "heads.svg"
 
@@ -57,11 +57,11 @@ class _Group:
         counts = [row["heads"] for row in self.rows]
         return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
-    def at(self, budget: int) -> tuple[int, int, float]:
-        """Right answers, questions and mean recall of all seeds."""
+    def at(self, budget: int) -> tuple[int, int, float | None]:
+        """Right answers, questions and mean recall of all seeds, over heads with a set."""
         own = [row for row in self.rows if row["budget"] == budget]
         right, count = (sum(row[name] for row in own) for name in ("correct", "n"))
-        return right, count, fmean(row["recall"] for row in own)
+        return right, count, mean_recall(own)
 
 
 def head_table(results: Mapping[str, Any]) -> Table:
@@ -71,7 +71,7 @@ def head_table(results: Mapping[str, Any]) -> Table:
         f"heads that retrieve: {about(results)}, {results['target_heads']} heads wanted, {results['seeds']} seed(s), "
         f"{asked(results, dense['n'], dense['correct']).replace('questions', 'questions each')}"
     )
-    columns = ("method", "roles", "seeds", "heads", "grey", "budget", "right", "95%\ninterval", "recall")
+    columns = ("method", "roles", "seeds", "heads", "grey", "budget", "right", "95%\ninterval", RECALL)
     table = new_table(title, columns, columns[:2], _notes(results))
     for group in _groups(results):
         table.add_section()
@@ -80,7 +80,7 @@ def head_table(results: Mapping[str, Any]) -> Table:
         for budget in _budgets(results):
             right, count, recall = group.at(budget)
             low, high = wilson(right, count)
-            own = (f"{budget:,}", f"{right:,}/{count:,}", f"{low:.2f}-{high:.2f}", f"{recall:.3f}")
+            own = (f"{budget:,}", f"{right:,}/{count:,}", f"{low:.2f}-{high:.2f}", number(recall, "{:.3f}"))
             table.add_row(*of_all, *own, style="bold" if (group.method, group.roles) == chosen else None)
     return table
 

@@ -17,7 +17,7 @@ from ..calibrate.layers import name
 from .drawing import as_svg, canvas, headline, heat_map, write_picture
 from .palette import FACT, GRID, INK
 from .table import new_table
-from .wording import Row, about, asked, grouped, number
+from .wording import RECALL, Row, about, asked, grouped, mean_recall, number
 
 PICTURE = "layers.svg"
 
@@ -35,7 +35,7 @@ def layer_table(results: Mapping[str, Any]) -> Table:
     dense, chosen = results["dense"], tuple(results["chosen"])
     asked_of = f"{about(results)}, {asked(results, dense['n'], dense['correct'])}"
     counts = [f"right\nof {dense['n']:,}\nat {budget:,}" for budget in results["budgets"]]
-    columns = ("layer", *counts, "mean\nrecall", "gold\nmass", "predicted\nrecall", "")
+    columns = ("layer", *counts, RECALL, "gold\nmass", "predicted\nrecall", "")
     title = f"layers that select again under {results['policy']}: {asked_of}"
     table = new_table(title, columns, ("layer", ""), _verdict(results))
     size = 1
@@ -45,7 +45,7 @@ def layer_table(results: Mapping[str, Any]) -> Table:
         size = max(size, len(candidate))
         predicted = results["predicted_recall"].get(name(candidate))
         gold = results["gold_mass"][candidate[0]] if results["gold_mass"] and len(candidate) == 1 else None
-        means = (fmean(row["recall"] for row in rows), gold, predicted and fmean(predicted))
+        means = (mean_recall(rows), gold, predicted and fmean(predicted))
         cells = (*(f"{row['correct']:,}" for row in rows), *(number(mean, "{:.3f}") for mean in means))
         taken = candidate == chosen
         table.add_row(name(candidate), *cells, "chosen" if taken else "", style="bold" if taken else None)
@@ -54,7 +54,7 @@ def layer_table(results: Mapping[str, Any]) -> Table:
 
 def _verdict(results: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
-    lines = [f"chosen: {_named(results['chosen'])}, by right answers over all budgets, then by mean recall"]
+    lines = [f"chosen: {_named(results['chosen'])}, by right answers over all budgets, then recall of heads with a set"]
     for step in results["further_layers"]:
         taken = "taken" if step["taken"] else "not taken: 0.05 or more"
         lines.append(f"further layer: {name(step['from'])} -> {name(step['to'])}, p = {step['p']:.3g}, {taken}")
@@ -81,11 +81,11 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
     shown = [(), *((layer,) for layer in range(layers)), *(tuple(step["to"]) for step in results["further_layers"])]
     unknown = [numpy.nan] * len(budgets)
     right, recall = (
-        numpy.array([[row[what] for row in outcomes.get(one, ())] or unknown for one in shown])
+        numpy.array([[row[what] for row in outcomes.get(one, ())] or unknown for one in shown], dtype=float)
         for what in ("accuracy", "recall")
     )
     counts = [[str(row["correct"]) for row in outcomes.get(one, ())] for one in shown]
-    predicted = numpy.array([results["predicted_recall"].get(name(one), unknown) for one in shown])
+    predicted = numpy.array([results["predicted_recall"].get(name(one)) or unknown for one in shown])
     widths = [max(0.55 * len(budgets), 1.3)] * 3 + ([] if heads is None else [min(max(0.12 * len(heads[0]), 1.6), 3.2)])
     height = min(_ROW * len(shown), _TALLEST)
     with canvas(sum(widths) + 0.3 * len(widths) + 1.4, max(height, 1.2) + 1.3) as figure:
@@ -93,7 +93,7 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
         panels = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
         points = _POINTS * height / len(shown)
         _shares(panels[0], f"right of {dense['n']:,}\n(dense: {dense['correct']:,})", right, "Blues", points, counts)
-        _shares(panels[1], "measured\nrecall", recall, "Greens", points, _written(recall))
+        _shares(panels[1], RECALL, recall, "Greens", points, _written(recall))
         _shares(panels[2], "predicted\nrecall", predicted, "Greens", points, _written(predicted))
         for axes in panels[:3]:
             slanted = {"rotation": 45} if len(budgets) > 3 else {}

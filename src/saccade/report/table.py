@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import fill as fill_text
 from typing import Any
 
 from rich import box
@@ -12,7 +13,9 @@ from rich.text import Text
 from .wording import COLUMNS, Row, lengths
 
 WIDE = 100
-"""Columns from which on a terminal has room for token recall."""
+"""Columns from which on a terminal has room for further recalls."""
+
+_SPARED = ("token recall of heads with a set", "attention recall with dense heads as 1")
 
 
 def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), notes: Sequence[str] = ()) -> Table:
@@ -51,13 +54,13 @@ def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: in
     Args:
         results: content of `results.json`.
         notes: what the user should know.
-        width: columns of the terminal; a narrow one is spared token recall.
+        width: columns of the terminal; a narrow one is spared the second and third kind of recall.
     """
-    shown = {name: cell for name, cell in COLUMNS.items() if width >= WIDE or name != "token recall"}
+    shown = {name: cell for name, cell in COLUMNS.items() if width >= WIDE or name not in _SPARED}
     here = results["environment"]
     asked, where = here["questions"], lengths(here["context_tokens"])
     ended = "" if results["complete"] else " (interrupted)"
     title = f"{asked} questions in {where}: {here['document']}, model {here['model']}{ended}"
-    # Headers of two lines let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
-    headers = ["\n".join(name.rsplit(" ", 1)) for name in shown]
+    # Narrow headers let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
+    headers = [fill_text(name, 11) for name in shown]
     return fill(new_table(title, headers, headers[:1], notes), results["rows"], shown.values(), "label")

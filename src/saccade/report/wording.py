@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, TypeVar
 
 Row = Mapping[str, Any]
@@ -13,12 +14,16 @@ Columns = Mapping[str, Callable[[Row], str]]
 
 NOTHING = "-"
 
+RECALL = "recall of\nheads with\na set"
+"""Attention recall where headers are narrow."""
+
 COLUMNS: Columns = {
     "policy": lambda row: row["label"],
     "budget": lambda row: number(row["budget"], "{:,}"),
     "share of cache": lambda row: number(row["share_attended"], "{:.1%}"),
-    "attention recall": lambda row: number(row["recall"], "{:.2f}"),
-    "token recall": lambda row: number(row["token_recall"], "{:.2f}"),
+    "attention recall of heads with a set": lambda row: number(row["recall"], "{:.2f}"),
+    "token recall of heads with a set": lambda row: number(row["token_recall"], "{:.2f}"),
+    "attention recall with dense heads as 1": lambda row: number(row["recall_with_dense"], "{:.2f}"),
     "right": lambda row: f"{row['correct']}/{row['n']}",
     "95% interval": lambda row: "{:.2f}-{:.2f}".format(*row["interval"]) if row["n"] else NOTHING,
     "ms per token": lambda row: number(row["ms_per_token"], "{:.2f}"),
@@ -44,6 +49,12 @@ def lengths(contexts: Sequence[int]) -> str:
 
 def number(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
+
+
+def mean_recall(rows: Iterable[Row]) -> float | None:
+    """Attention recall over heads with a set; None where a row has no such head."""
+    recalls = [row["recall"] for row in rows]
+    return None if None in recalls else fmean(recalls)
 
 
 def about(results: Mapping[str, Any]) -> str:

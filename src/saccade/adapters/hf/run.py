@@ -178,7 +178,7 @@ def sparsify(
         policy: a `Policy`; a spec string such as `"less_is_more:budget=2048,reselect=12"`; `"auto"`, the recipe that
             lies beside the model or was published for it; the path of a recipe; or `"recipe:NAME"`, a published one.
         tokenizer: for policies that cut the text into chunks; without it those chunks have a fixed length.
-        recall: measure attention recall in every layer and step; costs a pass over the keys.
+        recall: measure both recalls of heads with a set in every layer and step; costs a pass over the keys.
         observers: called after every attention of a decoded token; for measurements of your own.
 
     Raises:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...decode.counters import Counters
-from ...decode.recall import RecallObserver
+from ...decode.recall import MeanRecall, RecallObserver
 from ...errors import ServingError
 
 logger = logging.getLogger("vllm.saccade")
@@ -39,14 +39,17 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": ("Counter", "Requests by the policy that they decode with; off: opted out, dense", ("policy",)),
     "attention_recall": (
         "Summary",
-        "Softmax mass of dense attention on the chosen sets, of the decoded tokens in which it was measured",
+        "Softmax mass of dense attention on the sets of heads with a set, of the tokens in which it was measured",
         (),
     ),
+    "attention_recall_with_dense": ("Summary", "The same as a mean over all heads, with dense heads as 1", ()),
     "rectifications": ("Counter", "Dense passes over tokens that sparse steps had decoded", ()),
     "rectified_tokens": ("Counter", "Tokens that dense passes ran again", ()),
     "preemptions": ("Counter", "Requests that lost their cache and were computed anew, under a rectified policy", ()),
 }
 """What is exported: prometheus_client's class, the help text, the labels."""
+
+RECALLS = ("attention_recall", "attention_recall_with_dense")
 
 
 @contextmanager
@@ -122,11 +125,13 @@ class StepMetrics:
         self._read = time.monotonic()
         self._ours = True
         self._decoded = self._selecting = self._dense = self._measured = self._measured_before = 0
-        self._attended_before = self._recalled_before = self._attended = self._skipped = 0.0
+        self._attended_before = self._attended = self._skipped = 0.0
+        self._recalled_before = (0.0, 0.0)
         for name in ("tokens_decoded", "tokens_attended", "tokens_skipped", "share_attended"):
             metric(name)
         if recall is not None:
-            metric("attention_recall")
+            for name in RECALLS:
+                metric(name)
 
     def step(self, selecting: Sequence[int], dense: Sequence[int], *, measured: bool) -> None:
         """Note the tokens that the step to come decodes under the policy, by the lengths of their rows.
@@ -176,9 +181,11 @@ class StepMetrics:
         if self._recall is None or not self._measured:
             return
         count = self._measured_before + self._measured
-        means = [mean.attention for mean in self._recall.per_layer() if mean is not None]
-        recalled = sum(means) / len(means) * count
-        value = (recalled - self._recalled_before) / self._measured
-        for _ in range(self._measured):
-            metric("attention_recall").observe(value)
-        self._recalled_before, self._measured_before, self._measured = recalled, count, 0
+        mean = MeanRecall.over([layer for layer in self._recall.per_layer() if layer is not None])
+        if mean.attention is not None:  # else this rank has no head with a set
+            recalled = mean.attention * count, mean.with_dense[0] * count
+            for name, total, before in zip(RECALLS, recalled, self._recalled_before, strict=True):
+                for _ in range(self._measured):
+                    metric(name).observe((total - before) / self._measured)
+            self._recalled_before = recalled
+        self._measured_before, self._measured = count, 0

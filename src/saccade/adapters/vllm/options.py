@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.shape import stored_hash
+from ...checkpoints.shape import stored_hash, widths
 from ...errors import ServingError
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
@@ -82,4 +82,4 @@ def shape_of(vllm_config: Any) -> ModelShape:
     config = vllm_config.model_config
     text = config.hf_text_config
     heads = (text.num_attention_heads, config.get_total_num_kv_heads(), config.get_head_size())
-    return ModelShape(text.num_hidden_layers, *heads, text.model_type, stored_hash(str(config.model)))
+    return ModelShape(text.num_hidden_layers, *heads, text.model_type, stored_hash(str(config.model)), *widths(text))
