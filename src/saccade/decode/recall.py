@@ -13,6 +13,7 @@ from ..kernels.dense_decode_scores.api import decode_scores
 from ..kernels.topk.api import topk
 from ..plans.roles import HeadSpan
 from ..types import KVView, Rows, Selection
+from .counters import COUNTING
 
 
 class Recall(NamedTuple):
@@ -65,19 +66,19 @@ class RecallObserver:
         counted = torch.ones(len(q), dtype=torch.bool) if rows is None else torch.tensor(rows)
         batch, heads = int(counted.sum()), q.shape[1]
         measured: Tensor | None = None
-        if selection is None:
-            self._sums[layer] += batch * heads
-        else:
+        if selection is not None:
             measured = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
-            self._sums[layer] += measured.double().sum((1, 2))
-        self._weights[layer] += batch * heads
-        if self._keep_steps:
-            values = torch.full((2, batch, heads), torch.nan) if measured is None else measured
-            self._keep(layer, span, kv.rows, values)
+        with COUNTING:
+            self._sums[layer] += batch * heads if measured is None else measured.double().sum((1, 2))
+            self._weights[layer] += batch * heads
+            if self._keep_steps:
+                values = torch.full((2, batch, heads), torch.nan) if measured is None else measured
+                self._keep(layer, span, kv.rows, values)
 
     def per_layer(self) -> list[MeanRecall | None]:
         """Means of each layer, heads that attend to everything counted as 1; None where nothing was decoded."""
-        pairs = zip(self._sums.tolist(), self._weights, strict=True)
+        with COUNTING:
+            pairs = list(zip(self._sums.tolist(), self._weights, strict=True))
         return [MeanRecall(mass / weight, tokens / weight) if weight else None for (mass, tokens), weight in pairs]
 
     def records(self) -> Recall:
@@ -90,10 +91,11 @@ class RecallObserver:
         """
         if not self._keep_steps:
             raise ValueError("this observer keeps means only; make it with keep_steps=True")
-        self._finish()
-        if not self._finished:
-            return Recall(*torch.empty(2, 0, self._layers, 0))
-        return Recall(*torch.cat(self._finished, dim=1))
+        with COUNTING:
+            self._finish()
+            if not self._finished:
+                return Recall(*torch.empty(2, 0, self._layers, 0))
+            return Recall(*torch.cat(self._finished, dim=1))
 
     def _keep(self, layer: int, span: HeadSpan, rows: Rows, values: Tensor) -> None:
         """File values `[2, B, heads]` under their step: its layers share one `Rows`, and no other step has it."""
