@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.adapters.hf.call import Call, Caller
+from saccade.adapters.hf.call import Call, Caller, Callers
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,12 @@ def test_a_pass_over_drafts_is_dense_again() -> None:
 
 
 def test_what_was_known_before_holds_again() -> None:
-    caller = Caller(prompt=7)
-    with suppress(KeyboardInterrupt), caller.knowing(prompt=9, decoding=True):
-        assert (caller.prompt, caller.decoding) == (9, True)
-        raise KeyboardInterrupt
-    assert caller == Caller(prompt=7)
-    with pytest.raises(AttributeError), caller.knowing(prompts=9):
-        pass
+    callers = Callers()
+    with callers.knowing(prompt=7):
+        with suppress(KeyboardInterrupt), callers.knowing(prompt=9, decoding=True):
+            assert callers.here == Caller(prompt=9, decoding=True)
+            raise KeyboardInterrupt
+        assert callers.here == Caller(prompt=7)
+        with pytest.raises(TypeError), callers.knowing(prompts=9):
+            pass
+    assert callers.here == Caller()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -11,9 +12,14 @@ from torch import Tensor
 
 from ..types import sum_dtype
 
+COUNTING = threading.RLock()
+"""Held while a thread adds to what others add to. One for all runs: a lock of their own could not be copied."""
+
 
 class Counters:
     """Sums over decode steps, per layer: steps, tokens attended, share of the row attended, sets that overflowed.
+
+    Any thread may count; while one counts `together` or `undone`, the others wait.
 
     Args:
         layers: of the model.
@@ -38,44 +44,49 @@ class Counters:
             rows: of the batch.
         """
         weight = weight * rows if self._by_row else weight
-        self.steps[layer] += weight
-        if self._waiting is None:
-            self._sum(usage.device)[layer].add_(usage, alpha=weight)
-        else:
-            self._waiting.append(_Usage(layer, weight, usage))
+        with COUNTING:
+            self.steps[layer] += weight
+            if self._waiting is None:
+                self._sum(usage.device)[layer].add_(usage, alpha=weight)
+            else:
+                self._waiting.append(_Usage(layer, weight, usage))
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Add what is counted inside at its end, all layers at once: in a CUDA graph every launch costs its time."""
         waiting: list[_Usage] = []
-        self._waiting = waiting
-        try:
-            yield
-        finally:
-            self._waiting = None
-            for device in {one.usage.device for one in waiting}:
-                self._add_all(device, [one for one in waiting if one.usage.device == device])
+        with COUNTING:
+            self._waiting = waiting
+            try:
+                yield
+            finally:
+                self._waiting = None
+                for device in {one.usage.device for one in waiting}:
+                    self._add_all(device, [one for one in waiting if one.usage.device == device])
 
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Count nothing of what happens inside; sums keep their place in memory, where a CUDA graph may add to them."""
-        steps, before = list(self.steps), {device: sums.clone() for device, sums in self._sums.items()}
-        try:
-            yield
-        finally:
-            self.steps[:] = steps
-            for device, sums in self._sums.items():
-                sums.copy_(before[device]) if device in before else sums.zero_()
+        with COUNTING:
+            steps, before = list(self.steps), {device: sums.clone() for device, sums in self._sums.items()}
+            try:
+                yield
+            finally:
+                self.steps[:] = steps
+                for device, sums in self._sums.items():
+                    sums.copy_(before[device]) if device in before else sums.zero_()
 
     def replayed(self, steps: Sequence[float]) -> None:
         """Count the steps per layer of a CUDA graph that runs again; the sums it adds to itself, on the device."""
-        self.steps[:] = [before + more for before, more in zip(self.steps, steps, strict=True)]
+        with COUNTING:
+            self.steps[:] = [before + more for before, more in zip(self.steps, steps, strict=True)]
 
     def totals(self) -> list[tuple[float, float, float]]:
         """Per layer, the sums of tokens, shares and overflows; reads the device."""
-        if not self._sums:
-            return [(0.0, 0.0, 0.0)] * self._layers
-        summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
+        with COUNTING:
+            if not self._sums:
+                return [(0.0, 0.0, 0.0)] * self._layers
+            summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
         return [(tokens, share, overflow) for tokens, share, overflow in summed.tolist()]
 
     def _sum(self, device: torch.device) -> Tensor:

@@ -90,4 +90,5 @@ class OwnIndexes:
 
     @property
     def nbytes(self) -> int:
-        return sum(index.nbytes for index in self._indexes.values())
+        # A list: another thread may be building while this one asks.
+        return sum(index.nbytes for index in list(self._indexes.values()))

@@ -13,6 +13,7 @@ from ..kernels.dense_decode_scores.api import decode_scores
 from ..kernels.topk.api import topk
 from ..plans.roles import HeadSpan
 from ..types import KVView, Rows, Selection
+from .counters import COUNTING
 
 
 class Recall(NamedTuple):
@@ -107,17 +108,20 @@ class RecallObserver:
             values = torch.full((2, batch, heads), torch.nan if span.role.attends_to_all else 1.0)
         else:
             values = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
-        self._seen[layer] += batch * heads
-        if not span.role.attends_to_all:
-            self._sums[layer] += values.double().sum((1, 2))
-            self._with_set[layer] += batch * heads
-        if self._keep_steps:
-            self._keep(layer, span, kv.rows, values)
+        with COUNTING:
+            self._seen[layer] += batch * heads
+            if not span.role.attends_to_all:
+                self._sums[layer] += values.double().sum((1, 2))
+                self._with_set[layer] += batch * heads
+            if self._keep_steps:
+                self._keep(layer, span, kv.rows, values)
 
     def per_layer(self) -> list[MeanRecall | None]:
         """Means of each layer; None where nothing was decoded."""
+        with COUNTING:
+            held = list(zip(self._sums.tolist(), self._with_set, self._seen, strict=True))
         means: list[MeanRecall | None] = []
-        for sums, count, seen in zip(self._sums.tolist(), self._with_set, self._seen, strict=True):
+        for sums, count, seen in held:
             attention, token = (one / count if count else None for one in sums)
             means.append(MeanRecall(attention, token, count / seen) if seen else None)
         return means
@@ -132,10 +136,11 @@ class RecallObserver:
         """
         if not self._keep_steps:
             raise ValueError("this observer keeps means only; make it with keep_steps=True")
-        self._finish()
-        if not self._finished:
-            return Recall(*torch.empty(2, 0, self._layers, 0))
-        return Recall(*torch.cat(self._finished, dim=1))
+        with COUNTING:
+            self._finish()
+            if not self._finished:
+                return Recall(*torch.empty(2, 0, self._layers, 0))
+            return Recall(*torch.cat(self._finished, dim=1))
 
     def _keep(self, layer: int, span: HeadSpan, rows: Rows, values: Tensor) -> None:
         """File values `[2, B, heads]` under their step: its layers share one `Rows`, and no other step has it."""

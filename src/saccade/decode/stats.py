@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .counters import Counters
+from .counters import COUNTING, Counters
 from .recall import MeanRecall, RecallObserver
 
 
@@ -24,6 +24,12 @@ class Rectifications:
     rewritten: int = 0
     drafted: int = 0
     accepted: int = 0
+
+    def add(self, *, passes: int = 0, rewritten: int = 0, drafted: int = 0, accepted: int = 0) -> None:
+        """Count more; any thread may."""
+        with COUNTING:
+            self.passes, self.rewritten = self.passes + passes, self.rewritten + rewritten
+            self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
 
 
 @dataclass(frozen=True, slots=True)

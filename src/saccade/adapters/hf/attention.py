@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -14,11 +14,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ...checkpoints.unsupported import POSITION_BIAS, SINKS, SOFT_CAP
 from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
-from .session import Session, lasting
+from .call import Call
+from .session import AtHand, Session, lasting
 
 NAME = "saccade"
 SESSION_ATTRIBUTE = "_saccade_session"
-"""Set on every attention module of an attached model: a one-slot list that holds the session of the call at hand."""
+"""Set on every attention module of an attached model: its `AtHand`, which knows the session of the call at hand."""
 
 _REFUSED = {"softcap": SOFT_CAP, "s_aux": SINKS, "position_bias": POSITION_BIAS}
 
@@ -48,20 +49,22 @@ def attention_forward(
         AttachmentError: if the module belongs to no attached model.
         UnsupportedModelError: for a call with features that selection cannot honour.
     """
-    session = _session(module)
+    session, total = _session(module), query.shape[2]
+    # A backward pass comes after other calls, perhaps in a thread of autograd's; gradients flow through prompts only.
+    call = Call(0, total, total) if session is None else session.call
     for name, reason in _REFUSED.items():
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(f"layer {module.layer_idx} passes {name}: {reason}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    prompt, total = session.call.prompt, query.shape[2]
+    prompt = call.prompt
     outputs = []
     if prompt > 0:
         mask, keys, values = attention_mask, key, value
         if prompt < total:
-            end = session.call.past + prompt
+            end = call.past + prompt
             mask = None if mask is None else mask[:, :, :prompt, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
-        if session.call.again and mask is not None:
+        if call.again and mask is not None:
             output = _few_queries(query, keys, values, mask, scale)
         else:
             stock = {**kwargs, "dropout": dropout, "scaling": scale}
@@ -69,6 +72,7 @@ def attention_forward(
         if prompt == total:
             return output, None
         outputs.append(output)
+    assert session is not None, "only prompts are run again"
     with lasting():
         for position, view in enumerate(session.views(key, value, attention_mask)):
             q = query[:, :, prompt + position]
@@ -88,12 +92,13 @@ def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale:
     return output.reshape(query.shape[:3] + value.shape[-1:]).transpose(1, 2).contiguous()
 
 
-def _session(module: nn.Module) -> Session:
-    slot = getattr(module, SESSION_ATTRIBUTE, None)
-    if not slot:
+def _session(module: Any) -> Session | None:
+    """The session of the call that a layer takes part in; None in a backward pass, which runs checkpoints again."""
+    at_hand: AtHand | None = getattr(module, SESSION_ATTRIBUTE, None)
+    backward = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+    if at_hand is None or (at_hand.session is None and not backward):
         raise AttachmentError(
             f"a layer asks for the attention implementation {NAME!r}, but its model is not attached; "
             "use saccade.sparsify(model, policy)"
         )
-    session: Session = slot[0]
-    return session
+    return None if backward else at_hand.session

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -28,7 +29,16 @@ class Call:
     again: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Ending:
+    """Of a text that `generate` makes: ids that end a row, slots fed at most, and rows at their end, bool `[B]`."""
+
+    tokens: Tensor | None
+    last: int | None
+    rows: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """What is known of whoever calls the model, and so of its calls.
 
@@ -37,24 +47,14 @@ class Caller:
         decoding: every position decodes, also when several come at once.
         starts: one token for each row decodes whose lengths only the device knows; int32 `[B]`, first real slots.
         purpose: what verification calls the model for.
+        ending: of the text that `generate` makes under verification; None outside of it.
     """
 
     prompt: int | None = None
     decoding: bool = False
     starts: Tensor | None = None
     purpose: Purpose = "plain"
-
-    @contextmanager
-    def knowing(self, **facts: Any) -> Iterator[None]:
-        """Inside, these attributes hold."""
-        before = {name: getattr(self, name) for name in facts}
-        try:
-            for name, value in facts.items():
-                setattr(self, name, value)
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(self, name, value)
+    ending: Ending | None = None
 
     @property
     def decodes(self) -> bool:
@@ -70,6 +70,30 @@ class Caller:
         # A hand-written call: one token behind others is taken for a decoded one.
         decodes = self.decoding or (past > 0 and queries == 1)
         return Call(past, queries, 0 if decodes else queries)
+
+
+class Callers:
+    """Whoever calls one model: each thread and each task knows its own, and `asyncio.to_thread` takes it along."""
+
+    def __init__(self) -> None:
+        self._known: ContextVar[Caller] = ContextVar("caller")
+
+    def __reduce__(self) -> tuple[type[Callers], tuple[()]]:
+        return Callers, ()  # of a copied model
+
+    @property
+    def here(self) -> Caller:
+        """The one whose call is at hand."""
+        return self._known.get(None) or Caller()
+
+    @contextmanager
+    def knowing(self, **facts: Any) -> Iterator[None]:
+        """Inside, these attributes of `here` hold."""
+        before = self._known.set(replace(self.here, **facts))
+        try:
+            yield
+        finally:
+            self._known.reset(before)
 
     def counting_prompt(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """`generate` that tells how long the prompt is: in `generate` the prompt is the input."""

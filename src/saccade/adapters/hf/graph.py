@@ -97,13 +97,13 @@ class GraphedStep:
             session = caches.session_of(self._cache)
             assert session is not None, "the warm-up has installed one"
             self._state = session.state
-            steps = list(self._run.counters.steps)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=stream):
-                self._logits = self._forward()
-        counted = self._run.counters.steps
-        self._counted = [after - earlier for after, earlier in zip(counted, steps, strict=True)]
-        counted[:] = steps
+            with self._run.counters.undone():
+                steps = list(self._run.counters.steps)
+                with torch.cuda.graph(self._graph, stream=stream):
+                    self._logits = self._forward()
+                counted = self._run.counters.steps
+                self._counted = [after - earlier for after, earlier in zip(counted, steps, strict=True)]
         self._calls = session.calls
 
     def _require_room(self) -> None:

@@ -16,9 +16,9 @@ from ...errors import UnsupportedModelError
 from ...plans.plan import Plan
 from ...selection.history import TokenHistory
 from . import cache
-from .call import Call, Caller
+from .call import Call, Callers
 from .rectify import Rectifier, make_up_for
-from .session import Session, lasting
+from .session import AtHand, Session, lasting
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
@@ -32,8 +32,9 @@ class ForwardHook:
         counters: what all sessions count into; by it a run knows its own sessions.
         levels: delimiter level of every vocabulary id, for plans that read text.
         rectifier: who makes sparse steps good; None if nobody does.
-        caller: what is known of whoever calls the model.
-        slot: a list that holds the session of the call at hand, once there was one; the attention modules hold it too.
+        callers: what is known of whoever calls the model.
+        at_hand: knows the session of the call at hand; the attention modules hold it too.
+        slot: a list that holds the session of the latest call of any thread, once there was one.
     """
 
     plan: Plan
@@ -41,7 +42,8 @@ class ForwardHook:
     observers: Sequence[Observer]
     levels: Sequence[int] | None
     rectifier: Rectifier | None
-    caller: Caller = field(default_factory=Caller)
+    callers: Callers = field(default_factory=Callers)
+    at_hand: AtHand = field(default_factory=AtHand)
     slot: list[Session] = field(default_factory=list)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
@@ -49,9 +51,9 @@ class ForwardHook:
         _refuse_call(module, kwargs)
         tokens = args[0] if args else kwargs.get("input_ids")
         batch, queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[:2]
-        held = kwargs.get("past_key_values")
-        if self.caller.starts is not None:
-            self._begin_fixed(held, self.caller.starts, batch, queries)
+        held, caller = kwargs.get("past_key_values"), self.callers.here
+        if caller.starts is not None:
+            self._begin_fixed(held, caller.starts, batch, queries)
             return args, kwargs
         if held is None:
             if not self._uses_cache(module, kwargs):
@@ -69,25 +71,26 @@ class ForwardHook:
                     # What a model counts for itself when nobody tells it.
                     at = torch.arange(past, past + queries, device=module.device)[None]
                 session.state.history.record(past, queries, batch, tokens, at)
-        call = self.caller.call(past, queries)
-        if self.rectifier is None or self.caller.purpose == "draft":
+        call = caller.call(past, queries)
+        if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
         return self.rectifier.begin(session, call, tokens, args, kwargs)
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """What the caller gets of a call's output."""
-        session = self.slot[0]
-        return output if self.rectifier is None else self.rectifier.end(session, output)
+        session = self.at_hand.session
+        return output if self.rectifier is None or session is None else self.rectifier.end(session, output)
 
     def decoding_from(self, held: Any) -> Session | None:
         """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""
         session = None if held is None else cache.session_of(held)
         if session is None or not self._owns(session):
             return None
-        return session if self.caller.call(int(held.get_seq_length()), 1).prompt == 0 else None
+        return session if self.callers.here.call(int(held.get_seq_length()), 1).prompt == 0 else None
 
     def _enter(self, session: Session) -> Session:
+        self.at_hand.session = session
         self.slot[:] = [session]
         return session
 
@@ -124,7 +127,7 @@ class ForwardHook:
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")
         uses = bool(module.config.use_cache if given is None else given)
-        if not uses and self.caller.decodes:
+        if not uses and self.callers.here.decodes:
             raise UnsupportedModelError("use_cache=False leaves nothing to select from; saccade needs the KV cache")
         return uses
 

@@ -64,8 +64,7 @@ class Rectifier:
             return output
         surplus = session.pending[0] - session.pending[1]
         session.pending = None
-        self.done.passes += 1
-        self.done.rewritten += surplus
+        self.done.add(passes=1, rewritten=surplus)
         if isinstance(output, tuple):
             return (output[0][:, surplus:], *output[1:])
         output.last_hidden_state = output.last_hidden_state[:, surplus:]

@@ -84,7 +84,7 @@ class Run:
     def decoding(self) -> Iterator[None]:
         """Inside, every position of a hand-written forward call decodes sparsely, also when several come at once."""
         self._require_attached()
-        with self._hook.caller.knowing(decoding=True):
+        with self._hook.callers.knowing(decoding=True):
             yield
 
     @contextmanager
@@ -103,10 +103,11 @@ class Run:
             told = "; ".join(reasons)
             raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {told}")
         try:
-            with self._hook.caller.knowing(starts=starts):
+            with self._hook.callers.knowing(starts=starts):
                 yield
         finally:
-            for session in self._hook.slot:
+            session = self._hook.at_hand.session
+            if session is not None:
                 session.slot = None
 
     def restore(self) -> None:
@@ -135,13 +136,13 @@ class Run:
         try:
             self._set_attribute(model, _RUN_ATTRIBUTE, self)
             for module in support.attention_modules(model):
-                self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.slot)
+                self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.at_hand)
             generate = model.generate
             if rectify is not None and rectify.mode == "verify":
                 verifier = Verifier(model, rectify.every, self._rectified, hook)
                 generate = verifier.generate(generate)
                 self._set_attribute(model, "forward", verifier.forward)
-            self._set_attribute(model, "generate", hook.caller.counting_prompt(generate))
+            self._set_attribute(model, "generate", hook.callers.counting_prompt(generate))
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
             self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
             for name in _BATCH_METHODS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,6 +135,15 @@ class Session:
             first = [min(start, length - 1) for start in starts]
             steps.append(Rows.on_host(table, first, [length - start for start in first], max_len=length))
         return steps
+
+
+class AtHand(threading.local):
+    """The session of a model's call at hand, in each thread its own: a call never leaves its thread."""
+
+    session: Session | None = None
+
+    def __reduce__(self) -> tuple[type[AtHand], tuple[()]]:
+        return AtHand, ()  # of a copied model
 
 
 def _row_starts(mask: Tensor, call: Call) -> list[int]:

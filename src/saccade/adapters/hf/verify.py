@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ...decode.stats import Rectifications
 from ...errors import UnsupportedModelError
 from . import cache
+from .call import Ending
 from .hook import ForwardHook
 from .rectify import placed, refuse_unmovable
 from .session import Drafts, Session
@@ -32,9 +33,6 @@ class Verifier:
 
     def __init__(self, model: Any, every: int, done: Rectifications, hook: ForwardHook) -> None:
         self._model, self._every, self._done, self._hook = model, every, done, hook
-        self._ends: Tensor | None = None
-        self._ended: Tensor | None = None
-        self._last: int | None = None
         self._stock = model.forward
         self._signature = inspect.signature(self._stock)
 
@@ -54,16 +52,13 @@ class Verifier:
 
         @functools.wraps(stock)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            try:
-                self._prepare(args, kwargs)
+            with self._hook.callers.knowing(ending=self._ending(args, kwargs)):
                 return stock(inputs, *args, **kwargs)
-            finally:
-                self._ends = self._ended = self._last = None
 
         return wrapper
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise for what drafts cannot follow."""
+    def _ending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ending:
+        """Where the text ends that a `generate` call is to make; raises for what drafts cannot follow."""
         given = kwargs.get("generation_config") or (args[0] if args else None)
 
         def setting(name: str) -> Any:
@@ -83,13 +78,11 @@ class Verifier:
         if setting("output_hidden_states"):
             raise UnsupportedModelError("rectify mode verify keeps logits only; output_hidden_states is not available")
         ends = setting("eos_token_id")
-        self._ends = None if ends is None else torch.as_tensor(ends, device=self._model.device).flatten()
-        self._ended = None
+        tokens = None if ends is None else torch.as_tensor(ends, device=self._model.device).flatten()
         new, longest = setting("max_new_tokens"), setting("max_length")
-        # The last token of a text is never fed.
-        prompt = self._hook.caller.prompt
+        prompt = self._hook.callers.here.prompt
         assert prompt is not None, "inside of `generate` its length is known"
-        self._last = prompt + new - 1 if new is not None else longest - 1 if longest is not None else None
+        return Ending(tokens, prompt + new - 1 if new is not None else longest - 1 if longest is not None else None)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         # `forward` takes few things by position; the rest of this class wants names.
@@ -116,16 +109,16 @@ class Verifier:
 
     def _densely(self, inputs: dict[str, Any]) -> Any:
         """Prompt, several given tokens at once, or more than logits: there is nothing to draft."""
-        with self._hook.caller.knowing(purpose="dense"):
+        with self._hook.callers.knowing(purpose="dense"):
             return self._stock(**inputs)
 
     def _see_ends(self, ids: Tensor) -> None:
         """Rows that were fed an end are the caller's padding from now on: their drafts need not stand."""
-        if self._ends is None:
+        ending = self._hook.callers.here.ending
+        if ending is None or ending.tokens is None:
             return
-        ended = torch.isin(ids[:, 0], self._ends.to(ids.device))
-        before = self._ended
-        self._ended = ended if before is None or before.shape != ended.shape else before | ended
+        ended, before = torch.isin(ids[:, 0], ending.tokens.to(ids.device)), ending.rows
+        ending.rows = ended if before is None or before.shape != ended.shape else before | ended
 
     def _stands(self, session: Session, past: int, inputs: dict[str, Any]) -> bool:
         """Whether the fed token is the next draft, seen from the same position over the same tokens."""
@@ -141,8 +134,9 @@ class Verifier:
         elif not torch.equal(at, first + (past - drafts.start)):
             return False
         agrees = drafts.tokens[:, 0] == ids[:, 0]
-        if self._ended is not None and self._ended.shape == agrees.shape:
-            agrees = agrees | self._ended
+        ending = self._hook.callers.here.ending
+        if ending is not None and ending.rows is not None and ending.rows.shape == agrees.shape:
+            agrees = agrees | ending.rows
         return bool(agrees.all())
 
     def _from_draft(self, session: Session, past: int, held: Any) -> Any:
@@ -150,7 +144,7 @@ class Verifier:
         assert session.drafts is not None
         cache.end_at(held, past + 1)
         session.state.history.clean = past + 1
-        self._done.accepted += 1
+        self._done.add(accepted=1)
         return _output(session.drafts.take(), held)
 
     def _cycle(self, session: Session, past: int, inputs: dict[str, Any], held: Any) -> Any:
@@ -159,7 +153,7 @@ class Verifier:
         if not session.state.needs_selection(past + 1 + max(count, 0)):
             return self._densely(inputs)
         if count < 1:
-            self._done.passes += 1
+            self._done.add(passes=1)
             return self._densely(inputs)
         tokens = self._draft(past, count, inputs, held)
         run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
@@ -167,23 +161,21 @@ class Verifier:
             run["logits_to_keep"] = 0
         end = past
         try:
-            with self._hook.caller.knowing(purpose="check"):
+            with self._hook.callers.knowing(purpose="check"):
                 logits = self._stock(**run).logits
             end = past + 1
         finally:
             cache.end_at(held, end)
             session.state.history.clean = end
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
-        self._done.passes += 1
-        self._done.rewritten += count
-        self._done.drafted += count
+        self._done.add(passes=1, rewritten=count, drafted=count)
         return _output(logits[:, :1], held)
 
     def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
         """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
         tokens = [inputs["input_ids"]]
         try:
-            with self._hook.caller.knowing(purpose="draft"):
+            with self._hook.callers.knowing(purpose="draft"):
                 for number in range(count):
                     at = self._positions(inputs, number, 1)
                     step = placed(inputs, past, past + number, tokens[-1], at)
@@ -209,8 +201,9 @@ class Verifier:
         positions = getattr(self._model.config, "max_position_embeddings", None)
         if positions is not None:
             limits.append(positions - past - 1)
-        if self._last is not None:
-            limits.append(self._last - past - 1)
+        ending = self._hook.callers.here.ending
+        if ending is not None and ending.last is not None:
+            limits.append(ending.last - past - 1)
         return min(limits)
 
 
