@@ -115,6 +115,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({"n_layer": 2, "n_head": 4}, "AttentionInterface"),
     "mpt": ({"d_model": 32, "n_layers": 2, "n_heads": 4}, "AttentionInterface"),
     "falcon": ({"alibi": True}, "AttentionInterface"),
+    "gemma4_text": ({"head_dim": 8, "vocab_size_per_layer_input": 64}, r"its layers differ in head_dim .8, 512."),
+    "gemma4_unified_text": ({"head_dim": 8}, r"its layers differ in head_dim .8, 512."),
+    "diffllama": ({}, "lambda_std_dev=0.1: differential attention attends twice"),
+    "modernbert-decoder": ({"local_attention": 512}, "get_decoder.. gives its Linear, which has no attention layer"),
     "llama4_text": ({"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}, "attention_chunk_size=8192"),
 }
 
@@ -133,6 +137,23 @@ def check_refusal(model: Any, reason: str) -> None:
         saccade.sparsify(model, "streaming:budget=16")
     assert "\n" not in str(error.value)
     assert dict(vars(model)) == before
+
+
+WINDOWS = {layer: {"sliding_window": window} for layer, window in enumerate((256, 512, 300, 256))}
+
+
+def test_layers_may_have_configurations_of_their_own() -> None:
+    """Sizes that layers keep apart and that agree are one shape; of windows the narrowest counts."""
+    sizes = {"head_dim": 8, "global_head_dim": 8, "vocab_size_per_layer_input": 64, "sliding_window": 256}
+    model = tiny.fresh("gemma4_text", **sizes)
+    stock = generate(model)
+    with sparse_below_the_budget(), saccade.sparsify(model, tiny.spec("less_is_more")):
+        assert generate(model) == stock
+    wide = tiny.fresh("mistral", per_layer_config=WINDOWS)
+    with saccade.sparsify(wide, tiny.spec("less_is_more")):
+        pass
+    narrow = {**WINDOWS, 2: {"sliding_window": 16}}
+    check_refusal(tiny.fresh("mistral", per_layer_config=narrow), "sliding_window=16")
 
 
 def test_encoder_decoder_is_refused() -> None:

@@ -127,6 +127,18 @@ def test_layers_that_are_refused(spec: KVCacheSpec, reason: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("longest", [0, 63, 64, 65])
+def test_a_window_as_wide_as_the_longest_row_is_full_attention(longest: int) -> None:
+    windowed = SlidingWindowSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.bfloat16, sliding_window=64)
+    if longest in (63, 64):
+        spec = SaccadeAttentionSpec.of(windowed, QUEST, 96, covered=16, longest=longest)
+        assert spec == SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16)
+        assert spec.sliding_window is None
+    else:
+        with pytest.raises(ServingError, match="a window of 64 tokens"):
+            SaccadeAttentionSpec.of(windowed, QUEST, 96, covered=16, longest=longest)
+
+
 def test_spec_survives_the_way_to_the_workers_and_back() -> None:
     spec = SaccadeAttentionSpec.of(LAYER, RECTIFIED, 96, covered=16)
     for twin in (pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):

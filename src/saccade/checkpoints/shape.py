@@ -11,8 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..errors import UnsupportedModelError
 from ..types import ModelShape
 from .hub import SHARDS, WEIGHTS, find
+from .unsupported import reasons_in_sizes
 
 _TABLES = (
     "model.embed_tokens.weight",
@@ -28,7 +30,14 @@ _TINY = 2.0**-14
 
 
 def shape_of(config: Any) -> ModelShape:
-    """Sizes of a decoder from its configuration."""
+    """Sizes of a decoder from its configuration.
+
+    Raises:
+        UnsupportedModelError: if it names none, or others for some layers than for others.
+    """
+    reasons = reasons_in_sizes(config)
+    if reasons:
+        raise UnsupportedModelError(f"{config.model_type} is no plain decoder: " + "; ".join(reasons))
     query_heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or query_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import LATENT, SINKS, reasons_in, reasons_in_kinds
+from ...checkpoints.unsupported import LATENT, SINKS, reasons_in, reasons_in_sizes
 from ...errors import UnsupportedModelError
 
 
@@ -38,7 +38,8 @@ def attention_modules(model: nn.Module) -> list[Any]:
     """Attention modules in layer order."""
     marks = ("layer_idx", "is_causal", "scaling")
     found: list[Any] = [module for module in model.modules() if all(hasattr(module, mark) for mark in marks)]
-    return sorted(found, key=lambda module: int(module.layer_idx))
+    # Without a number are those that keep nothing in the cache: cross-attention to an image, say.
+    return sorted(found, key=lambda module: -1 if module.layer_idx is None else int(module.layer_idx))
 
 
 def _structure(model: Any) -> list[str]:
@@ -51,9 +52,16 @@ def _structure(model: Any) -> list[str]:
         return ["it has no language-model head; load it with AutoModelForCausalLM"]
     if not hasattr(model, "set_attn_implementation") or not model._can_set_attn_implementation():
         return ["its code does not go through transformers' AttentionInterface"]
-    modules = attention_modules(model)
-    if [module.layer_idx for module in modules] != list(range(config.num_hidden_layers)):
-        return [f"found {len(modules)} plain attention layers for {config.num_hidden_layers} decoder layers"]
+    if not hasattr(model.get_input_embeddings(), "weight"):
+        return ["its input embeddings are no single table, by which models are told apart"]
+    modules, layers = attention_modules(model), list(range(getattr(config, "num_hidden_layers", 0)))
+    if layers and [module.layer_idx for module in modules] != layers:
+        return [f"found {len(modules)} plain attention layers for {len(layers)} decoder layers"]
+    sizes, decoder = reasons_in_sizes(config), model.get_decoder()
+    if sizes:
+        return sizes
+    if not attention_modules(decoder):
+        return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
     groups, told = {getattr(module, "num_key_value_groups", 1) for module in modules}, shape_of(config).group
     if groups != {told}:
         return [f"its layers have {sorted(groups)} query heads per KV head, its configuration says {told}"]
@@ -61,23 +69,8 @@ def _structure(model: Any) -> list[str]:
 
 
 def _attention(config: Any) -> list[str]:
-    reasons = reasons_in_kinds(config, {"full_attention", "sliding_attention"})
-    window = _window(config)
-    if window is not None and window < getattr(config, "max_position_embeddings", window):
-        reasons.append(
-            f"sliding-window attention (sliding_window={window}) already limits what layers see; "
-            "if you never exceed the window, load the model with sliding_window=None"
-        )
-    return reasons + reasons_in(config, kv_lora_rank=LATENT)
-
-
-def _window(config: Any) -> int | None:
-    """The sliding window in force, None if there is none."""
-    window: int | None = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return window if "sliding_attention" in kinds else None
-    return window if getattr(config, "use_sliding_window", True) else None
+    advice = "if you never exceed the window, load the model with sliding_window=None"
+    return reasons_in(config, getattr(config, "max_position_embeddings", None), advice, kv_lora_rank=LATENT)
 
 
 def _state(model: Any) -> list[str]:

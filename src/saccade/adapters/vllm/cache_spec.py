@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind, replace_as
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, get_kv_cache_spec_kind, replace_as
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from ...errors import ServingError
@@ -25,14 +25,25 @@ class SaccadeAttentionSpec(FullAttentionSpec):
     covered: int
 
     @classmethod
-    def of(cls, spec: FullAttentionSpec, policy: str, extra_bytes: int = 0, *, covered: int) -> SaccadeAttentionSpec:
+    def of(
+        cls,
+        spec: FullAttentionSpec | SlidingWindowSpec,
+        policy: str,
+        extra_bytes: int = 0,
+        *,
+        covered: int,
+        longest: int = 0,
+    ) -> SaccadeAttentionSpec:
         """The spec of a layer, of which `spec` is what vLLM would use, with room for an index behind each page's keys.
 
-        `extra_bytes` are of one page, this rank's KV heads; a multiple of the cache's item size.
+        `extra_bytes` are of one page, this rank's KV heads; a multiple of the cache's item size. No row exceeds
+        `longest` tokens: a window as wide as that hides nothing, and its layer is one of full attention.
 
         Raises:
             ServingError: a layer that does not attend to all tokens, or whose cache is not keys and values.
         """
+        if type(spec) is SlidingWindowSpec and 0 < longest <= spec.sliding_window:
+            spec = replace_as(spec, FullAttentionSpec, drop=("extra_retained_tokens", "sliding_window"))
         kind = get_kv_cache_spec_kind(spec).value
         window, chunk = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
         if window is not None:

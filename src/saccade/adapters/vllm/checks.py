@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_kinds
+from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_sizes
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
@@ -42,23 +42,15 @@ def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
 
 
 def _model(vllm_config: Any) -> list[str]:
-    config, reasons = vllm_config.model_config, []
+    config = vllm_config.model_config
     if config.use_mla:
         return [LATENT]
     if config.is_encoder_decoder or config.runner_type == "pooling":
         return ["only text decoders that generate are supported"]
     if config.has_inner_state or config.is_hybrid:
         return [f"its state-space or linear-attention layers {NO_CACHE}"]
-    text = config.hf_text_config
-    window = config.get_sliding_window()
-    if window is not None:
-        reasons.append(
-            f"sliding-window attention (sliding_window={window}) already limits what layers see; if requests never "
-            "exceed the window, pass --disable-sliding-window"
-        )
-    else:
-        reasons += reasons_in_kinds(text, {"full_attention"})
-    return reasons + reasons_in(text)
+    text, advice = config.hf_text_config, "if requests never exceed the window, pass --disable-sliding-window"
+    return reasons_in_sizes(text) + reasons_in(text, config.max_model_len, advice)
 
 
 def _engine(vllm_config: Any) -> list[str]:

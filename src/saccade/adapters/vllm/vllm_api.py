@@ -67,6 +67,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.kv_cache_spec_registry KVCacheSpecRegistry.register(manager_class uniform_type_base_spec)
         vllm.v1.kv_cache_interface get_kv_cache_spec_kind
         vllm.v1.kv_cache_interface replace_as
+        vllm.v1.kv_cache_interface SlidingWindowSpec: sliding_window extra_retained_tokens
         vllm.v1.kv_cache_interface FullAttentionSpec: block_size num_kv_heads head_size dtype page_size_padded
         vllm.v1.kv_cache_interface FullAttentionSpec: sliding_window attention_chunk_size non_causal tokens_per_state
         vllm.v1.kv_cache_interface FullAttentionSpec: state_content_bytes num_head_slots unpadded_page_size_bytes
@@ -84,7 +85,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config VllmConfig: model_config cache_config parallel_config scheduler_config attention_config
         vllm.config VllmConfig: speculative_config kv_transfer_config additional_config use_v2_model_runner
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
-        vllm.config ModelConfig: has_inner_state is_hybrid get_sliding_window get_head_size get_total_num_kv_heads
+        vllm.config ModelConfig: has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_memory_bytes
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
         vllm.config ParallelConfig: prefill_context_parallel_size enable_dbo

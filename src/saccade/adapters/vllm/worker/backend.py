@@ -34,6 +34,8 @@ class SparseBackend:
     _serving: Callable[[], Serving | None] = lambda: None
     """Of the engine that is being built, while it lives: vLLM asks the class for the cache's layout, outside of any
     configuration's context, and engines of one process are built one after the other."""
+    _longest = 0
+    """Tokens of its longest row."""
 
     @staticmethod
     def get_name() -> str:
@@ -46,7 +48,8 @@ class SparseBackend:
         assert serving is not None, "vLLM asks after the layers were made"
         page, sizes = serving.page, (spec.num_kv_heads, spec.head_size, spec.dtype.itemsize)
         extra = 0 if page is None else bounds_bytes(spec.block_size, page, *sizes)
-        return SaccadeAttentionSpec.of(spec, str(serving.options.policy), extra, covered=serving.covered)
+        told, longest = str(serving.options.policy), SparseBackend._longest
+        return SaccadeAttentionSpec.of(spec, told, extra, covered=serving.covered, longest=longest)
 
 
 class SparseBuilder:
@@ -79,8 +82,9 @@ class SparseLayer:
             given = getattr(self, name, None)
             if isinstance(given, Tensor) or given:
                 raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
-        self.serving = serving_of(get_current_vllm_config())
-        SparseBackend._serving = ref(self.serving)
+        config = get_current_vllm_config()
+        self.serving = serving_of(config)
+        SparseBackend._serving, SparseBackend._longest = ref(self.serving), config.model_config.max_model_len
 
     @abstractmethod
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:

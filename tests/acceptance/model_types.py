@@ -1,0 +1,327 @@
+"""Which text models of the installed transformers decode sparsely: a walk over all of them, each built tiny and random.
+
+    python tests/acceptance/model_types.py [TYPE ...]
+    python tests/acceptance/model_types.py --write
+
+The second writes what it finds into docs/transformers.md; tests/adapters/test_model_types.py holds page and walk
+together. A model is either refused by `sparsify` with the reason, or decodes under a budget above its context and
+gives what it gives without saccade: the same tokens, and logits as near to float64 as its own. Whatever else happens
+is a mistake of ours. What transformers itself cannot build, or cannot run, is listed with transformers' own words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+import saccade
+from forcing import sparse_below_the_budget
+from saccade.checkpoints.unsupported import reasons_in
+
+PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
+BEGIN, END = "<!-- begin: tests/acceptance/model_types.py --write -->\n", "<!-- end -->\n"
+
+ACCEPTED, REFUSED, NOT_BUILT, WRONG = "accepted", "refused", "not built", "WRONG"
+FAMILIES = ("SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
+"""Of transformers' tables, those of models that read or write text and are no causal language models."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+WIDTHS = ("intermediate_size", "dense_intermediate_size", "ffn_dim", "dff", "moe_intermediate_size")
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8},
+    **{"num_key_value_heads": 2, "max_position_embeddings": 256, "is_decoder": True, "index_head_dim": 8},
+    "vocab_size_per_layer_input": 64,
+    # Weights so large that attention picks few tokens and the logits depend on it.
+    **{"initializer_range": 0.3, "init_std": 0.3, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0},
+    # As wide as the positions: a type that has windows is accepted with these and refused with narrower ones.
+    **{"sliding_window": 256, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    **dict.fromkeys(EXPERTS, 4),
+    **dict.fromkeys(WIDTHS, 48),
+    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), 16),
+}
+"""Given to every type whose configuration has a field of that name."""
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+INDEXER = {f"indexer_{name}": 2 for name in ("n_heads", "budget", "compress_ratio")}
+INDEXER |= {"indexer_kv_heads": 1, "indexer_head_dim": 8}
+PLAIN = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+FURTHER: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {**ROPE, "mrope_section": [1, 1, 2]}}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **PLAIN}},
+    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text"}},
+    # As published: transformers' own defaults leave their other kinds of layer out.
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
+    "modernbert-decoder": {"local_attention": 512},
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 4},
+    },
+    "qwen4_exp": INDEXER,
+    "qwen4_exp_text": INDEXER,
+    "reformer": {"axial_pos_embds": False},
+    "xmod": {"default_language": "en_XX"},
+}
+"""What a type needs beside or instead of `SIZES`."""
+
+PROMPT, NEW = 24, 8
+SPEC = "less_is_more:budget={},dense_layers=1,reselect=3"
+ABOVE, BELOW = 250, 6
+"""Budgets: one that covers the context, and one that does not."""
+
+MOST = 20_000_000
+"""Weights that a random model may have; larger ones are looked at on the device meta only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a type; `reason` in one line, empty where it is accepted."""
+
+    word: str
+    reason: str = ""
+    windows: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}" if self.reason else self.word
+
+
+def causal() -> dict[str, str]:
+    """The class of every type that `AutoModelForCausalLM` knows."""
+    return dict(sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()))
+
+
+def others() -> list[str]:
+    """Every further class of a model that reads or writes text."""
+    tables = (getattr(modeling_auto, f"MODEL_FOR_{family}_MAPPING_NAMES", {}) for family in FAMILIES)
+    return sorted({name for table in tables for name in table.values()} - set(causal().values()))
+
+
+def outcome_of(kind: str) -> Outcome:
+    """Walk one causal type: tiny and random, or with transformers' own defaults and no weights if that is refused."""
+    try:
+        made = getattr(transformers, causal()[kind])
+        config, problem = _tiny(made.config_class, kind), None
+        on_meta = _without_weights(made, config)
+    except Exception as error:
+        problem = _said(error)
+        try:
+            on_meta = _without_weights(made, made.config_class())
+        except Exception:
+            return Outcome(NOT_BUILT, problem)
+    refused = _refused(on_meta)
+    if refused is not None:
+        return refused
+    if problem is not None or sum(weight.numel() for weight in on_meta.parameters()) > MOST:
+        return Outcome(WRONG, f"accepted, but never built tiny: {problem or 'too large'}")
+    return _run(made, config)
+
+
+def outcome_of_other(name: str) -> Outcome:
+    """What `sparsify` says to a class that is no causal language model, with transformers' own defaults."""
+    try:
+        made = getattr(transformers, name)
+        model = _without_weights(made, made.config_class())
+    except Exception as error:
+        return Outcome(NOT_BUILT, _said(error))
+    return _refused(model) or Outcome(WRONG, "accepted")
+
+
+def _tiny(config_class: Any, kind: str) -> Any:
+    fields, aliases = {field.name for field in dataclasses.fields(config_class)}, config_class.attribute_map
+    sizes = {aliases.get(name, name): size for name, size in SIZES.items()}
+    return config_class(**{**{name: size for name, size in sizes.items() if name in fields}, **FURTHER.get(kind, {})})
+
+
+def _without_weights(made: Any, config: Any) -> Any:
+    with torch.device("meta"):
+        return made(config).eval()
+
+
+def _refused(model: Any) -> Outcome | None:
+    """The refusal of `sparsify`, or what it raised instead; None if it accepts."""
+    try:
+        saccade.sparsify(model, SPEC.format(ABOVE)).restore()
+    except saccade.UnsupportedModelError as error:
+        reason = str(error)
+        return Outcome(WRONG if "\n" in reason else REFUSED, reason.partition(": ")[2])
+    except Exception as error:
+        return Outcome(WRONG, _said(error))
+    return None
+
+
+def _run(made: Any, config: Any) -> Outcome:
+    """Decode with and without saccade, and compare."""
+    torch.manual_seed(0)
+    model = made._from_config(config, attn_implementation="sdpa", experts_implementation="eager").eval()
+    try:
+        tokens, stock = _decoded(model)
+    except Exception as error:
+        return Outcome(NOT_BUILT, _said(error))
+    try:
+        with sparse_below_the_budget(), saccade.sparsify(model, SPEC.format(ABOVE)) as run:
+            ours_tokens, ours = _decoded(model)
+            steps = run.stats().steps
+        with saccade.sparsify(model, SPEC.format(BELOW)):
+            _, sparse = _decoded(model, tokens)
+    except saccade.UnsupportedModelError as error:
+        return Outcome(REFUSED, str(error))
+    except Exception as error:
+        return Outcome(WRONG, _said(error))
+    _, exact = _decoded(model.double(), tokens)
+    told = compare(tokens, ours_tokens, stock, ours, sparse, exact)
+    if steps != NEW - 1:
+        told.append(f"{steps} steps counted for {NEW - 1}")
+    windows = bool(reasons_in(config, sys.maxsize, ""))
+    return Outcome(WRONG, "; ".join(told)) if told else Outcome(ACCEPTED, windows=windows)
+
+
+def compare(
+    tokens: torch.Tensor,
+    ours_tokens: torch.Tensor,
+    stock: torch.Tensor,
+    ours: torch.Tensor,
+    sparse: torch.Tensor,
+    exact: torch.Tensor,
+) -> list[str]:
+    """What is wrong with logits `[B, NEW, V]` of float32: stock's, ours, ours below the context; `exact` is float64.
+
+    Both paths round as often, so ours may be as far from float64 as stock's is, and two bits more. A set below the
+    context must show: else the model does not look at what it attends to, and equality says nothing.
+    """
+    budget = 4 * float((stock - exact).abs().max())
+    error, change = float((ours - exact).abs().max()), float((sparse - exact).abs().max())
+    told = []
+    if not torch.equal(tokens, ours_tokens):
+        told.append("other tokens than stock's")
+    if not error <= budget:
+        told.append(f"logits {error:.1e} from float64, stock's {budget / 4:.1e}")
+    if not change > 100 * budget:
+        told.append(f"a set of {BELOW} tokens changes logits by {change:.1e} only")
+    return told
+
+
+@torch.no_grad()
+def _decoded(model: Any, forced: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens `[B, T]` of greedy `generate`, and the logits `[B, NEW, V]`; `forced` are fed instead if given."""
+    ids = torch.randint(2, SIZES["vocab_size"], (2, PROMPT), generator=torch.Generator().manual_seed(1))
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    fed = None if forced is None else lambda row, before: [int(forced[row, len(before)])]
+    answer = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=NEW,
+        return_dict_in_generate=True,
+        output_logits=True,
+        prefix_allowed_tokens_fn=fed,
+    )
+    return answer.sequences, torch.stack(answer.logits, dim=1)
+
+
+def _said(error: Exception) -> str:
+    """An error's type and how its message begins, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
+
+
+def table(found: Mapping[str, Outcome], further: Mapping[str, Outcome]) -> str:
+    """The section of the page, markers included."""
+    return BEGIN + "\n".join(_lines(found, further)) + "\n" + END
+
+
+def on_page() -> str:
+    """The section as the page has it."""
+    text = PAGE.read_text(encoding="utf-8")
+    return BEGIN + text.partition(BEGIN)[2].partition(END)[0] + END
+
+
+def listed(section: str) -> dict[str, str]:
+    """What a section says of every type, as `said_of`."""
+    found = {}
+    for line in section.splitlines():
+        group = re.fullmatch(r"- (.*?): (`[\w.-]+`(?:, `[\w.-]+`)*)", line)
+        names = re.findall(r"`([\w.-]+)`(\*?)", group[2] if group else line if line.startswith("`") else "")
+        found.update({name: group[1] if group else ACCEPTED + star for name, star in names})
+    return found
+
+
+def said_of(outcome: Outcome) -> str:
+    """What the page says of a type: that it is accepted, or why not; numbers are left out."""
+    if outcome.word == ACCEPTED:
+        return ACCEPTED + "*" * outcome.windows
+    reason = re.sub(r"=\S+(?=:)", "", outcome.reason.partition("; ")[0]).replace("`", "'")
+    reason = re.sub(
+        r"^found \d+ plain attention layers for \d+ ", "attention is plain in fewer or more than its ", reason
+    )
+    return re.sub(r"\[\d[\d, ]*\]|\b\d+(, \d+)*\b", "N", reason)
+
+
+def _lines(found: Mapping[str, Outcome], further: Mapping[str, Outcome]) -> Iterator[str]:
+    by_word: dict[str, dict[str, str]] = defaultdict(dict)
+    for kind, outcome in found.items():
+        by_word[outcome.word][kind] = said_of(outcome)
+    yield f"transformers {transformers.__version__}, {len(found)} types of causal language models:\n"
+    accepted, refused, not_built = by_word[ACCEPTED], by_word[REFUSED], by_word[NOT_BUILT]
+    yield f"**Accepted, {len(accepted)}**, with * where no sliding window may be narrower than the model's positions:\n"
+    yield ", ".join(f"`{kind}`{said.removeprefix(ACCEPTED)}" for kind, said in accepted.items()) + "\n"
+    yield f"**Refused, {len(refused)}**, by the first reason:\n"
+    yield from _grouped(refused)
+    yield f"\n**Not built, {len(not_built)}**, for which transformers gives the reason:\n"
+    yield from _grouped(not_built)
+    words = [outcome.word for outcome in further.values()]
+    refusals, failures = words.count(REFUSED), words.count(NOT_BUILT)
+    yield f"\n**Others, {len(further)}** classes that read or write text (encoders, encoder-decoders, those of images"
+    yield f"or sound): {refusals} are refused, {failures} transformers does not build from defaults. The command"
+    yield "prints each with its reason."
+
+
+def _grouped(said: Mapping[str, str]) -> Iterator[str]:
+    """A line for every reason."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for kind, reason in said.items():
+        groups[reason].append(kind)
+    yield from (f"- {reason}: " + ", ".join(f"`{kind}`" for kind in kinds) for reason, kinds in sorted(groups.items()))
+
+
+def main(asked: list[str]) -> int:
+    """Walk, print and, with `--write`, put the section into the page; 1 if anything went wrong."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    kinds, write = [name for name in asked if name != "--write"], "--write" in asked
+    found, further = {}, {}
+    for kind in kinds or causal():
+        found[kind] = outcome_of(kind)
+        print(f"{kind:<32}{found[kind]}", flush=True)
+    for name in () if kinds else others():
+        further[name] = outcome_of_other(name)
+        print(f"{name:<44}{further[name]}", flush=True)
+    words = [outcome.word for outcome in (*found.values(), *further.values())]
+    print(", ".join(f"{words.count(word)} {word}" for word in (ACCEPTED, REFUSED, NOT_BUILT, WRONG)))
+    if write and not kinds and WRONG not in words:
+        PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(on_page(), table(found, further)), encoding="utf-8")
+    return int(WRONG in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""Every text model that the installed transformers knows is accepted and equal to stock, or refused with the reason."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from acceptance import model_types
+from acceptance.model_types import ACCEPTED, NOT_BUILT, REFUSED, WRONG, Outcome
+
+ON_PAGE = model_types.listed(model_types.on_page())
+REWRITE = "run tests/acceptance/model_types.py --write"
+
+
+@pytest.mark.parametrize("kind", model_types.causal())
+def test_causal_type(kind: str) -> None:
+    """It decodes as stock does or is refused; and the page says which."""
+    outcome = model_types.outcome_of(kind)
+    assert outcome.word != WRONG, outcome.reason
+    assert ON_PAGE.get(kind) == model_types.said_of(outcome), REWRITE
+
+
+@pytest.mark.parametrize("name", model_types.others())
+def test_other_text_model(name: str) -> None:
+    """Encoders, encoder-decoders and models of images and sound are refused."""
+    outcome = model_types.outcome_of_other(name)
+    assert outcome.word in (REFUSED, NOT_BUILT), outcome.reason
+
+
+def test_page_is_of_what_is_installed() -> None:
+    assert sorted(ON_PAGE) == sorted(model_types.causal()), REWRITE
+    section = model_types.on_page()
+    assert f"transformers {transformers.__version__}, {len(ON_PAGE)} types" in section, REWRITE
+    assert f"**Others, {len(model_types.others())}**" in section, REWRITE
+    counts = [int(count) for count in re.findall(r"^\*\*(?:Accepted|Refused|Not built), (\d+)", section, re.MULTILINE)]
+    assert sum(counts) == len(ON_PAGE)
+    assert counts[0] == sum(said.startswith(ACCEPTED) for said in ON_PAGE.values())
+    short = transformers.__version__.rpartition(".")[0]
+    readme = (model_types.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"{counts[0]} of the {len(ON_PAGE)} types of causal language models in transformers {short}" in readme
+
+
+def test_page_says_what_the_walk_found() -> None:
+    found = {
+        "one": Outcome(ACCEPTED, windows=True),
+        "two": Outcome(ACCEPTED),
+        "three": Outcome(REFUSED, "found 3 plain attention layers for 4 decoder layers; and more"),
+        "four": Outcome(REFUSED, "found 5 plain attention layers for 6 decoder layers"),
+        "five.5": Outcome(REFUSED, "sliding_window=3: layers of type mini3 see 4"),
+        "six-6": Outcome(NOT_BUILT, "ValueError: `seven` is missing: `eight`"),
+    }
+    section = model_types.table(found, {"Nine": Outcome(REFUSED, "multimodal")})
+    assert model_types.listed(section) == {kind: model_types.said_of(outcome) for kind, outcome in found.items()}
+    assert "`one`*, `two`\n" in section and "its decoder layers: `three`, `four`\n" in section
+
+
+def test_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk that nothing could stop would show nothing: a millionth part of a mistake is a mistake."""
+    from saccade.adapters.hf import attention
+
+    right = attention.attend
+
+    def wrong(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return right(*args, **kwargs) * 1.0001
+
+    monkeypatch.setattr(attention, "attend", wrong)
+    outcome = model_types.outcome_of("llama")
+    assert outcome.word == WRONG and "from float64" in outcome.reason, outcome
+
+
+def test_an_error_of_another_kind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("not one of ours")
+
+    monkeypatch.setattr("saccade.sparsify", failing)
+    outcome = model_types.outcome_of("llama")
+    assert outcome == Outcome(WRONG, "RuntimeError: not one of ours")
