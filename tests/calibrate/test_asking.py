@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,6 +129,21 @@ def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch
         reading.ask(saccade.Policy.from_spec("dense"), recall=False)
         assert set(widths) == {used}, rows
     hook.remove()
+
+
+def test_a_text_leaves_memory_before_the_next_one_comes(model: Any, problem: Problem) -> None:
+    """By itself: its copies take most of the memory, and nobody collects cycles between two texts."""
+    gc.collect()
+    gc.disable()
+    try:
+        for name, spec in SPECS.items():
+            reading = Reading(model, problem, 3)
+            reading.ask(saccade.Policy.from_spec(spec))
+            cache = weakref.ref(reading._reader._cache)
+            del reading
+            assert cache() is None, name
+    finally:
+        gc.enable()
 
 
 class Seen:
