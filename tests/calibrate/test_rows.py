@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import make_model, make_task, tune_settings
+from searching import layer_settings, make_model, make_task, tune_settings
 
 from saccade import machine
 from saccade.calibrate import asking
 from saccade.calibrate.asking import Reading, Sheet
+from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.promise import walk
 from saccade.calibrate.sweep import KEY, Sweep
@@ -116,6 +117,16 @@ def lines_of(folder: Path) -> list[str]:
     return (folder / "answers.jsonl").read_text().splitlines()
 
 
+def widths_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> set[int]:
+    """Rows of the batches of some work."""
+    widths: set[int] = set()
+    right = Sheet.right
+    with monkeypatch.context() as patch:
+        patch.setattr(Sheet, "right", lambda *given: widths.add(given[1].shape[0]) or right(*given))
+        work()
+    return widths
+
+
 class StoppedError(Exception):
     pass
 
@@ -134,15 +145,35 @@ def test_a_run_that_is_taken_up_asks_as_many_together_as_it_began_with(
     with pytest.raises(StoppedError):
         Tuning.check(settings(folder, task, tmp_path / "parts")).run(stop)
     monkeypatch.setattr(asking, "free_memory", lambda _: 2**40)
-    widths: set[int] = set()
-    right = Sheet.right
-    monkeypatch.setattr(Sheet, "right", lambda *given: widths.add(given[1].shape[0]) or right(*given))
-    Tuning.check(settings(folder, task, tmp_path / "parts")).run(nothing)
-    assert widths == {1} and json.loads(lines_of(tmp_path / "parts")[0])["settings"]["rows"] == 1
+    taken_up, fresh = (Tuning.check(settings(folder, task, tmp_path / name)) for name in ("parts", "fresh"))
+    assert widths_of(monkeypatch, lambda: taken_up.run(nothing)) == {1}
+    assert json.loads(lines_of(tmp_path / "parts")[0])["settings"]["rows"] == 1
     assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
-    widths.clear()
-    Tuning.check(settings(folder, task, tmp_path / "fresh")).run(nothing)
-    assert widths == {2}
+    assert widths_of(monkeypatch, lambda: fresh.run(nothing)) == {2}
+
+
+def test_a_search_that_is_taken_up_in_its_dense_passes_asks_as_many_together(
+    folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def stop(step: str) -> None:
+        steps.append(step)
+        if len(steps) == 2:
+            raise StoppedError
+
+    def search(name: str) -> LayerSearch:
+        return LayerSearch.check(layer_settings(folder, tmp_path / name, task=str(task), budgets="16"))
+
+    monkeypatch.setattr(asking, "free_memory", lambda _: 0)
+    search("whole").run(nothing)
+    with pytest.raises(StoppedError):
+        search("parts").run(stop)
+    monkeypatch.setattr(asking, "free_memory", lambda _: 2**40)
+    assert widths_of(monkeypatch, lambda: search("parts").run(nothing)) == {1}
+    for file in ("dense_passes.jsonl", "answers.jsonl"):
+        whole, parts = ((tmp_path / name / file).read_text() for name in ("whole", "parts"))
+        assert parts == whole and json.loads(whole.partition("\n")[0])["settings"]["rows"] == 1
 
 
 # --- what is left out ---------------------------------------------------------------------------------------------
@@ -196,7 +227,8 @@ def walked(
 
 def test_what_is_left_out_changes_no_verdict(folder: Path, task: Path, tmp_path: Path) -> None:
     """What a family's smaller budgets would have said behind a larger one that fails, nobody asks."""
-    tuning, outcomes, again = Tuning.check(settings(folder, task, tmp_path / "out")), Counter[bool](), 0
+    tuning, outcomes = Tuning.check(settings(folder, task, tmp_path / "out")), Counter[bool]()
+    again = left_out = 0
     for seed in range(40):
         script = drawn(seed)
         everything, _, read = walked(tuning, tmp_path / f"full{seed}", script, full=True)
@@ -205,9 +237,12 @@ def test_what_is_left_out_changes_no_verdict(folder: Path, task: Path, tmp_path:
         assert passed == everything
         outcomes.update(passed.values())
         again += max(read.values()) > 1
+        left_out += sum(number < TEXTS for number in times.values())
         for spec, number in times.items():
             assert number in (4, 8, 16, 32, TEXTS) and (number == TEXTS) >= (spec in passed)
     assert min(outcomes.values()) > 20, "one verdict only proves little"
+    # Of 40 runs hardly one keeps all twelve candidates to the end.
+    assert left_out > 40
     # A candidate that had lost too much and gained it back: its family's next budget was asked afterwards.
     assert again <= 4
 

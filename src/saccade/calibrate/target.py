@@ -127,15 +127,17 @@ class Target:
         Raises:
             OutputError: a folder of another run, or one that cannot be written.
         """
-        path = self.settings.output_dir / LEDGER
-        # Once for a whole run, whoever takes it up: numbers of rows round differently.
-        rows = held(path, "rows") or self._rows(model, problems)
+        rows = self.rows(model, problems)
         about = {**self.about(), **about, "texts": len(problems), "rows": rows}
-        with Ledger(path, about, KEY) as ledger:
+        with Ledger(self.settings.output_dir / LEDGER, about, KEY) as ledger:
             yield Sweep(model, self.subject.tokenizer, problems, ledger, self.settings.threads, recall, rows)
 
-    def _rows(self, model: Any, problems: Problems) -> int:
-        """Questions that are decoded together; texts that are made are all alike."""
+    def rows(self, model: Any, problems: Problems) -> int:
+        """Questions that are decoded together: as the folder's ledgers say, since other batches round otherwise."""
+        for ledger in self.settings.output_dir.glob("*.jsonl"):
+            if rows := held(ledger, "rows"):
+                return int(rows)
+        # Texts that are made are all alike.
         seen = [problems[number] for number in range(len(problems) if self.from_file else 1)]
         cores, own = torch.get_num_threads(), self.settings
         workers = workers_for(len(problems), cores=cores, threads=own.threads, device=model.device.type, copied_bytes=0)
