@@ -16,6 +16,9 @@ from typing import Any
 SHARES = {"environment": 0.06, "checks": 0.2, "kernels": 0.3, "decode": 0.38, "sanitizer": 0.06}
 """Of the time that is left for all sections asked for; what one leaves over the next ones get."""
 
+NAMED = {"tuning": 1.0}
+"""Sections that run only if they are asked for, and their shares beside the others."""
+
 GRACE = 6
 
 
@@ -28,13 +31,14 @@ def main() -> int:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     sections = given.sections.split(",")
-    unknown = set(sections) - set(SHARES)
+    shares = SHARES | NAMED
+    unknown = set(sections) - set(shares)
     if unknown:
-        parser.error(f"unknown sections: {', '.join(sorted(unknown))}; there are {', '.join(SHARES)}")
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}; there are {', '.join(shares)}")
     end, ended = time.monotonic() + 60 * given.minutes, {}
     for number, section in enumerate(sections):
         left = end - time.monotonic()
-        seconds = left * SHARES[section] / sum(SHARES[later] for later in sections[number:])
+        seconds = left * shares[section] / sum(shares[later] for later in sections[number:])
         for old in given.folder.glob(f"{section}.*"):
             old.unlink()
         command = command_of(section, given.folder, seconds, given.smoke)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import statistics
 import time
@@ -14,6 +15,9 @@ from . import __version__
 
 if TYPE_CHECKING:
     import torch
+
+MEMORY, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+"""Where Linux tells what memory there is, and what a container may take of it."""
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -78,6 +82,25 @@ def read_bandwidth(device: torch.device, *, megabytes: int = 1024, repeats: int 
         synchronize(device)
         times.append(time.perf_counter() - start)
     return buffer.nbytes / statistics.median(times[1:]) / 1e9
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be had on a device, a container's limit counted; None where the system does not say."""
+    import torch
+
+    if device.type == "cuda":
+        # What only cycles hold, and what torch keeps for later.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" or not MEMORY.is_file():
+        return None
+    free = 1024 * int(MEMORY.read_text().partition("MemAvailable:")[2].split()[0])
+    limit = GROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text().strip()).isdigit():
+        # The first figure of all: memory that is no cache of files.
+        free = min(free, int(most) - int((GROUP / "memory.stat").read_text().split()[1]))
+    return free
 
 
 def synchronize(device: torch.device) -> None:

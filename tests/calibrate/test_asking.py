@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,17 +115,35 @@ class _Failing(asking.AnswerObserver):
 
 
 def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of this model is 44 tokens, 4 layers, 2 heads of 8, keys and values of 4 bytes."""
-    row = 44 * 4 * 2 * 8 * 2 * 4
+    """A row of this model is 44 tokens, 4 layers, 2 heads of 8, keys and values of 4 bytes, half as much again behind.
+
+    Beside them goes a pass over the text, six times its widest layer of 48, and an eighth of all stays free.
+    """
+    row, beside = 44 * 4 * 2 * 8 * 2 * 4 * 1.5, 44 * 6 * 48 * 4
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(args[0].shape[0]), with_kwargs=True)
-    for room, rows in ((row - 1, 1), (3 * row, 3), (50 * row, len(problem.asks))):
-        monkeypatch.setattr(asking, "ROWS_BYTES", room)
+    for rows, used in ((0.5, 1), (2.99, 2), (3, 3), (5.5, 4), (11.9, 6), (12, 12), (50, 12)):
+        monkeypatch.setattr(asking, "free_memory", lambda _, free=(rows * row + beside) / 0.875: int(free) + 1)
         reading = Reading(model, problem)
         widths.clear()
         reading.ask(saccade.Policy.from_spec("dense"), recall=False)
-        assert set(widths) == {rows}
+        assert set(widths) == {used}, rows
     hook.remove()
+
+
+def test_a_text_leaves_memory_before_the_next_one_comes(model: Any, problem: Problem) -> None:
+    """By itself: its copies take most of the memory, and nobody collects cycles between two texts."""
+    gc.collect()
+    gc.disable()
+    try:
+        for name, spec in SPECS.items():
+            reading = Reading(model, problem, 3)
+            reading.ask(saccade.Policy.from_spec(spec))
+            cache = weakref.ref(reading._reader._cache)
+            del reading
+            assert cache() is None, name
+    finally:
+        gc.enable()
 
 
 class Seen:

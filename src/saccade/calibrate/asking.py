@@ -14,15 +14,31 @@ from typing import Any
 from torch import Tensor
 
 from ..adapters.hf.run import sparsify
+from ..checkpoints.shape import shape_of
 from ..decode.recall import MeanRecall, RecallObserver
 from ..eval.reader import Reader
+from ..machine import free_memory
 from ..methods.policy import Policy
 from ..plans.roles import HeadSpan
 from ..types import KVView, Selection
 from .problems import Ask, Problem
 
-ROWS_BYTES = 2 * 2**30
-"""Most memory that the copies of a text's cache may take, one for each question that is decoded at the same time."""
+UNTOLD, PLANNED, ROW, WIDEST = 4 * 2**30, 7 / 8, 1.5, 6
+"""Free bytes if nobody says; the share planned with; caches that one with room and index takes; tensors of a layer."""
+
+
+def rows_that_fit(model: Any, tokens: int, asked: int, processes: int = 1) -> int:
+    """Rows of batches for `asked` questions: as few and as even as free memory, which `processes` share, allows.
+
+    Each row has its own cache with a text of so many tokens; beside them a pass over the text needs the most room.
+    """
+    told, itemsize, shape = free_memory(model.device), model.dtype.itemsize, shape_of(model.config)
+    free = (UNTOLD if told is None else told) // processes
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    widest = max(size for weight in model.parameters() for size in weight.shape if size != vocabulary)
+    row = tokens * 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize * ROW
+    fitting = int((free * PLANNED - tokens * WIDEST * widest * itemsize) // row)
+    return -(-asked // -(-asked // max(min(fitting, asked), 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +148,15 @@ class AnswerRecall(AnswerObserver):
 class Reading:
     """A model with one text in its cache, as often as questions are decoded together.
 
-    `rows` questions are decoded together; None: as many as `ROWS_BYTES` of cache allow.
+    `rows` questions are decoded together; None: `rows_that_fit`. Where two tokens are equally likely within rounding,
+    answers depend on their number: matrix products of other sizes round otherwise.
     """
 
     def __init__(self, model: Any, problem: Problem, rows: int | None = None) -> None:
         self._model, self._problem = model, problem
+        asked = len(problem.asks)
+        self._rows = min(asked, rows or rows_that_fit(model, len(problem.tokens), asked))
         self._reader = Reader(model, problem.tokens)
-        self._rows = min(len(problem.asks), rows or max(ROWS_BYTES // self._reader.nbytes, 1))
         self._reader.repeat(self._rows)
 
     def ask(self, policy: Policy, tokenizer: Any = None, *, recall: bool = True) -> Answers:

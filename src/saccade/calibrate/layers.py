@@ -139,6 +139,7 @@ class LayerSearch:
         """One dense pass over every text's questions: where gold mass lies, and how far sets would carry."""
         target, shape, texts = self.target, self.target.subject.shape, len(self.problems)
         about = {**target.about(), "policy": str(self.policy), "texts": texts, "budgets": list(self.budgets)}
+        about["rows"] = rows = target.rows(model, self.problems)
         plans = [Policy.from_spec(spec).plan(shape) for spec in self.specs([()])]
         with Ledger(target.settings.output_dir / PASSES, about, ("problem",)) as passes:
             for number in range(texts):
@@ -147,7 +148,7 @@ class LayerSearch:
                 problem = self.problems[number]
                 gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
                 proxy = ProxyObserver(plans, shape.layers)
-                Reading(model, problem).observe(gold, proxy)
+                Reading(model, problem, rows).observe(gold, proxy)
                 found = {"problem": number, "gold_mass": gold.mass.tolist(), "copies": gold.copies.tolist()}
                 carried = {name: getattr(proxy, name).tolist() for name in ("mass", "overlap", "weights")}
                 passes.add({**found, "gold_steps": gold.steps, **carried})

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError
 from ..eval.output import JsonLines, writing
+
+
+def held(path: Path, name: str) -> Any:
+    """A setting of the ledger that lies there; None if there is none."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return json.loads(path.read_text("utf-8").partition("\n")[0])["settings"][name]
+    return None
 
 
 class Ledger(JsonLines):

@@ -12,17 +12,21 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..checkpoints.load import ModelSource
 from ..errors import DocumentError, SaccadeError
 from ..eval.output import check_folder, write_json, writing
 from ..eval.subject import Subject
+from ..eval.workers import workers_for
 from ..machine import device_name, kernels_on, versions
 from ..methods.policy import Policy
 from ..plans.identity import refuse_other
 from ..recipes.recipe import NAME, Recipe
 from ..recipes.resolve import beside
 from ..types import ModelShape
-from .ledger import Ledger
+from .asking import rows_that_fit
+from .ledger import Ledger, held
 from .problems import TASKS, NeedleProblems, Problems, needles_in
 from .sweep import KEY, Sweep
 from .task_file import FileProblems
@@ -123,11 +127,23 @@ class Target:
         Raises:
             OutputError: a folder of another run, or one that cannot be written.
         """
-        about = {**self.about(), **about, "texts": len(problems)}
+        rows = self.rows(model, problems)
+        about = {**self.about(), **about, "texts": len(problems), "rows": rows}
         # Records of before that counted dense heads as 1, and are refused.
         about |= {"recall": "over heads with a set"} if recall else {}
         with Ledger(self.settings.output_dir / LEDGER, about, KEY) as ledger:
-            yield Sweep(model, self.subject.tokenizer, problems, ledger, self.settings.threads, recall)
+            yield Sweep(model, self.subject.tokenizer, problems, ledger, self.settings.threads, recall, rows)
+
+    def rows(self, model: Any, problems: Problems) -> int:
+        """Questions that are decoded together: as the folder's ledgers say, since other batches round otherwise."""
+        for ledger in self.settings.output_dir.glob("*.jsonl"):
+            if rows := held(ledger, "rows"):
+                return int(rows)
+        # Texts that are made are all alike.
+        seen = [problems[number] for number in range(len(problems) if self.from_file else 1)]
+        cores, own = torch.get_num_threads(), self.settings
+        workers = workers_for(len(problems), cores=cores, threads=own.threads, device=model.device.type, copied_bytes=0)
+        return rows_that_fit(model, max(len(one.tokens) for one in seen), max(len(one.asks) for one in seen), workers)
 
     def refuse_unanswered(self, right: int, asked: int, consequence: str) -> None:
         """Raise a SaccadeError that says what follows from it if dense attention has answered nothing."""

@@ -156,23 +156,29 @@ class Tuning:
 
     def _tables(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> tuple[dict[str, Marks], Marks]:
         """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
-        members = {name: list(ladder) for name, ladder in ladders.items()}
-        longest = max(map(len, members.values()))
 
         def ask(specs: Sequence[str]) -> dict[str, Marks]:
             sweep.run(specs, advance)
-            return {spec: numpy.array(sweep.outcome(spec).right, dtype=bool) for spec in specs}
+            return {spec: sweep.marks(spec, len(self.problems)) for spec in specs}
 
-        everything = [spec for ladder in members.values() for spec in ladder] if self.settings.full else []
+        def lost(table: Marks, dense: Marks) -> bool:
+            # Even if it loses nothing on other texts. Without the design effect, which only grows.
+            others = numpy.ones((len(self.problems) - len(dense), dense.shape[1]), dtype=bool)
+            whole, dense = numpy.vstack([table, others]), numpy.vstack([dense, others])
+            return not judge(whole, dense, self.settings.quality, ALPHA / len(ladders)).passed
+
+        everything = [spec for family in ladders.values() for spec in family] if self.settings.full else []
+        if not everything:
+            # What the walk below wants; were it to want more, texts would be prefilled again.
+            sweep.run_down(ladders.values(), lost, advance)
         tables = ask(["dense", *everything])
         dense = tables.pop("dense")
         self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
-        for rung in range(0 if self.settings.full else longest):
-            specs = [ladder[rung] for ladder in members.values() if rung < len(ladder)]
-            tables |= ask(specs)
-            # Without the design effect, which only grows: whatever fails here fails for good.
-            passing = {s for s in specs if judge(tables[s], dense, self.settings.quality, ALPHA / len(ladders)).passed}
-            members = {name: ladder for name, ladder in members.items() if passing & {*ladder[rung : rung + 1]}}
+        for family in ladders.values():
+            for spec in family:
+                tables |= ask([spec])
+                if lost(tables[spec], dense):
+                    break
         return tables, dense
 
     def _results(
