@@ -9,7 +9,7 @@ from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
-from saccade.kernels.spherical_kmeans import cpu, native, reference
+from saccade.kernels.spherical_kmeans import native, reference
 
 
 def spherical_kmeans(
@@ -29,7 +29,7 @@ def spherical_kmeans(
     normalised sums of their members, or stay where that sum is zero. Labels are those of the last iteration.
 
     With counts, problem p is that of its first counts[p] vectors alone, and absent ones may be anything. Only "native"
-    and "cpu" read counts on the host, and check them.
+    reads counts on the host, and checks them.
 
     Args:
         vectors: float32 `[P, N, d]`, of unit length or zero; problems are heads, or groups of each head's vectors.
@@ -37,9 +37,8 @@ def spherical_kmeans(
         counts: int32 or int64 `[P]` on the vectors' device, 0 to N; None: N of every problem.
         cluster_counts: likewise, 1 to min(L, counts[p]), or 0 where counts[p] is 0; given if and only if counts are.
         iterations: at least 1.
-        implementation: "native" and "cpu" need CPU tensors and skip what cannot have changed, "native" also the library
-            that the install builds where there is a C compiler; "triton" needs CUDA tensors. "auto" takes the first
-            that can run of these, else the reference.
+        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler;
+            "triton" CUDA tensors. "auto" takes the first that can run of these, else the reference.
 
     Returns:
         labels int64 `[P, N]`, L if absent; centroids float32 `[P, L, d]`, zeros if absent. No present one is empty.
@@ -63,7 +62,6 @@ def spherical_kmeans(
         "spherical_kmeans",
         implementation,
         native=lambda: library.refusal(vectors),
-        cpu=lambda: None if vectors.is_cpu else f"the vectors are on {vectors.device}",
         triton=lambda: refusals.refusal(vectors),
     )
     if chosen == "triton":
@@ -78,8 +76,7 @@ def spherical_kmeans(
                 f"spherical_kmeans: problem {number} has {made} clusters of {count} vectors; counts must be 0 to "
                 f"{limit}, cluster_counts 1 to min({clusters}, count), or 0 where the count is 0"
             )
-    run = native.spherical_kmeans if chosen == "native" else cpu.spherical_kmeans
-    return run(vectors, clusters, iterations, sizes)
+    return native.spherical_kmeans(vectors, clusters, iterations, sizes)
 
 
 def _sizes(name: str, given: Tensor | None, vectors: Tensor, whole: int) -> Tensor:
