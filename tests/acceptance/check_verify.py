@@ -24,9 +24,9 @@ SPECS = (
     "less_is_more:reselect=7,budget=6",
     "exact_topk:budget=1",
     "lychee_decode:roles=layers:0+2+7,budget=1",
-    f"lychee_cluster:budget={16 + 16 + EVERY}",
+    f"lychee_cluster:budget={48 + EVERY}",
     "resa:ratio=0.001,min_pages=1",
-    "composed:scorer=cluster,roles=layers:2+7,budget=36",
+    "composed:scorer=cluster,roles=layers:2+7,budget=52",
 )
 
 
