@@ -1,4 +1,4 @@
-"""`saccade tune`: the cheapest policy that keeps a share of dense attention's answers, with 95% confidence."""
+"""`saccade tune`: the cheapest policy whose accuracy is at least a share of dense attention's, with 95% confidence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch, LayerSettings
-from .problems import Problems
-from .promise import ALPHA, Marks, Standard, Tables, cheapest, judge, questions_needed, walk
+from .problems import NeedleProblems, Problems, needles_in
+from .promise import ALPHA, MARGIN, Marks, Tables, best_shown, cheapest, judge, texts_needed, walk
 from .sweep import Sweep
-from .target import LEDGER, TUNING, Target, TargetSettings
+from .target import ASKED, LEDGER, TUNING, Target, TargetSettings
 from .task_file import FileProblems
 from .timing import time_per_token
 
@@ -36,7 +36,7 @@ SEARCHED_QUESTIONS = 96
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What the user can choose; see `saccade tune --help`."""
+    """What the user can choose; see `saccade tune --help`. `common.questions` 0: as many as the promise needs."""
 
     common: TargetSettings
     quality: float
@@ -53,8 +53,10 @@ class Tuning:
 
     Attributes:
         budgets: largest first.
+        problems: every one of another text.
         known: what is known of the model before any weight is read.
         search: for re-selection layers, if none are known and none were named.
+        most_families: how many there will be, at most: a layer that is searched gives three more.
     """
 
     settings: TuneSettings
@@ -63,6 +65,7 @@ class Tuning:
     problems: Problems
     known: Recipe
     search: LayerSearch | None
+    most_families: int
 
     @classmethod
     def check(cls, settings: TuneSettings) -> Tuning:
@@ -73,38 +76,35 @@ class Tuning:
         if settings.measure and settings.batch > 1:
             raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
         target = Target.check(settings.common)
-        problems = target.problems(TUNING)
-        if isinstance(problems, FileProblems):
-            # Budgets and bytes follow from how long the texts are.
-            target = replace(target, settings=replace(settings.common, context=problems.median_length))
-            problems.refuse_uneven()
-        common = target.settings
-        budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
         known = target.earlier(target.subject.shape)
-        search = None
         # A file has one set of texts: what chose a layer must not judge it.
-        if not settings.policies and known.reselect is None and not target.from_file:
+        searches = not settings.policies and known.reselect is None and not target.from_file
+        most = len(families(known, settings.policies)) + 3 * searches
+        named = () if settings.budgets is None else parse_budgets(settings.budgets)
+        target, problems = _texts(target, quality, most)
+        common = target.settings
+        budgets = named or ladder(common.context)
+        search = None
+        if searches:
             folder = common.output_dir / SEARCH
             questions = min(SEARCHED_QUESTIONS, common.questions)
             other = replace(common, output_dir=folder, recipe=None, questions=questions)
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
-        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search)
-        asked = sum(len(problems[number].asks) for number in range(len(problems)))
-        needed = questions_needed(quality, tuning.most_families)
-        if asked < needed:
-            raise SaccadeError(
-                f"{asked} questions cannot show a quality of {quality:g} for any of {tuning.most_families} families of "
-                f"policies: at least {needed} can, if all answers are right (--questions, or fewer --policy)"
-            )
+        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search, most)
         for family in families(known, settings.policies):
             for policy in rungs(family, tuning.budgets, common.context):
                 policy.plan(target.subject.shape)
         return tuning
 
     @property
-    def most_families(self) -> int:
-        """How many families there will be, at most: a layer that is searched gives three more."""
-        return len(families(self.known, self.settings.policies)) + 3 * (self.search is not None)
+    def design(self) -> str:
+        """What will be asked, and what that can show at best, in one line."""
+        texts, asked = len(self.problems), len(self.problems[0].asks)
+        shown = best_shown(texts, asked, self.most_families)
+        return (
+            f"asking {texts:,} texts {asked} questions each; that shows a ratio of accuracies of {shown:.4f} at best, "
+            f"if none of {self.most_families} families' candidates loses an answer"
+        )
 
     @property
     def units(self) -> int:
@@ -123,7 +123,7 @@ class Tuning:
             found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
-        with self.target.sweep(model, self.problems, recall=False) as sweep:
+        with self.target.sweep(model, self.problems, recall=False, **self._source) as sweep:
             tables, dense = self._tables(sweep, ladders, advance)
             shares = {spec: sweep.outcome(spec).share for spec in tables}
         results = self._results(ladders, dense_bytes, tables, dense, shares)
@@ -132,6 +132,11 @@ class Tuning:
         written = self.target.write_results(RESULTS, results)
         self._write(written, recipe)
         return written
+
+    @property
+    def _source(self) -> dict[str, str]:
+        """Which built-in text answers depend on, beside what `Target.about` says."""
+        return {"text_sha256": self.problems.corpus.sha256} if isinstance(self.problems, NeedleProblems) else {}
 
     def _ladders(self, model: Any, recipe: Recipe) -> tuple[Ladders, float]:
         """Every family's specs that cost less than dense attention, and its bytes per token."""
@@ -170,7 +175,6 @@ class Tuning:
         for rung in range(0 if self.settings.full else longest):
             specs = [ladder[rung] for ladder in members.values() if rung < len(ladder)]
             tables |= ask(specs)
-            # Without the design effect, which only grows: whatever fails here fails for good.
             passing = {s for s in specs if judge(tables[s], dense, self.settings.quality, ALPHA / len(ladders)).passed}
             members = {name: ladder for name, ladder in members.items() if passing & {*ladder[rung : rung + 1]}}
         return tables, dense
@@ -181,8 +185,9 @@ class Tuning:
         quality = self.settings.quality
         asked = {family: [spec for spec in ladder if spec in tables] for family, ladder in ladders.items()}
         costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
-        standard, walked = Standard.of(asked, tables, dense, quality), walk(asked, tables, dense, quality)
-        verdicts = {spec: standard.verdict(table) for spec, table in tables.items()}
+        alpha = ALPHA / len(ladders)
+        walked = walk(asked, tables, dense, quality)
+        verdicts = {spec: judge(table, dense, quality, alpha) for spec, table in tables.items()}
         rows = [
             {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
              "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdicts[spec]),
@@ -197,7 +202,7 @@ class Tuning:
             "texts": dense.shape[0],
             "dense_correct": int(dense.sum()),
             "n": int(dense.size),
-            "design_effect": standard.effect,
+            "best_shown": best_shown(dense.shape[0], dense.shape[1], len(ladders)),
             "families": len(ladders),
             "dense_bytes": dense_bytes,
             "rows": rows,
@@ -224,9 +229,36 @@ class Tuning:
         scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
         row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
         if row is not None:
-            scores |= {row["spec"]: [row["correct"], row["n"]], "share_shown": round(row["shown"], 4)}
+            scores |= {row["spec"]: [row["correct"], row["n"]], "ratio_shown": round(row["shown"], 4)}
         policy = Policy.from_spec(results["chosen"] or "dense")
         self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
+
+
+def _texts(target: Target, quality: float, families: int) -> tuple[Target, Problems]:
+    """What is asked, every text one of its own, and the target with the context or number of questions that it gives.
+
+    Raises a SaccadeError with the number needed if there are too few texts to show the quality.
+    """
+    problems, settings = target.problems(TUNING), target.settings
+    if isinstance(problems, FileProblems):
+        # Budgets and bytes follow from how long the texts are.
+        settings = replace(settings, context=problems.median_length)
+        problems.refuse_uneven()
+    asked = len(problems[0].asks) if target.from_file else min(ASKED, needles_in(settings.task, settings.context))
+    needed, remedy = texts_needed(quality, asked, families), "a lower --quality or fewer --policy"
+    if isinstance(problems, NeedleProblems):
+        wanted = len(problems) or texts_needed(quality, asked, families, margin=MARGIN)
+        settings = replace(settings, questions=settings.questions or wanted * asked)
+        problems = replace(problems, count=wanted, once=True)
+        more = f"--questions {needed * asked}" if len(problems) == wanted else "--task FILE.jsonl, a shorter --context"
+        remedy = f"{more}, {remedy}"
+    if len(problems) < needed:
+        raise SaccadeError(
+            f"{len(problems)} texts of {asked} questions cannot show a quality of {quality:g}, but "
+            f"{best_shown(len(problems), asked, families):.4f} at best, for any of {families} families of policies: at "
+            f"least {needed} texts can, if all answers are right ({remedy})"
+        )
+    return replace(target, settings=settings), problems
 
 
 def read_tables(

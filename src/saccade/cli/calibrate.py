@@ -143,7 +143,9 @@ def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable
 def promise(
     results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
     splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
-    quality: Annotated[float | None, words("SHARE", "Another share than the run's own, on its answers.")] = None,
+    quality: Annotated[
+        float | None, words("RATIO", "Another ratio of accuracies than the run's own, on its answers.")
+    ] = None,
     seed: options.Seed = 0,
 ) -> None:
     """Check the promise of a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
