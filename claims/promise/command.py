@@ -1,4 +1,4 @@
-"""`python -m claims promise`: how often `saccade tune` passes what it should not, and what it should."""
+"""`python -m claims promise` and `halvings`: how often `saccade tune` passes what it should not, and what it should."""
 
 from __future__ import annotations
 
@@ -31,15 +31,49 @@ def promise(
 
     from .simulation import Grid, errors, power
 
+    json.parent.mkdir(parents=True, exist_ok=True)
     check_file(json)
     same = Grid((30, 60, 100, 200), (4, 12, 24), (0.5, 0.75, 0.9, 1.0), (0.0,), (0.1, 0.3, 0.6), gains=(0.0,))
     results: dict[str, Any] = {"alpha": ALPHA, "correlation": CORRELATION, "seed": seed, "versions": versions()}
     results |= {"errors": errors(Grid(), runs, again, seed), "power": power(same, 0.97, runs, seed)}
-    json.parent.mkdir(parents=True, exist_ok=True)
     write_json(json, results)
     found = results["errors"]
     counted = f"{found['worlds']:,} worlds, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
     say(output(), counted, "", *error_table(found), "", *power_table(results["power"]))
+
+
+def halvings(
+    results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
+    splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
+    quality: Annotated[float | None, words("RATIO", "Another ratio of accuracies than the run's own.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Check the promise on a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
+
+    Example:
+
+      python -m claims halvings --results results/tune --quality 0.9
+    """
+    from saccade.cli.terminal import output, say
+    from saccade.errors import SaccadeError
+    from saccade.eval.interval import wilson
+
+    from .halvings import read_tables, resampled
+
+    families, tables, dense, costs, own = read_tables(results)
+    quality = own if quality is None else quality
+    if not 0 < quality < 1:
+        raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
+    kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
+    half = dense.shape[0] // 2 * dense.shape[1]
+    lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
+    other = f"missed on the other half ({dense.size - half} questions)"
+    for name, missed in ((other, kept.broken), ("missed on the whole table", kept.below)):
+        low, high = wilson(missed, splits)
+        lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
+    for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
+        lines.append(f"  {chosen:>6} {spec or 'dense: nothing passed'}")
+    say(output(), *lines)
 
 
 def error_table(found: dict[str, Any]) -> list[str]:

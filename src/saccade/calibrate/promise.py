@@ -26,7 +26,6 @@ nothing passes that does not keep the promise.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +66,7 @@ def ratio_shown(lost: Counts, gained: Counts, right: Counts, alpha: float) -> Sh
 
     Args:
         lost, gained, right: questions of each text that dense attention alone, the candidate alone, and dense attention
-            has right, `[..., texts]` of at least two texts.
+            has right, `[..., texts]`; one text shows nothing.
         alpha: probability with which what is shown may be too much, above 0 and below 1.
     """
     shown = numpy.minimum(_by_counts(lost, gained, right, alpha), _by_texts(right - lost + gained, right, alpha))
@@ -98,6 +97,8 @@ def _effective(events: Counts, questions: Counts) -> tuple[Shown, Shown]:
 def _by_texts(candidate: Counts, dense: Counts, alpha: float) -> Shown:
     """Fieller's bound of the ratio of means, from right answers `[..., texts]`; 0 if dense attention's may be 0."""
     texts = dense.shape[-1]
+    if texts < 2:
+        return numpy.zeros(dense.shape[:-1])
     spread = student.ppf(1 - alpha, texts - 1) ** 2 / (texts * (texts - 1))
     means = candidate.mean(-1), dense.mean(-1)
     off = candidate - means[0][..., None], dense - means[1][..., None]
@@ -114,7 +115,7 @@ def judge(candidate: Marks, dense: Marks, quality: float, alpha: float) -> Verdi
     """Whether a candidate keeps the promise, and what it is shown to keep.
 
     Args:
-        candidate, dense: right or not, of the same shape, at least two texts.
+        candidate, dense: right or not, of the same shape.
         quality: wanted ratio of accuracies.
         alpha: see `ratio_shown`.
     """
@@ -159,37 +160,3 @@ def texts_needed(quality: float, asked: int, families: int, *, margin: float = 0
     while not enough(high):
         high *= 2
     return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How often the promise held when one half of the texts chose and the other half scored.
-
-    Attributes:
-        chosen: how often each candidate was chosen; None: nothing passed, dense attention stays.
-        broken: splits in which the chosen one missed the wanted ratio on the half that did not choose it.
-        below: splits in which it misses that ratio on the whole table.
-    """
-
-    splits: int
-    chosen: Mapping[str | None, int]
-    broken: int
-    below: int
-
-
-def resampled(
-    families: Families, tables: Tables, dense: Marks, costs: Mapping[str, float], quality: float, *,
-    splits: int = 1000, seed: int = 0, alpha: float = ALPHA
-) -> Kept:  # fmt: skip
-    """Choose on one half of the texts and score on the other, again and again."""
-    rng, chosen, broken, below = numpy.random.default_rng(seed), Counter[str | None](), 0, 0
-    for _ in range(splits):
-        order = rng.permutation(dense.shape[0])
-        one, other = numpy.split(order, [len(order) // 2])
-        verdicts = walk(families, {spec: table[one] for spec, table in tables.items()}, dense[one], quality, alpha)
-        best = cheapest(verdicts, costs)
-        chosen[best] += 1
-        if best is not None:
-            broken += bool(tables[best][other].sum() < quality * dense[other].sum())
-            below += bool(tables[best].sum() < quality * dense.sum())
-    return Kept(splits, chosen, broken, below)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
 from ..checkpoints.shape import parameters_read, shape_of_model
-from ..errors import OutputError, SaccadeError
+from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
-from ..eval.output import read_lines
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
@@ -23,7 +20,7 @@ from .layers import LayerSearch, LayerSettings
 from .problems import NeedleProblems, Problems, needles_in
 from .promise import ALPHA, MARGIN, Marks, Tables, best_shown, cheapest, judge, texts_needed, walk
 from .sweep import Sweep
-from .target import ASKED, LEDGER, TUNING, Target, TargetSettings
+from .target import ASKED, TUNING, Target, TargetSettings
 from .task_file import FileProblems
 from .timing import time_per_token
 
@@ -103,7 +100,7 @@ class Tuning:
         shown = best_shown(texts, asked, self.most_families)
         return (
             f"asking {texts:,} texts {asked} questions each; that shows a ratio of accuracies of {shown:.4f} at best, "
-            f"if none of {self.most_families} families' candidates loses an answer"
+            f"if a candidate loses no answer (families: {self.most_families})"
         )
 
     @property
@@ -242,9 +239,11 @@ def _texts(target: Target, quality: float, families: int) -> tuple[Target, Probl
     problems, settings = target.problems(TUNING), target.settings
     if isinstance(problems, FileProblems):
         # Budgets and bytes follow from how long the texts are.
-        settings = replace(settings, context=problems.median_length)
         problems.refuse_uneven()
-    asked = len(problems[0].asks) if target.from_file else min(ASKED, needles_in(settings.task, settings.context))
+        asked = len(problems[0].asks)
+        settings = replace(settings, context=problems.median_length, questions=len(problems) * asked)
+    else:
+        asked = min(ASKED, needles_in(settings.task, settings.context))
     needed, remedy = texts_needed(quality, asked, families), "a lower --quality or fewer --policy"
     if isinstance(problems, NeedleProblems):
         wanted = len(problems) or texts_needed(quality, asked, families, margin=MARGIN)
@@ -259,29 +258,3 @@ def _texts(target: Target, quality: float, families: int) -> tuple[Target, Probl
             f"least {needed} texts can, if all answers are right ({remedy})"
         )
     return replace(target, settings=settings), problems
-
-
-def read_tables(
-    folder: Path,
-) -> tuple[dict[str, list[str]], dict[str, Marks], Marks, dict[str, float], float]:
-    """What a finished `--full` run has left: families, answers by spec, dense attention's, bytes by spec, the quality.
-
-    Raises an OutputError for a folder without such results.
-    """
-    try:
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        lines = read_lines(folder / LEDGER)[1:]
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{str(folder)!r} holds no finished run of saccade tune: {error}") from error
-    if not results["full"]:
-        raise OutputError(f"{str(folder)!r} holds a run that left out what had no chance; run saccade tune --full")
-    answers = {(line["spec"], line["problem"]): line["right"] for line in lines}
-    members: dict[str, list[str]] = {}
-    for row in results["rows"]:
-        members.setdefault(row["family"], []).append(row["spec"])
-    costs = {row["spec"]: row["bytes"] for row in results["rows"]}
-    tables = {
-        spec: numpy.array([answers[spec, number] for number in range(results["texts"])], dtype=bool)
-        for spec in ("dense", *costs)
-    }
-    return members, tables, tables.pop("dense"), costs, results["quality"]
