@@ -154,6 +154,7 @@ def test_texts_needed_are_the_fewest_that_can_pass(quality: float, families: int
             verdict = judge(dense, dense, quality, ALPHA / families)
             assert verdict.passed == (texts == needed)
             assert verdict.shown == pytest.approx(best_shown(texts, asked, families), rel=1e-12)
+    assert texts_needed(1 - 1e-9, asked, families) > 10**9  # as a number, not as so many texts
     assert best_shown(1, asked, families) == 0  # one text shows nothing, however much it is asked
     # What is asked where nobody says how much lets a candidate lose a tenth of what it may.
     usual = texts_needed(quality, asked, families, margin=MARGIN)

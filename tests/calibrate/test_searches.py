@@ -286,6 +286,16 @@ def test_tune_says_when_the_built_in_text_is_too_short(
     assert texts_needed(0.5, 5, 2) <= len(texts) < 120
 
 
+def test_a_run_on_other_sources_is_not_taken_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are cut from what is installed, which another day may be another version."""
+    for word, error in (("old", "answers none"), ("new", "text_sha256")):
+        text = f"This {word} line of the text is read here. " * 2000
+        monkeypatch.setattr(corpus_module, "package_sources", lambda text=text: iter([text]))
+        search = Tuning.check(tune_settings(folder, tmp_path, questions=25, policies=("streaming",), budgets="32"))
+        with pytest.raises(SaccadeError, match=error):
+            search.run(nothing)
+
+
 def test_one_text_of_the_users_shows_nothing(folder: Path, tmp_path: Path) -> None:
     task = make_task(folder, tmp_path / "mine.jsonl", texts=1, asked=6)
     with pytest.raises(SaccadeError, match=r"1 texts of 6 questions .* 0\.0000 at best, .* at least 2 texts"):

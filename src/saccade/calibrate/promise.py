@@ -75,16 +75,18 @@ def ratio_shown(lost: Counts, gained: Counts, right: Counts, alpha: float) -> Sh
 
 def _by_counts(lost: Counts, gained: Counts, right: Counts, alpha: float) -> Shown:
     """Bound of 1 - lost / right + gained / right by exact tails, from counts `[..., texts]`."""
-    losses, answers = _effective(lost, right)
-    some = losses < answers  # else all are lost, or there is none
-    most_lost = numpy.where(
-        some, beta.ppf(1 - _SPLIT[0] * alpha, losses + 1, numpy.where(some, answers - losses, 1)), 1
-    )
+    most_lost = _most_lost(*_effective(lost, right), alpha)
     # gained / right are the odds of a gain among the questions that either are one or were right anyway.
     gains, questions = _effective(gained, right + gained)
     some = gains > 0
     odds = numpy.where(some, beta.ppf(_SPLIT[1] * alpha, numpy.where(some, gains, 1), questions - gains + 1), 0)
     return numpy.asarray(1 - most_lost + odds / (1 - odds))
+
+
+def _most_lost(losses: Shown, answers: Shown, alpha: float) -> Shown:
+    some = losses < answers  # else all are lost, or there is none
+    bound = beta.ppf(1 - _SPLIT[0] * alpha, losses + 1, numpy.where(some, answers - losses, 1))
+    return numpy.where(some, bound, 1)
 
 
 def _effective(events: Counts, questions: Counts) -> tuple[Shown, Shown]:
@@ -144,10 +146,8 @@ def cheapest(verdicts: Mapping[str, Verdict], costs: Mapping[str, float]) -> str
 
 def best_shown(texts: int, asked: int, families: int, *, losing: float = 0.0, alpha: float = ALPHA) -> float:
     """The ratio that texts of `asked` questions show, where dense attention is right and a candidate loses a share."""
-    if texts < 2:
-        return 0.0
-    every = numpy.full(texts, asked)
-    return float(_by_counts(every * losing, numpy.zeros_like(every), every, alpha / families))
+    answers = numpy.float64(texts * asked / (1 + (asked - 1) * CORRELATION))
+    return 1 - float(_most_lost(losing * answers, answers, alpha / families)) if texts > 1 else 0.0
 
 
 def texts_needed(quality: float, asked: int, families: int, *, margin: float = 0.0, alpha: float = ALPHA) -> int:
