@@ -137,6 +137,15 @@ def test_one_text_shows_nothing() -> None:
     assert judge(dense, dense, 0.01, ALPHA).shown == 0
 
 
+def test_who_was_asked_the_first_texts_only_does_not_pass() -> None:
+    """However good it was: when to stop was decided by its answers."""
+    dense = np.ones((200, 12), dtype=bool)
+    dense[150:] = False
+    assert judge(dense, dense, 0.9, ALPHA).passed
+    early = judge(dense[:150], dense, 0.9, ALPHA)
+    assert early.shown > 0.9 and early.ratio == 1 and not early.passed
+
+
 def test_nothing_right_shows_nothing() -> None:
     verdict = judge(*table(0, 0, 0, 50), 0.5, ALPHA)
     assert not verdict.passed and verdict.shown == 0

@@ -302,6 +302,31 @@ def test_one_text_of_the_users_shows_nothing(folder: Path, tmp_path: Path) -> No
         Tuning.check(tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",)))
 
 
+def test_what_can_no_longer_pass_is_asked_no_more(folder: Path, tmp_path: Path) -> None:
+    """And nothing else comes of it: what a full run says of those that were asked everything, and what is chosen."""
+    task = make_task(folder, tmp_path / "mine.jsonl", texts=32)
+    shared: dict[str, Any] = {"quality": 0.9, "task": str(task), "policies": ("streaming", "exact_topk:dense_layers=1")}
+    shared |= {"budgets": "6,48,64,120"}
+    found = {}
+    for full in (False, True):
+        found[full] = Tuning.check(tune_settings(folder, tmp_path / str(full), full=full, **shared)).run(nothing)
+    whole = {row["spec"]: row for row in found[True]["rows"]}
+    assert found[False]["chosen"] == found[True]["chosen"]
+    early = [row for row in found[False]["rows"] if row["n"] < 64]
+    assert early and {row["n"] for row in early} == {16}
+    for row in found[False]["rows"]:
+        if row["n"] == 64:
+            assert row == whole[row["spec"]]
+    for row in early:
+        assert not row["passed"] and whole[row["spec"]]["status"] != "kept"
+        assert row["correct"] <= row["n"] and row["ratio"] == row["correct"] / 16
+    for family in {row["family"] for row in early}:
+        order = [row["status"] for row in found[False]["rows"] if row["family"] == family]
+        assert "kept" not in order[order.index("failed") :]
+    asked = [len((tmp_path / str(full) / "answers.jsonl").read_text().splitlines()) for full in (False, True)]
+    assert asked[0] < asked[1]
+
+
 def test_tune_with_texts_of_different_numbers_of_questions(folder: Path, tmp_path: Path) -> None:
     """A task file may ask one text twice and another once: judged, or refused in one line before any work."""
     task = make_task(folder, tmp_path / "mine.jsonl", texts=4, ragged=True)

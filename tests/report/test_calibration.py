@@ -315,6 +315,8 @@ def test_the_front_says_what_was_shown_and_chosen() -> None:
     lines = cells(front_table(front_results()))
     assert ["quest", "1,024", "2,378", "0.9992", "0.9904", "0.9921", "8", "kept"] in lines
     assert ["64", "2,000", "0.8403", "0.8329", "0.8123", "6.5", "failed"] in lines
+    early = [one | ({"n": 480, "correct": 20} if "budget=64" in one["spec"] else {}) for one in ROWS]
+    assert any("20 of 480" in line for line in printed(front_table(front_results(rows=early))))
     assert ["ratio=0.125", "2,380", "1.0000", "0.9912", "0.9934", "7.2", "behind", "a", "failed", "one"] in lines
     assert ["tidal:reselect=7", "128", "2,381", "1.0004", "0.9917", "0.9945", "7.1", "kept,", "chosen"] in lines
     text = said(front_table(front_results()))

@@ -114,17 +114,18 @@ def _by_texts(candidate: Counts, dense: Counts, alpha: float) -> Shown:
 
 
 def judge(candidate: Marks, dense: Marks, quality: float, alpha: float) -> Verdict:
-    """Whether a candidate keeps the promise, and what it is shown to keep.
+    """Whether a candidate keeps the promise, and what it is shown to keep; not if it was asked the first texts only.
 
     Args:
-        candidate, dense: right or not, of the same shape.
+        candidate, dense: right or not, of as many questions a text.
         quality: wanted ratio of accuracies.
         alpha: see `ratio_shown`.
     """
+    whole, dense = len(candidate) == len(dense), dense[: len(candidate)]
     lost, gained, right = (mask.sum(1) for mask in (dense & ~candidate, candidate & ~dense, dense))
     shown, total = float(ratio_shown(lost, gained, right, alpha)), max(right.sum(), 1)
     ratio, kept = float(candidate.sum() / total), float((right - lost).sum() / total)
-    return Verdict(ratio, kept, shown, shown >= quality)
+    return Verdict(ratio, kept, shown, whole and shown >= quality)
 
 
 def walk(families: Families, tables: Tables, dense: Marks, quality: float, alpha: float = ALPHA) -> dict[str, Verdict]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy
@@ -17,9 +18,9 @@ from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch, LayerSettings
-from .problems import NeedleProblems, Problems, needles_in
-from .promise import ALPHA, MARGIN, Marks, Tables, best_shown, cheapest, judge, texts_needed, walk
-from .sweep import Sweep
+from .problems import Beginning, NeedleProblems, Problems, needles_in
+from .promise import ALPHA, MARGIN, Marks, best_shown, cheapest, judge, texts_needed, walk
+from .sweep import Outcome, Sweep
 from .target import ASKED, TUNING, Target, TargetSettings
 from .task_file import FileProblems
 from .timing import time_per_token
@@ -29,6 +30,8 @@ Ladders = Mapping[str, Mapping[str, float]]
 
 RESULTS, SEARCH = "tune.json", "layers"
 SEARCHED_QUESTIONS = 96
+PARTS, FEWEST = (16, 4, 1), 8
+"""After which parts of the texts, and of how many at least, candidates are left out that can no longer pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,8 @@ class Tuning:
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
         with self.target.sweep(model, self.problems, recall=False, **self._source) as sweep:
-            tables, dense = self._tables(sweep, ladders, advance)
-            shares = {spec: sweep.outcome(spec).share for spec in tables}
-        results = self._results(ladders, dense_bytes, tables, dense, shares)
+            outcomes = self._outcomes(sweep, ladders, advance)
+        results = self._results(ladders, dense_bytes, outcomes)
         if self.settings.measure:
             self._measure(model, results)
         written = self.target.write_results(RESULTS, results)
@@ -156,39 +158,50 @@ class Tuning:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
         return ladders, dense
 
-    def _tables(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> tuple[dict[str, Marks], Marks]:
-        """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
-        members = {name: list(ladder) for name, ladder in ladders.items()}
-        longest = max(map(len, members.values()))
+    def _outcomes(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> dict[str, Outcome]:
+        """Dense attention's answers and all candidates'.
 
-        def ask(specs: Sequence[str]) -> dict[str, Marks]:
-            sweep.run(specs, advance)
-            return {spec: numpy.array(sweep.outcome(spec).right, dtype=bool) for spec in specs}
+        Some texts come first: a candidate that would fail even if all others were answered right has failed, and those
+        behind it in its family are asked no more either. A text is read once for all candidates.
+        """
+        possible, outcomes = {name: list(ladder) for name, ladder in ladders.items()}, dict[str, Outcome]()
+        total, full = len(self.problems), self.settings.full
 
-        everything = [spec for ladder in members.values() for spec in ladder] if self.settings.full else []
-        tables = ask(["dense", *everything])
+        def could_pass(spec: str) -> bool:
+            others = numpy.ones((total - len(dense), dense.shape[1]), dtype=bool)
+            table, standard = (numpy.concatenate([one, others]) for one in (_marks(outcomes[spec]), dense))
+            return judge(table, standard, self.settings.quality, ALPHA / len(ladders)).passed
+
+        for texts in sorted({total if full else min(max(total // part, FEWEST), total) for part in PARTS}):
+            piece = replace(sweep, problems=Beginning(self.problems, texts))
+            specs = ["dense", *chain.from_iterable(possible.values())]
+            piece.run(specs, advance)
+            outcomes |= {spec: piece.outcome(spec) for spec in specs}
+            dense = _marks(outcomes["dense"])
+            self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
+            if not full:
+                possible = {name: list(takewhile(could_pass, ladder)) for name, ladder in possible.items()}
+        return outcomes
+
+    def _results(self, ladders: Ladders, dense_bytes: float, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+        tables = {spec: _marks(outcome) for spec, outcome in outcomes.items()}
         dense = tables.pop("dense")
-        self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
-        for rung in range(0 if self.settings.full else longest):
-            specs = [ladder[rung] for ladder in members.values() if rung < len(ladder)]
-            tables |= ask(specs)
-            passing = {s for s in specs if judge(tables[s], dense, self.settings.quality, ALPHA / len(ladders)).passed}
-            members = {name: ladder for name, ladder in members.items() if passing & {*ladder[rung : rung + 1]}}
-        return tables, dense
-
-    def _results(
-        self, ladders: Ladders, dense_bytes: float, tables: Tables, dense: Marks, shares: Mapping[str, float]
-    ) -> dict[str, Any]:
         quality = self.settings.quality
-        asked = {family: [spec for spec in ladder if spec in tables] for family, ladder in ladders.items()}
+        asked = {family: list(ladder) for family, ladder in ladders.items()}
         costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
         alpha = ALPHA / len(ladders)
         walked = walk(asked, tables, dense, quality)
         verdicts = {spec: judge(table, dense, quality, alpha) for spec, table in tables.items()}
+
+        def status(spec: str) -> str:
+            if verdicts[spec].passed:
+                return "kept" if spec in walked else "behind a failed one"
+            return "failed" if spec in walked or len(tables[spec]) == len(dense) else "behind a failed one"
+
         rows = [
             {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
-             "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdicts[spec]),
-             "status": "failed" if not verdicts[spec].passed else "kept" if spec in walked else "behind a failed one"}
+             "n": int(tables[spec].size), "share_attended": outcomes[spec].share, **asdict(verdicts[spec]),
+             "status": status(spec)}
             for family, members in asked.items() for spec in members
         ]  # fmt: skip
         return {
@@ -229,6 +242,10 @@ class Tuning:
             scores |= {row["spec"]: [row["correct"], row["n"]], "ratio_shown": round(row["shown"], 4)}
         policy = Policy.from_spec(results["chosen"] or "dense")
         self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
+
+
+def _marks(outcome: Outcome) -> Marks:
+    return numpy.array(outcome.right, dtype=bool)
 
 
 def _texts(target: Target, quality: float, families: int) -> tuple[Target, Problems]:

@@ -37,7 +37,7 @@ def tune(
     batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
     measure: Annotated[bool, flag("--measure", "Choose by measured time per token instead of bytes.")] = False,
     full: Annotated[
-        bool, flag("--full", "Ask everything of every candidate, also of budgets below one that failed.")
+        bool, flag("--full", "Ask everything of every candidate, also of those that can no longer pass.")
     ] = False,
     output_dir: OutputDir = Path("results/tune"),
     recipe: RecipePath = None,

@@ -40,7 +40,8 @@ def front_table(results: Mapping[str, Any]) -> Table:
         for row in rows:
             chosen = row["spec"] == results["chosen"]
             shares = (f"{row[name]:.4f}" for name in ("ratio", "kept", "shown"))
-            cells = [_rung(row, rows), f"{row['correct']:,}", *shares]
+            right = f"{row['correct']:,}" + f" of {row['n']:,}" * (row["n"] < results["n"])
+            cells = [_rung(row, rows), right, *shares]
             cells += [f"{row['bytes'] / size:,.4g}", *([number(times.get(row["spec"]), "{:.2f}")] if times else ())]
             status = f"{row['status']}, chosen" if chosen else row["status"]
             # A family of learnt roles has a name of many lines; once is enough.
