@@ -161,7 +161,7 @@ class Tuning:
     def _outcomes(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> dict[str, Outcome]:
         """Dense attention's answers and all candidates'.
 
-        Some texts come first: a candidate that would fail even if all others were answered right has failed, and those
+        Some texts come first: a candidate that would fail even if both had all others right has failed, and those
         behind it in its family are asked no more either. A text is read once for all candidates.
         """
         possible, outcomes = {name: list(ladder) for name, ladder in ladders.items()}, dict[str, Outcome]()
