@@ -1,1 +1,1 @@
-"""What the papers claim, an experiment each: `python -m claims`."""
+"""What the papers and `saccade tune` claim, an experiment each: `python -m claims`."""

@@ -7,14 +7,17 @@ import typer
 from saccade.cli.group import OneLineErrors
 
 from .accumulation.command import accumulation
+from .promise.command import halvings, promise
 
 app = typer.Typer(name="claims", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(accumulation)
+app.command()(promise)
+app.command()(halvings)
 
 
 @app.callback()
 def _claims() -> None:
-    """Check what the papers claim."""
+    """Check what the papers claim, and what `saccade tune` does."""
 
 
 if __name__ == "__main__":

@@ -125,7 +125,6 @@ for arguments in {commands}:
         ("tune",),
         ("calibrate", "layers"),
         ("calibrate", "heads"),
-        ("calibrate", "promise"),
         ("bench", "decode", "--picture", "picture.svg"),
     ],
     ids=" ".join,

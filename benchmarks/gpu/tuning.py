@@ -17,7 +17,9 @@ from saccade.calibrate.asking import Reading, rows_that_fit
 from saccade.calibrate.candidates import families, ladder, rungs
 from saccade.calibrate.gold import GoldObserver
 from saccade.calibrate.problems import Ask, Problem
+from saccade.calibrate.promise import MARGIN, texts_needed
 from saccade.calibrate.proxy import ProxyObserver
+from saccade.calibrate.tune import FEWEST, PARTS
 from saccade.checkpoints.presets import random_model
 from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
@@ -36,8 +38,8 @@ QUESTION, ANSWER = 24, 3
 RESELECT = 13
 """Any layer: what is timed does not depend on which one the search would find."""
 
-EVERYTHING, SEARCHED, DENSE_LAYERS = 4, 8, 2
-"""Texts that all budgets are asked about, texts of the search for a layer, and layers below the first it may find."""
+QUALITY, SEARCHED, DENSE_LAYERS = 0.99, 8, 2
+"""What a default run wants to show, texts of its search for a layer, and layers below the first it may find."""
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--context", type=int, default=32_768)
-    parser.add_argument("--texts", type=int, default=100, help="of the run that is extrapolated to")
+    parser.add_argument("--texts", type=int, help="of the run extrapolated to; not given: a default run's")
     parser.add_argument("--asked", type=int, default=12, help="questions about each")
     given = parser.parse_args()
     if given.smoke:
@@ -57,12 +59,14 @@ def main() -> None:
     model = random_model(given.shape, positions=given.context + 256, dtype=dtype, device=device)
     results: dict[str, Any] = {
         "environment": environment(given.smoke),
-        **{name: getattr(given, name) for name in ("shape", "context", "texts", "asked")},
+        **{name: getattr(given, name) for name in ("shape", "context", "asked")},
         "dtype": str(dtype).removeprefix("torch."),
         "question_tokens": QUESTION,
         "answer_tokens": ANSWER,
         "left_out": [],
     }
+    families = len(candidates(shape_of(model.config)))
+    results["texts"] = given.texts or texts_needed(QUALITY, given.asked, families, margin=MARGIN)
     Slice(model, given, results, Deadline(given.seconds)).measure()
 
 
@@ -151,7 +155,8 @@ def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str
     """Hours of the whole run on this machine, and the parts that they are products and sums of; nothing of it is timed.
 
     `most`: every family keeps its promise down to its smallest budget, or `--full`. `least`: every family loses at its
-    largest budget, which shows after the first texts. What could not be measured is counted as nothing, and named.
+    largest budget, which shows after the first part of the texts. What could not be measured is counted as nothing, and
+    named.
     """
     unmeasured: list[str] = []
 
@@ -162,23 +167,22 @@ def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str
 
     texts, reading, dense = results["texts"], seconds(results["reading"]), seconds(results["dense"])
     rows = [[seconds(row) for row in family] for family in results["families"].values()]
-    everything, first = sum(map(sum, rows)), sum(sum(family[:1]) for family in rows)
+    everything = sum(map(sum, rows))
     parts = {
         "texts": texts,
         "reading_a_text": reading,
         "dense_per_text": dense,
         "all_candidates_per_text": everything,
-        "largest_budgets_per_text": first,
-        "texts_asked_everything": min(EVERYTHING, texts),
+        "texts_asked_everything": min(max(texts // PARTS[0], FEWEST), texts),
     }
     walk = {
         "most": texts * (reading + dense + everything),
-        "least": texts * (reading + dense + first) + parts["texts_asked_everything"] * (everything - first),
+        "least": texts * (reading + dense) + parts["texts_asked_everything"] * everything,
     }
     found: dict[str, Any] = {
-        "how": "most = texts * (reading + dense + all candidates); least = texts * (reading + dense + largest budgets) "
-        "+ texts asked everything * (all candidates - largest budgets); search = its texts * (2 * reading + dense pass "
-        "+ dense + layers tried * all budgets of tidal), recall measured",
+        "how": "most = texts * (reading + dense + all candidates); least = texts * (reading + dense) + texts asked "
+        "everything * all candidates; search = its texts * (2 * reading + dense pass + dense + layers tried * all budgets "
+        "of tidal), recall measured",
         "not_counted": "loading weights, making texts (0.3 s each on a CPU), compiling kernels",
         "parts_in_seconds": parts,
         "hours_of_the_walk": {name: value / 3600 for name, value in walk.items()},

@@ -23,9 +23,10 @@ from searching import (
 )
 
 import saccade
-from saccade.calibrate import problems as problems_module
+from saccade.calibrate import corpus as corpus_module
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
+from saccade.calibrate.promise import best_shown, texts_needed
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
 from saccade.cli.calibrate import run_and_show
@@ -48,8 +49,8 @@ def small_library() -> Iterator[None]:
     import functools
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(problems_module, "CHARACTERS", 60_000)
-        patch.setattr(problems_module, "library_sources", functools.cache(problems_module.library_sources))
+        patch.setattr(corpus_module, "CHARACTERS", 60_000)
+        patch.setattr(corpus_module, "library_sources", functools.cache(corpus_module.library_sources))
         yield
 
 
@@ -120,7 +121,7 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"quality": 0.0}, ["--quality 0"]),
         ({"quality": 1.0}, ["--quality 1"]),
         ({"quality": float("nan")}, ["--quality nan"]),
-        ({"quality": 0.99, "questions": 12}, ["questions cannot show", "0.99"]),
+        ({"quality": 0.99, "questions": 12}, ["3 texts of 5 questions cannot show", "0.99", "at best", "--questions"]),
         ({"policies": ("nonsense",)}, ["nonsense"]),
         ({"policies": ("tidal:reselect=40",), "questions": 60}, ["40"]),
     ],
@@ -293,9 +294,81 @@ def test_tune_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert str(recipe.policy) == (results["chosen"] or "dense")
     assert results["dense_correct"] == results["n"] == 8
+    assert results["texts"] == 4 and results["best_shown"] == best_shown(4, 2, 1)
+    for row in results["rows"]:
+        assert row["kept"] <= row["ratio"] == row["correct"] / 8 and row["passed"] == (row["shown"] >= 0.1)
     model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
     with saccade.sparsify(model, tmp_path / "saccade.json") as run:
         assert run.policy == recipe.policy
+
+
+def test_tune_asks_as_many_as_its_promise_needs(folder: Path, tmp_path: Path) -> None:
+    """Where nobody says how many, more than the fewest that could show it; and it says what they show."""
+    settings = tune_settings(folder, tmp_path, quality=0.9, questions=0)
+    search = Tuning.check(settings)
+    fewest = texts_needed(0.9, 5, 2)
+    assert fewest < len(search.problems) < 2 * fewest
+    assert search.target.settings.questions == 5 * len(search.problems)
+    assert f"asking {len(search.problems)} texts 5 questions each" in search.design
+    assert f"{best_shown(len(search.problems), 5, 2):.4f} at best" in search.design
+    assert best_shown(len(search.problems), 5, 2) > 0.9
+    needed = Tuning.check(tune_settings(folder, tmp_path, quality=0.9, questions=5 * fewest))
+    assert len(needed.problems) == fewest
+    with pytest.raises(SaccadeError, match=f"{fewest - 1} texts of 5 questions .* at least {fewest} texts"):
+        Tuning.check(tune_settings(folder, tmp_path, quality=0.9, questions=5 * fewest - 5))
+
+
+def test_tune_says_when_the_built_in_text_is_too_short(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer texts than wanted: enough of them judge, too few are refused, and never is one used twice."""
+    line = "This is a line of the text that is read here. "
+    monkeypatch.setattr(corpus_module, "package_sources", lambda: iter([line * 200]))
+    with pytest.raises(SaccadeError, match=r"cannot show a quality of 0\.95.*--task FILE\.jsonl, a shorter --context"):
+        Tuning.check(tune_settings(folder, tmp_path, quality=0.95, questions=600))
+    texts = Tuning.check(tune_settings(folder, tmp_path, quality=0.5, questions=600)).problems
+    assert texts_needed(0.5, 5, 2) <= len(texts) < 120
+
+
+def test_a_run_on_other_sources_is_not_taken_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are cut from what is installed, which another day may be another version."""
+    for word, error in (("old", "answers none"), ("new", "text_sha256")):
+        text = f"This {word} line of the text is read here. " * 2000
+        monkeypatch.setattr(corpus_module, "package_sources", lambda text=text: iter([text]))
+        search = Tuning.check(tune_settings(folder, tmp_path, questions=25, policies=("streaming",), budgets="32"))
+        with pytest.raises(SaccadeError, match=error):
+            search.run(nothing)
+
+
+def test_one_text_of_the_users_shows_nothing(folder: Path, tmp_path: Path) -> None:
+    task = make_task(folder, tmp_path / "mine.jsonl", texts=1, asked=6)
+    with pytest.raises(SaccadeError, match=r"1 texts of 6 questions .* 0\.0000 at best, .* at least 2 texts"):
+        Tuning.check(tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",)))
+
+
+def test_what_can_no_longer_pass_is_asked_no_more(folder: Path, tmp_path: Path) -> None:
+    """And nothing else comes of it: what a full run says of those that were asked everything, and what is chosen."""
+    task = make_task(folder, tmp_path / "mine.jsonl", texts=32)
+    shared: dict[str, Any] = {"quality": 0.9, "task": str(task), "policies": ("streaming", "exact_topk:dense_layers=1")}
+    shared |= {"budgets": "6,48,64,120"}
+    found = {}
+    for full in (False, True):
+        found[full] = Tuning.check(tune_settings(folder, tmp_path / str(full), full=full, **shared)).run(nothing)
+    whole = {row["spec"]: row for row in found[True]["rows"]}
+    assert found[False]["chosen"] == found[True]["chosen"]
+    early = [row for row in found[False]["rows"] if row["n"] < 64]
+    assert early and {row["n"] for row in early} == {16}
+    for row in found[False]["rows"]:
+        if row["n"] == 64:
+            assert row == whole[row["spec"]]
+    for row in early:
+        assert not row["passed"] and whole[row["spec"]]["status"] != "kept"
+        assert row["correct"] <= row["n"] and row["ratio"] == row["correct"] / 16
+    for family in {row["family"] for row in early}:
+        order = [row["status"] for row in found[False]["rows"] if row["family"] == family]
+        assert "kept" not in order[order.index("failed") :]
+    asked = [len((tmp_path / str(full) / "answers.jsonl").read_text().splitlines()) for full in (False, True)]
+    assert asked[0] < asked[1]
 
 
 def test_tune_with_texts_of_different_numbers_of_questions(folder: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ Candidate = tuple[int, ...]
 
 PASSES, RESULTS = "dense_passes.jsonl", "layers.json"
 ENOUGH = 0.99
-"""Share of dense attention's right answers that the recipe's budget must reach, if one of those searched does."""
+"""Ratio of accuracies, to dense attention's, that the recipe's budget must reach, if one of those searched does."""
 
 
 @dataclass(frozen=True, slots=True)

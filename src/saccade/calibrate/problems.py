@@ -1,7 +1,7 @@
 """What calibration asks: long texts with needles in them, as tokens, and the answers that a right model gives.
 
-The texts are held-out modules of the standard library: neither the bundled model's training nor `saccade compare`
-reads them.
+The texts are held-out modules of the standard library, and for judging policies the sources of packages: neither the
+bundled model's training nor `saccade compare` reads them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy
 
 from ..errors import DocumentError
-from ..eval.document import library_sources
 from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
-from ..eval.tokens import encode, token_ends, with_facts
+from ..eval.tokens import encode, with_facts
+from .corpus import Corpus
 
 TASKS = ("kv", "listing", "passkey")
-CHARACTERS, SHORTEST = 3_000_000, 128
+SHORTEST = 128
 PASSKEYS, PASSKEY_WORDS = 10, 32
 """LycheeDecode, appendix F: ten passkeys of 32 words each."""
 
@@ -61,6 +61,20 @@ class Problems(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int) -> Problem: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first `count` problems of others."""
+
+    problems: Problems
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Problem:
+        return self.problems[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,7 @@ class NeedleProblems:
         seed: where everything random comes from.
         positions: what the model has.
         together: all questions of a text follow it at once, as in training.
+        once: no two texts share a token; they are cut from packages, and there are fewer where those end.
 
     Raises:
         DocumentError: a text without room for needles, or longer than the model's positions or the library.
@@ -121,16 +136,23 @@ class NeedleProblems:
     seed: int
     positions: int
     together: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         shortest, longest = self.lengths
         if shortest < SHORTEST:
             raise DocumentError(f"--context {shortest} is not valid: texts of at least {SHORTEST} tokens")
-        self._text = library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS]
-        self._ends = token_ends(self.tokenizer, self._text)
-        if longest >= len(self._ends):
+        self.corpus = Corpus(self.tokenizer, packages=self.once)
+        if self.once:
+            starts = self.corpus.stretches(
+                longest, self.count, int(numpy.random.default_rng(self.seed).integers(longest))
+            )
+            # As far apart as there is room.
+            self.count = min(self.count, len(starts))
+            self._starts = [starts[number * len(starts) // self.count] for number in range(self.count)]
+        if longest >= len(self.corpus):
             raise DocumentError(
-                f"--context {longest}: the built-in text has only {len(self._ends)} tokens; pass --task FILE.jsonl"
+                f"--context {longest}: the built-in text has only {len(self.corpus)} tokens; pass --task FILE.jsonl"
             )
         behind = self._room() * (min(self.asked, needles_in(self.task, longest)) if self.together else 1)
         refuse_too_long(longest + behind, self.positions, self._name(longest))
@@ -146,7 +168,8 @@ class NeedleProblems:
         rng = numpy.random.default_rng([self.seed, TASKS.index(self.task), number])
         length = int(rng.integers(self.lengths[0], self.lengths[1] + 1))
         for _ in range(_TRIES):
-            problem = self._try(length, rng)
+            begin = self._starts[number] if self.once else int(rng.integers(0, len(self.corpus) - length))
+            problem = self._try(length, begin, rng)
             if problem is not None:
                 refuse_too_long(problem.positions(together=self.together), self.positions, self._name(length))
                 return problem
@@ -166,12 +189,11 @@ class NeedleProblems:
     def _size(self, text: str) -> int:
         return len(encode(self.tokenizer, f" {text}"))
 
-    def _try(self, length: int, rng: numpy.random.Generator) -> Problem | None:
+    def _try(self, length: int, begin: int, rng: numpy.random.Generator) -> Problem | None:
         style = STYLES[self.task]
         facts = style.values(make_facts(needles_in(self.task, length), rng, "eval"), rng)
         added = sum(self._size(style.state(fact)) for fact in facts)
-        begin = int(rng.integers(0, len(self._ends) - length))
-        stretch = self._text[self._ends[begin] : self._ends[begin + max(length - added, 1)]]
+        stretch = self.corpus.stretch(begin, max(length - added, 1))
         try:
             text, spans = with_facts(self.tokenizer, stretch, facts, rng, style.state)
         except ValueError:  # code without a sentence

@@ -8,7 +8,6 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-import numpy
 import torch
 
 from ..decode.recall import MeanRecall
@@ -18,7 +17,6 @@ from ..methods.policy import Policy
 from .asking import Reading
 from .ledger import Ledger
 from .problems import Problems
-from .promise import Marks
 
 KEY = ("problem", "spec")
 
@@ -72,10 +70,10 @@ class Sweep:
     recall: bool = True
     rows: int | None = None
 
-    def run(self, specs: Sequence[str], advance: Callable[[str], None], texts: range | None = None) -> None:
-        """Ask what the ledger does not hold yet, of some texts or all."""
+    def run(self, specs: Sequence[str], advance: Callable[[str], None]) -> None:
+        """Ask what the ledger does not hold yet, everything about a text at once."""
         done, missing = self.ledger.records, []
-        for number in texts or range(len(self.problems)):
+        for number in range(len(self.problems)):
             unasked = [spec for spec in specs if (number, spec) not in done]
             missing += [(number, unasked)] if unasked else []
         count, cores, device = len(missing), torch.get_num_threads(), self.model.device.type
@@ -90,28 +88,6 @@ class Sweep:
                 advance(record["spec"])
         finally:
             torch.set_num_threads(cores)
-
-    def run_down(
-        self, ladders: Iterable[Iterable[str]], lost: Callable[[Marks, Marks], bool], advance: Callable[[str], None]
-    ) -> None:
-        """Ask "dense" and, while a text is in the cache, all of each ladder down to the first spec that is `lost`.
-
-        That is told from its and dense attention's answers about the first 4, 8, 16 ... texts, so that neither workers
-        nor interruptions change what is asked. Nothing goes on where dense attention answers nothing.
-        """
-        live, done, some = [[*ladder] for ladder in ladders], 0, True
-        while done < len(self.problems) and some:
-            texts = range(done, min(max(2 * done, 4), len(self.problems)))
-            self.run(["dense", *chain.from_iterable(live)], advance, texts)
-            done, dense = texts.stop, self.marks("dense", texts.stop)
-            some = bool(dense.any())
-            for ladder in live:
-                bad = (place for place, spec in enumerate(ladder, 1) if lost(self.marks(spec, done), dense))
-                del ladder[next(bad, len(ladder)) :]
-
-    def marks(self, spec: str, texts: int) -> Marks:
-        """Which questions about the first so many texts a candidate has answered right."""
-        return numpy.array([self.ledger.records[number, spec]["right"] for number in range(texts)], dtype=bool)
 
     def outcome(self, spec: str) -> Outcome:
         """What a candidate has achieved on all problems."""

@@ -1,29 +1,27 @@
-"""`saccade tune`: the cheapest policy that keeps a share of dense attention's answers, with 95% confidence."""
+"""`saccade tune`: the cheapest policy whose accuracy is at least a share of dense attention's, with 95% confidence."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy
 import torch
 
 from ..checkpoints.shape import parameters_read, shape_of_model
-from ..errors import OutputError, SaccadeError
+from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
-from ..eval.output import read_lines
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch, LayerSettings
-from .problems import Problems
-from .promise import ALPHA, Marks, Standard, Tables, cheapest, judge, questions_needed, walk
-from .sweep import Sweep
-from .target import LEDGER, TUNING, Target, TargetSettings
+from .problems import Beginning, NeedleProblems, Problems, needles_in
+from .promise import ALPHA, MARGIN, Marks, best_shown, cheapest, judge, texts_needed, walk
+from .sweep import Outcome, Sweep
+from .target import ASKED, TUNING, Target, TargetSettings
 from .task_file import FileProblems
 from .timing import time_per_token
 
@@ -32,11 +30,13 @@ Ladders = Mapping[str, Mapping[str, float]]
 
 RESULTS, SEARCH = "tune.json", "layers"
 SEARCHED_QUESTIONS = 96
+PARTS, FEWEST = (16, 4, 1), 8
+"""After which parts of the texts, and of how many at least, candidates are left out that can no longer pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What the user can choose; see `saccade tune --help`."""
+    """What the user can choose; see `saccade tune --help`. `common.questions` 0: as many as the promise needs."""
 
     common: TargetSettings
     quality: float
@@ -53,8 +53,10 @@ class Tuning:
 
     Attributes:
         budgets: largest first.
+        problems: every one of another text.
         known: what is known of the model before any weight is read.
         search: for re-selection layers, if none are known and none were named.
+        most_families: how many there will be, at most: a layer that is searched gives three more.
     """
 
     settings: TuneSettings
@@ -63,6 +65,7 @@ class Tuning:
     problems: Problems
     known: Recipe
     search: LayerSearch | None
+    most_families: int
 
     @classmethod
     def check(cls, settings: TuneSettings) -> Tuning:
@@ -73,38 +76,35 @@ class Tuning:
         if settings.measure and settings.batch > 1:
             raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
         target = Target.check(settings.common)
-        problems = target.problems(TUNING)
-        if isinstance(problems, FileProblems):
-            # Budgets and bytes follow from how long the texts are.
-            target = replace(target, settings=replace(settings.common, context=problems.median_length))
-            problems.refuse_uneven()
-        common = target.settings
-        budgets = ladder(common.context) if settings.budgets is None else parse_budgets(settings.budgets)
         known = target.earlier(target.subject.shape)
-        search = None
         # A file has one set of texts: what chose a layer must not judge it.
-        if not settings.policies and known.reselect is None and not target.from_file:
+        searches = not settings.policies and known.reselect is None and not target.from_file
+        most = len(families(known, settings.policies)) + 3 * searches
+        named = () if settings.budgets is None else parse_budgets(settings.budgets)
+        target, problems = _texts(target, quality, most)
+        common = target.settings
+        budgets = named or ladder(common.context)
+        search = None
+        if searches:
             folder = common.output_dir / SEARCH
             questions = min(SEARCHED_QUESTIONS, common.questions)
             other = replace(common, output_dir=folder, recipe=None, questions=questions)
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
-        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search)
-        asked = sum(len(problems[number].asks) for number in range(len(problems)))
-        needed = questions_needed(quality, tuning.most_families)
-        if asked < needed:
-            raise SaccadeError(
-                f"{asked} questions cannot show a quality of {quality:g} for any of {tuning.most_families} families of "
-                f"policies: at least {needed} can, if all answers are right (--questions, or fewer --policy)"
-            )
+        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search, most)
         for family in families(known, settings.policies):
             for policy in rungs(family, tuning.budgets, common.context):
                 policy.plan(target.subject.shape)
         return tuning
 
     @property
-    def most_families(self) -> int:
-        """How many families there will be, at most: a layer that is searched gives three more."""
-        return len(families(self.known, self.settings.policies)) + 3 * (self.search is not None)
+    def design(self) -> str:
+        """What will be asked, and what that can show at best, in one line."""
+        texts, asked = len(self.problems), len(self.problems[0].asks)
+        shown = best_shown(texts, asked, self.most_families)
+        return (
+            f"asking {texts:,} texts {asked} questions each; that shows a ratio of accuracies of {shown:.4f} at best, "
+            f"if a candidate loses no answer (families: {self.most_families})"
+        )
 
     @property
     def units(self) -> int:
@@ -123,15 +123,19 @@ class Tuning:
             found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
-        with self.target.sweep(model, self.problems, recall=False) as sweep:
-            tables, dense = self._tables(sweep, ladders, advance)
-            shares = {spec: sweep.outcome(spec).share for spec in tables}
-        results = self._results(ladders, dense_bytes, tables, dense, shares)
+        with self.target.sweep(model, self.problems, recall=False, **self._source) as sweep:
+            outcomes = self._outcomes(sweep, ladders, advance)
+        results = self._results(ladders, dense_bytes, outcomes)
         if self.settings.measure:
             self._measure(model, results)
         written = self.target.write_results(RESULTS, results)
         self._write(written, recipe)
         return written
+
+    @property
+    def _source(self) -> dict[str, str]:
+        """Which built-in text answers depend on, beside what `Target.about` says."""
+        return {"text_sha256": self.problems.corpus.sha256} if isinstance(self.problems, NeedleProblems) else {}
 
     def _ladders(self, model: Any, recipe: Recipe) -> tuple[Ladders, float]:
         """Every family's specs that cost less than dense attention, and its bytes per token."""
@@ -154,45 +158,50 @@ class Tuning:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
         return ladders, dense
 
-    def _tables(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> tuple[dict[str, Marks], Marks]:
-        """Answers by spec, and dense attention's; a family's smaller budgets are asked only while larger ones pass."""
+    def _outcomes(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> dict[str, Outcome]:
+        """Dense attention's answers and all candidates'.
 
-        def ask(specs: Sequence[str]) -> dict[str, Marks]:
-            sweep.run(specs, advance)
-            return {spec: sweep.marks(spec, len(self.problems)) for spec in specs}
+        Some texts come first: a candidate that would fail even if both had all others right has failed, and those
+        behind it in its family are asked no more either. A text is read once for all candidates.
+        """
+        possible, outcomes = {name: list(ladder) for name, ladder in ladders.items()}, dict[str, Outcome]()
+        total, full = len(self.problems), self.settings.full
 
-        def lost(table: Marks, dense: Marks) -> bool:
-            # Even if it loses nothing on other texts. Without the design effect, which only grows.
-            others = numpy.ones((len(self.problems) - len(dense), dense.shape[1]), dtype=bool)
-            whole, dense = numpy.vstack([table, others]), numpy.vstack([dense, others])
-            return not judge(whole, dense, self.settings.quality, ALPHA / len(ladders)).passed
+        def could_pass(spec: str) -> bool:
+            others = numpy.ones((total - len(dense), dense.shape[1]), dtype=bool)
+            table, standard = (numpy.concatenate([one, others]) for one in (_marks(outcomes[spec]), dense))
+            return judge(table, standard, self.settings.quality, ALPHA / len(ladders)).passed
 
-        everything = [spec for family in ladders.values() for spec in family] if self.settings.full else []
-        if not everything:
-            # What the walk below wants; were it to want more, texts would be prefilled again.
-            sweep.run_down(ladders.values(), lost, advance)
-        tables = ask(["dense", *everything])
+        for texts in sorted({total if full else min(max(total // part, FEWEST), total) for part in PARTS}):
+            piece = replace(sweep, problems=Beginning(self.problems, texts))
+            specs = ["dense", *chain.from_iterable(possible.values())]
+            piece.run(specs, advance)
+            outcomes |= {spec: piece.outcome(spec) for spec in specs}
+            dense = _marks(outcomes["dense"])
+            self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
+            if not full:
+                possible = {name: list(takewhile(could_pass, ladder)) for name, ladder in possible.items()}
+        return outcomes
+
+    def _results(self, ladders: Ladders, dense_bytes: float, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+        tables = {spec: _marks(outcome) for spec, outcome in outcomes.items()}
         dense = tables.pop("dense")
-        self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
-        for family in ladders.values():
-            for spec in family:
-                tables |= ask([spec])
-                if lost(tables[spec], dense):
-                    break
-        return tables, dense
-
-    def _results(
-        self, ladders: Ladders, dense_bytes: float, tables: Tables, dense: Marks, shares: Mapping[str, float]
-    ) -> dict[str, Any]:
         quality = self.settings.quality
-        asked = {family: [spec for spec in ladder if spec in tables] for family, ladder in ladders.items()}
+        asked = {family: list(ladder) for family, ladder in ladders.items()}
         costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
-        standard, walked = Standard.of(asked, tables, dense, quality), walk(asked, tables, dense, quality)
-        verdicts = {spec: standard.verdict(table) for spec, table in tables.items()}
+        alpha = ALPHA / len(ladders)
+        walked = walk(asked, tables, dense, quality)
+        verdicts = {spec: judge(table, dense, quality, alpha) for spec, table in tables.items()}
+
+        def status(spec: str) -> str:
+            if verdicts[spec].passed:
+                return "kept" if spec in walked else "behind a failed one"
+            return "failed" if spec in walked or len(tables[spec]) == len(dense) else "behind a failed one"
+
         rows = [
             {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
-             "n": int(tables[spec].size), "share_attended": shares[spec], **asdict(verdicts[spec]),
-             "status": "failed" if not verdicts[spec].passed else "kept" if spec in walked else "behind a failed one"}
+             "n": int(tables[spec].size), "share_attended": outcomes[spec].share, **asdict(verdicts[spec]),
+             "status": status(spec)}
             for family, members in asked.items() for spec in members
         ]  # fmt: skip
         return {
@@ -203,7 +212,7 @@ class Tuning:
             "texts": dense.shape[0],
             "dense_correct": int(dense.sum()),
             "n": int(dense.size),
-            "design_effect": standard.effect,
+            "best_shown": best_shown(dense.shape[0], dense.shape[1], len(ladders)),
             "families": len(ladders),
             "dense_bytes": dense_bytes,
             "rows": rows,
@@ -230,32 +239,39 @@ class Tuning:
         scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
         row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
         if row is not None:
-            scores |= {row["spec"]: [row["correct"], row["n"]], "share_shown": round(row["shown"], 4)}
+            scores |= {row["spec"]: [row["correct"], row["n"]], "ratio_shown": round(row["shown"], 4)}
         policy = Policy.from_spec(results["chosen"] or "dense")
         self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
 
 
-def read_tables(
-    folder: Path,
-) -> tuple[dict[str, list[str]], dict[str, Marks], Marks, dict[str, float], float]:
-    """What a finished `--full` run has left: families, answers by spec, dense attention's, bytes by spec, the quality.
+def _marks(outcome: Outcome) -> Marks:
+    return numpy.array(outcome.right, dtype=bool)
 
-    Raises an OutputError for a folder without such results.
+
+def _texts(target: Target, quality: float, families: int) -> tuple[Target, Problems]:
+    """What is asked, every text one of its own, and the target with the context or number of questions that it gives.
+
+    Raises a SaccadeError with the number needed if there are too few texts to show the quality.
     """
-    try:
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        lines = read_lines(folder / LEDGER)[1:]
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{str(folder)!r} holds no finished run of saccade tune: {error}") from error
-    if not results["full"]:
-        raise OutputError(f"{str(folder)!r} holds a run that left out what had no chance; run saccade tune --full")
-    answers = {(line["spec"], line["problem"]): line["right"] for line in lines}
-    members: dict[str, list[str]] = {}
-    for row in results["rows"]:
-        members.setdefault(row["family"], []).append(row["spec"])
-    costs = {row["spec"]: row["bytes"] for row in results["rows"]}
-    tables = {
-        spec: numpy.array([answers[spec, number] for number in range(results["texts"])], dtype=bool)
-        for spec in ("dense", *costs)
-    }
-    return members, tables, tables.pop("dense"), costs, results["quality"]
+    problems, settings = target.problems(TUNING), target.settings
+    if isinstance(problems, FileProblems):
+        # Budgets and bytes follow from how long the texts are.
+        problems.refuse_uneven()
+        asked = len(problems[0].asks)
+        settings = replace(settings, context=problems.median_length, questions=len(problems) * asked)
+    else:
+        asked = min(ASKED, needles_in(settings.task, settings.context))
+    needed, remedy = texts_needed(quality, asked, families), "a lower --quality or fewer --policy"
+    if isinstance(problems, NeedleProblems):
+        wanted = len(problems) or texts_needed(quality, asked, families, margin=MARGIN)
+        settings = replace(settings, questions=settings.questions or wanted * asked)
+        problems = replace(problems, count=wanted, once=True)
+        more = f"--questions {needed * asked}" if len(problems) == wanted else "--task FILE.jsonl, a shorter --context"
+        remedy = f"{more}, {remedy}"
+    if len(problems) < needed:
+        raise SaccadeError(
+            f"{len(problems)} texts of {asked} questions cannot show a quality of {quality:g}, but "
+            f"{best_shown(len(problems), asked, families):.4f} at best, for any of {families} families of policies: at "
+            f"least {needed} texts can, if all answers are right ({remedy})"
+        )
+    return replace(target, settings=settings), problems

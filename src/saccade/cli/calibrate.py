@@ -140,37 +140,3 @@ def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable
     recipe = Recipe.read(target.recipe_path)
     source = "found by saccade tune" if recipe.tuned else "not tuned"
     say(console, f"picture: {picture}", f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}")
-
-
-@calibrate.command(cls=NeedsEval)
-def promise(
-    results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
-    splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
-    quality: Annotated[float | None, words("SHARE", "Another share than the run's own, on its answers.")] = None,
-    seed: options.Seed = 0,
-) -> None:
-    """Check the promise of a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
-
-    Example:
-
-      saccade calibrate promise --results results/tune --splits 1000
-    """
-    from ..calibrate.promise import resampled
-    from ..calibrate.tune import read_tables
-    from ..eval.interval import wilson
-    from .terminal import output, say
-
-    families, tables, dense, costs, own = read_tables(results)
-    quality = own if quality is None else quality
-    if not 0 < quality < 1:
-        raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
-    kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
-    half = dense.shape[0] // 2 * dense.shape[1]
-    lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
-    other = f"missed on the other half ({dense.size - half} questions)"
-    for name, missed in ((other, kept.broken), ("missed on the whole table", kept.below)):
-        low, high = wilson(missed, splits)
-        lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
-    for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
-        lines.append(f"  {chosen:>6} {spec or 'dense: nothing passed'}")
-    say(output(), *lines)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from .calibrate import run_and_show
-from .options import Device, Dtype, Model, OutputDir, Questions, RecipePath, Seed, Task, Threads, count, flag, words
+from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Task, Threads, count, flag, words
 
 
 def tune(
     model: Model = None,
-    quality: Annotated[float, words("SHARE", "Share of dense attention's right answers that must be kept.")] = 0.99,
+    quality: Annotated[float, words("RATIO", "Least ratio of its accuracy to dense attention's.")] = 0.99,
     context: Annotated[
         int | None,
         count(
@@ -21,7 +21,10 @@ def tune(
         ),
     ] = None,
     task: Task = "kv",
-    questions: Questions = 1200,
+    questions: Annotated[
+        int | None,
+        count("Questions in all, a dozen per text. Default: as many as the promise needs.", maximum=1_000_000),
+    ] = None,
     policy: Annotated[
         list[str] | None,
         words(
@@ -34,7 +37,7 @@ def tune(
     batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
     measure: Annotated[bool, flag("--measure", "Choose by measured time per token instead of bytes.")] = False,
     full: Annotated[
-        bool, flag("--full", "Ask everything of every candidate, also of budgets below one that failed.")
+        bool, flag("--full", "Ask everything of every candidate, also of those that can no longer pass.")
     ] = False,
     output_dir: OutputDir = Path("results/tune"),
     recipe: RecipePath = None,
@@ -45,23 +48,25 @@ def tune(
 ) -> None:
     """Find the cheapest policy that keeps the answers, and write it into a recipe that `--policy auto` takes.
 
-    Every candidate answers the same questions. One keeps the promise if its share of dense attention's right answers is
-    at least --quality with 95% confidence, all candidates counted; the cheapest of those is chosen. Without a known
-    re-selection layer, one is searched first.
+    Every candidate answers the same questions. One keeps the promise if the ratio of its accuracy to dense attention's
+    is at least --quality with 95% confidence, all candidates counted and questions about one text taken to fail
+    together; the cheapest of those is chosen. Without a known re-selection layer, one is searched first.
 
     Examples:
 
-      saccade tune --context 2048 --questions 2400
+      saccade tune --context 2048
 
       saccade tune --model ./Qwen3-8B --quality 0.98 --policy less_is_more:reselect=12 --policy quest --measure
     """
     from ..calibrate.target import TargetSettings, default_context
     from ..calibrate.tune import TuneSettings, Tuning
     from ..report.tune import front_report, front_table
-    from .terminal import quiet_libraries
+    from .terminal import output, quiet_libraries, say
 
     quiet_libraries()
     length = context or default_context(model)
-    shared = TargetSettings(model, task, length, questions, output_dir, recipe, device, dtype, seed, threads)
+    shared = TargetSettings(model, task, length, questions or 0, output_dir, recipe, device, dtype, seed, threads)
     settings = TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full)
-    run_and_show(Tuning.check(settings), front_table, front_report)
+    tuning = Tuning.check(settings)
+    say(output(), tuning.design)
+    run_and_show(tuning, front_table, front_report)

@@ -1,12 +1,14 @@
-"""Long texts: the language reference and the standard library, which every Python has, and files of the user's.
+"""Long texts: the language reference and the library, which every Python has, packages, and files of the user's.
 
 Nothing is copied into the repository. Topics and modules are held out of training by the CRC-32 of their
 name, so the split does not move when Python adds one.
 """
 
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 from zlib import crc32
@@ -14,6 +16,8 @@ from zlib import crc32
 from ..errors import DocumentError
 
 _SKIPPED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "encodings", "__pycache__")
+_PACKAGES = ("torch", "scipy", "matplotlib", "numpy", "transformers")
+"""Where text beyond the standard library comes from; transformers last, since its files quote one another."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> s
             if characters <= 0:
                 break
     return "\n\n".join(texts)
+
+
+def package_sources() -> Iterator[str]:
+    """Sources of installed packages, file by file, each behind a blank line; nothing trained here has read them."""
+    for name in _PACKAGES:
+        found = find_spec(name)
+        for root in map(Path, (found and found.submodule_search_locations) or ()):
+            for path in sorted(root.rglob("*.py")):
+                if not set(_SKIPPED).intersection(path.relative_to(root).parts):
+                    yield "\n\n" + path.read_text(encoding="utf-8", errors="ignore")
 
 
 def read_utf8(path: Path, name: str) -> str:

@@ -31,7 +31,7 @@ def front_table(results: Mapping[str, Any]) -> Table:
         f"candidates that read less than dense attention: {about(results)}, batch {results['batch']}, "
         f"{asked(results, results['n'], results['dense_correct'])}"
     )
-    columns = ["family", "budget", f"right of\n{results['n']:,}", "share\nof dense", "shown\nat 95%"]
+    columns = ["family", "budget", f"right of\n{results['n']:,}", "ratio of\naccuracies", "kept", "ratio\nshown"]
     columns += [f"{unit} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
     table = new_table(title, columns, ("family", "status"), _notes(results))
     table.columns[0].min_width = _NARROWEST
@@ -39,7 +39,9 @@ def front_table(results: Mapping[str, Any]) -> Table:
         table.add_section()
         for row in rows:
             chosen = row["spec"] == results["chosen"]
-            cells = [_rung(row, rows), f"{row['correct']:,}", f"{row['share']:.4f}", f"{row['shown']:.4f}"]
+            shares = (f"{row[name]:.4f}" for name in ("ratio", "kept", "shown"))
+            right = f"{row['correct']:,}" + f" of {row['n']:,}" * (row["n"] < results["n"])
+            cells = [_rung(row, rows), right, *shares]
             cells += [f"{row['bytes'] / size:,.4g}", *([number(times.get(row["spec"]), "{:.2f}")] if times else ())]
             status = f"{row['status']}, chosen" if chosen else row["status"]
             # A family of learnt roles has a name of many lines; once is enough.
@@ -52,11 +54,12 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
     times, (unit, size) = results.get("ms_per_token"), _unit(results["rows"])
     notes = [
-        f"promise: what is chosen keeps at least {results['quality']:.2%} of dense attention's right answers, with "
-        f"{1 - results['alpha']:.0%} confidence, all candidates of {results['families']} families counted",
+        f"promise: the ratio of accuracies, of what is chosen to dense attention, is at least {results['quality']:g}, "
+        f"with {1 - results['alpha']:.0%} confidence, all candidates of {results['families']} families counted",
+        "kept: the share of dense attention's right answers that a candidate gave too; nothing is promised of it",
         f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
-        f"design effect {results['design_effect']:.2f}: {results['n']:,} questions say as much as "
-        f"{results['n'] / results['design_effect']:,.0f} of different texts",
+        f"{results['texts']:,} independent texts, {results['n'] // results['texts']} questions each, taken to fail "
+        f"together: without a loss they show a ratio of {results['best_shown']:.4f}",
     ]
     if times:
         notes.append(f"ms per token of what kept the promise; dense attention {times['dense']:.2f}")
@@ -72,7 +75,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
 def front_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Draw quality against bytes, of all candidates and again near the wanted quality; returns the picture's path."""
     rows, lowest = results["rows"], 1 - ZOOM * (1 - results["quality"])
-    near = [row for row in rows if row["share"] > lowest]
+    near = [row for row in rows if row["ratio"] > lowest]
     closer = bool(near) and min(row["shown"] for row in rows) < lowest
     with canvas(11.0 if closer else 7.5, 5.2) as figure:
         panels = figure.subplots(1, 2 if closer else 1, squeeze=False)[0]
@@ -80,32 +83,32 @@ def front_report(results: Mapping[str, Any], folder: Path) -> Path:
             _front(axes, results)
         if closer:
             panels[0].set_title("all candidates")
-            panels[1].set_title("near the wanted share")
-            panels[1].set_ylim(lowest, max(1.0, *(row["share"] for row in near)) + 0.5 * (1 - results["quality"]))
-        panels[0].set_ylabel("share of dense attention's right answers")
+            panels[1].set_title("near the wanted ratio")
+            panels[1].set_ylim(lowest, max(1.0, *(row["ratio"] for row in near)) + 0.5 * (1 - results["quality"]))
+        panels[0].set_ylabel("ratio of accuracies, candidate to dense attention")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3 if closer else 2, fontsize=8)
-        key = "filled: kept the promise; hollow: not; whiskers reach down to the share that is shown"
+        key = "filled: kept the promise; hollow: not; whiskers reach down to the ratio that is shown"
         headline(figure, f"{about(results)}, batch {results['batch']}, {results['n']:,} questions\n{key}")
         return write_picture(folder / PICTURE, as_svg(figure))
 
 
 def _front(axes: Axes, results: Mapping[str, Any]) -> None:
-    """Candidates by family, the best share for the bytes, what is wanted, and what was chosen."""
+    """Candidates by family, the best ratio for the bytes, what is wanted, and what was chosen."""
     unit, size = _unit(results["rows"])
     families = grouped(results["rows"], lambda row: str(row["family"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
     wanted, edge, best = results["quality"], results["dense_bytes"] / size, _best(results["rows"])
     axes.axhline(wanted, color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {wanted:g}")
-    places, shares = [row["bytes"] / size for row in best], [row["share"] for row in best]
-    axes.step([*places, edge], [*shares, shares[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
-              label="largest share for the bytes")  # fmt: skip
+    places, ratios = [row["bytes"] / size for row in best], [row["ratio"] for row in best]
+    axes.step([*places, edge], [*ratios, ratios[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
+              label="largest ratio for the bytes")  # fmt: skip
     for family, rows in families.items():
         _family(axes, family, rows, drawn[family], size)
     for row in results["rows"]:
         if row["spec"] == results["chosen"]:
-            axes.plot(row["bytes"] / size, row["share"], marker="o", markersize=15, markerfacecolor="none",
+            axes.plot(row["bytes"] / size, row["ratio"], marker="o", markersize=15, markerfacecolor="none",
                       markeredgecolor=FACT, markeredgewidth=1.8, linestyle="none", label="chosen")  # fmt: skip
     axes.plot(edge, 1, marker="_", markersize=14, markeredgewidth=3, color=MUTED, linestyle="none")
     axes.set_xscale("log")
@@ -118,20 +121,20 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
 
 def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
     """One family's candidates: filled if the promise is kept, hollow if not."""
-    places, shares = [row["bytes"] / size for row in rows], [row["share"] for row in rows]
-    whiskers = [[max(row["share"] - row["shown"], 0.0) for row in rows], [0.0] * len(rows)]
-    axes.errorbar(places, shares, yerr=whiskers, color=mark.color, linestyle="none", linewidth=1, alpha=0.7)
-    for row, place, share in zip(rows, places, shares, strict=True):
+    places, ratios = [row["bytes"] / size for row in rows], [row["ratio"] for row in rows]
+    whiskers = [[max(row["ratio"] - row["shown"], 0.0) for row in rows], [0.0] * len(rows)]
+    axes.errorbar(places, ratios, yerr=whiskers, color=mark.color, linestyle="none", linewidth=1, alpha=0.7)
+    for row, place, ratio in zip(rows, places, ratios, strict=True):
         face = mark.color if row["status"] == "kept" else "white"
-        axes.plot(place, share, **mark.style, markerfacecolor=face, markersize=6.5, linestyle="")
+        axes.plot(place, ratio, **mark.style, markerfacecolor=face, markersize=6.5, linestyle="")
     axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=short(family))
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:
-    """Candidates with a larger share than every cheaper one, cheapest first."""
+    """Candidates with a larger ratio than every cheaper one, cheapest first."""
     best: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row["bytes"], -row["share"])):
-        if not best or row["share"] > best[-1]["share"]:
+    for row in sorted(rows, key=lambda row: (row["bytes"], -row["ratio"])):
+        if not best or row["ratio"] > best[-1]["ratio"]:
             best.append(row)
     return best
 

@@ -1,0 +1,113 @@
+"""`python -m claims promise` and `halvings`: how often `saccade tune` passes what it should not, and what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from saccade.cli.options import Seed, count, words
+
+
+def promise(
+    runs: Annotated[int, count("Runs of every world.")] = 600,
+    again: Annotated[int, count("Runs of those worlds in which more than 5% passed.")] = 20_000,
+    json: Annotated[Path, words("FILE", "Results file, overwritten.")] = Path("results/promise.json"),
+    seed: Seed = 0,
+) -> None:
+    """Simulate answers whose questions fail together by text, and judge them as `saccade tune` does.
+
+    Candidates whose ratio of accuracies is just below what is wanted: how often do they pass? And candidates that
+    answer as dense attention does. Designs with too few texts are refused, and counted. You get two tables and JSON.
+
+    Example:
+
+      python -m claims promise --runs 200 --json results/promise.json
+    """
+    # Imported here, so that --help does not wait for scipy.
+    from saccade.calibrate.promise import ALPHA, CORRELATION
+    from saccade.cli.terminal import output, say
+    from saccade.eval.output import check_file, write_json
+    from saccade.machine import versions
+
+    from .simulation import Grid, errors, power
+
+    json.parent.mkdir(parents=True, exist_ok=True)
+    check_file(json)
+    same = Grid((30, 60, 100, 200), (4, 12, 24), (0.5, 0.75, 0.9, 1.0), (0.0,), (0.1, 0.3, 0.6), gains=(0.0,))
+    results: dict[str, Any] = {"alpha": ALPHA, "correlation": CORRELATION, "seed": seed, "versions": versions()}
+    results |= {"errors": errors(Grid(), runs, again, seed), "power": power(same, 0.97, runs, seed)}
+    write_json(json, results)
+    found = results["errors"]
+    counted = f"{found['worlds']:,} worlds, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
+    say(output(), counted, "", *error_table(found), "", *power_table(results["power"]))
+
+
+def halvings(
+    results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
+    splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
+    quality: Annotated[float | None, words("RATIO", "Another ratio of accuracies than the run's own.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Check the promise on a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
+
+    Example:
+
+      python -m claims halvings --results results/tune --quality 0.9
+    """
+    from saccade.cli.terminal import output, say
+    from saccade.errors import SaccadeError
+    from saccade.eval.interval import wilson
+
+    from .halvings import read_tables, resampled
+
+    families, tables, dense, costs, own = read_tables(results)
+    quality = own if quality is None else quality
+    if not 0 < quality < 1:
+        raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
+    kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
+    half = dense.shape[0] // 2 * dense.shape[1]
+    lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
+    other = f"missed on the other half ({dense.size - half} questions)"
+    for name, missed in ((other, kept.broken), ("missed on the whole table", kept.below)):
+        low, high = wilson(missed, splits)
+        lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
+    for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
+        lines.append(f"  {chosen:>6} {spec or 'dense: nothing passed'}")
+    say(output(), *lines)
+
+
+def error_table(found: dict[str, Any]) -> list[str]:
+    """Markdown: the worst world's rate by texts and correlation, and how many designs were refused."""
+    rows, designs = found["rows"], ("texts", "asked", "loss")
+    correlations = sorted({row["correlation"] for row in rows})
+    heads = ["texts", *(f"correlation {one:g}" for one in correlations), "designs judged", "refused"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for texts in sorted({one["texts"] for one in [*rows, *found["refused"]]}):
+        own = [row for row in rows if row["texts"] == texts]
+        cells = []
+        for correlation in correlations:
+            rates = [row["rate"] for row in own if row["correlation"] == correlation]
+            cells.append(f"{max(rates):.1%}" if rates else "–")
+        cells.append(str(len({tuple(row[name] for name in designs) for row in own})))
+        cells.append(str(sum(one["texts"] == texts for one in found["refused"])))
+        lines.append(f"| {texts} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def power_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: the least favourable way's rate, by texts, questions and correlation."""
+    correlations, accuracies = (sorted({row[name] for row in rows}) for name in ("correlation", "accuracy"))
+    heads = [f"accuracy {one:g}" for one in accuracies]
+    lines = ["| texts × questions | correlation | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    for texts, asked in dict.fromkeys((row["texts"], row["asked"]) for row in rows):
+        own = [row for row in rows if (row["texts"], row["asked"]) == (texts, asked)]
+        if own[0]["rate"] is None:
+            lines.append(f"| {texts} × {asked} | refused: {own[0]['needed']} texts needed" + " |" * (len(heads) + 1))
+            continue
+        for correlation in correlations:
+            cells = [
+                min(row["rate"] for row in own if row["correlation"] == correlation and row["accuracy"] == accuracy)
+                for accuracy in accuracies
+            ]
+            lines.append(f"| {texts} × {asked} | {correlation:g} | " + " | ".join(f"{one:.1%}" for one in cells) + " |")
+    return lines
