@@ -181,8 +181,8 @@ def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str
     }
     found: dict[str, Any] = {
         "how": "most = texts * (reading + dense + all candidates); least = texts * (reading + dense) + texts asked "
-        "everything * all candidates; search = its texts * (2 * reading + dense pass + dense + layers tried * all budgets "
-        "of tidal), recall measured",
+        "everything * all candidates; search = its texts * (2 * reading + dense pass + dense + layers tried * tidal at "
+        "all budgets), recall measured",
         "not_counted": "loading weights, making texts (0.3 s each on a CPU), compiling kernels",
         "parts_in_seconds": parts,
         "hours_of_the_walk": {name: value / 3600 for name, value in walk.items()},

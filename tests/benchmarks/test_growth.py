@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from benchmarks import growth
-from benchmarks.growth import Growth, GrowthSettings, exponent, nodes_visited, one_head, synthetic_keys
+from benchmarks.growth import Growth, GrowthSettings, exponent, nodes_visited, one_head, synthetic_keys, tree_of
 from saccade import machine
 from saccade.errors import PolicyError, SaccadeError
-from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.history import TokenHistory
 
 CONTEXTS = (600, 1200, 2400)
@@ -72,17 +71,17 @@ def test_the_limit_of_64_units_is_lifted_by_root_only() -> None:
 
 
 @pytest.mark.parametrize("k_g", [None, 3])
-def test_nodes_visited_are_units_and_the_clusters_of_those_kept(k_g: int | None) -> None:
+@pytest.mark.parametrize(("name", "units"), [("cap64", 64), ("groups", 16)])
+def test_nodes_visited_are_units_and_the_clusters_of_those_kept(name: str, units: int, k_g: int | None) -> None:
     """Against a plain reading of the tree in float64."""
-    settings: Any = growth_of(k_g=k_g).selector("cap64")
+    settings: Any = growth_of(k_g=k_g).selector(name)
     kv = one_head(synthetic_keys(3000, 16, seed=3))
-    index = ClusterIndex.empty(settings, TokenHistory(), kv)
+    index = settings.new_index(kv, TokenHistory())
     index.update(kv, torch.zeros(1, dtype=torch.int32), 3000)
-    query = torch.randn(2, 16)
-    tree = index.tree
+    query, tree = torch.randn(2, 16), tree_of(index)
     mean = query.double().mean(0)
     best = sorted(
-        range(tree.unit_tokens.shape[2]),
+        (unit for unit, held in enumerate(tree.unit_tokens[0, 0].tolist()) if held),
         key=lambda unit: (
             -float(tree.unit_centroids[0, 0, unit].double() @ mean + mean.norm() * tree.unit_radii[0, 0, unit].double())
         ),
@@ -93,7 +92,7 @@ def test_nodes_visited_are_units_and_the_clusters_of_those_kept(k_g: int | None)
             break
         tokens += int(tree.unit_tokens[0, 0, unit])
         clusters += int(tree.unit_offsets[0, 0, unit + 1] - tree.unit_offsets[0, 0, unit])
-    assert nodes_visited(index, query) == 64 + clusters
+    assert nodes_visited(tree, settings, query) == units + clusters
     assert 0 < clusters < tree.radii.shape[2]
 
 
@@ -130,7 +129,7 @@ def test_an_interrupted_run_is_readable(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"selectors": "cap64,b-tree"}, SaccadeError, "unknown selector 'b-tree'; valid: cap64, sqrt"),
+        ({"selectors": "cap64,b-tree"}, SaccadeError, "unknown selector 'b-tree'; valid: groups, cap64, sqrt"),
         ({"contexts": "64"}, PolicyError, "within a budget of 96 nothing is chosen"),
         ({"contexts": "8k"}, SaccadeError, "'8k'"),
         ({"dtype": "int8"}, SaccadeError, "unknown dtype 'int8'"),

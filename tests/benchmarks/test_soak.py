@@ -24,6 +24,7 @@ from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
+from trees import edges_of
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
 CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
@@ -163,19 +164,19 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
 
 
 def test_clusters_of_a_set_are_those_whose_chunks_it_holds() -> None:
-    selector = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6)
+    selector = ClusterSelector(budget=60, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=20)
     kv = one_head(synthetic_keys(300, HEAD_DIM, seed=0))
     index = selector.new_index(kv, TokenHistory())
     index.update(kv, torch.zeros(1, dtype=torch.int32), 300)
     selection = index.search(torch.randn(1, 2, HEAD_DIM), kv)
-    edges, tree = index.rows[0].edges, index.tree
+    edges, tree = edges_of(index), index.tree
     tokens = set(selection.ids[0, 0].tolist())
     taken = {chunk for chunk in range(len(edges) - 1) if edges[chunk] in tokens}
     offsets, members = tree.offsets[0, 0].tolist(), tree.members[0, 0].tolist()
     chosen = {
         number
         for at, number in enumerate(tree.numbers[0, 0].tolist())
-        if taken & set(members[offsets[at] : offsets[at + 1]])
+        if at < -(-(len(edges) - 1) // 2) and taken & set(members[offsets[at] : offsets[at + 1]])
     }
     found = [number for number in clusters_of(index, selection)[0].tolist() if number >= 0]
     assert len(chosen) > 1 and sorted(found) == sorted(chosen)

@@ -31,6 +31,7 @@ EACH: dict[str, st.SearchStrategy[Any]] = {
     "min_pages": st.integers(8, 64),
     "local_pages": st.integers(1, 8),
     "buffer": st.none() | st.integers(64, 128),
+    "replant": st.just("none") | st.integers(1, 256),
     "chunk_min": st.integers(1, 8),
     "chunk_max": st.integers(8, 16),
     "rectify": st.none() | st.builds(saccade.Rectify, st.integers(1, 64), st.sampled_from(["overwrite", "verify"])),
@@ -106,6 +107,4 @@ def policies(draw: st.DrawFn) -> saccade.Policy:
     options = {option: draw(alone[option]) for option in sorted(given_names)}
     together = draw(st.sampled_from([{}, *TOGETHER.get(name, [])]))
     options |= {option: draw(values) for option, values in together.items()}
-    if name == "lychee_cluster" and options.get("rectify") and options.get("buffer"):
-        options["buffer"] = max(options["buffer"], options["rectify"].every)
     return saccade.policy(name, **{**NEEDED.get(name, {}), **options})

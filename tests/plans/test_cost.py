@@ -163,8 +163,9 @@ def test_the_ceilings_by_hand() -> None:
         "lychee_decode:budget=2048,roles=every:4": 8 / 32 + 24 / 32 * 2048 / 131_072,
         "quest:budget=2048": 2 / 32 + 30 / 32 * (2048 / 131_072 + 1 / 16),
         "streaming:budget=2048": 2048 / 131_072,
-        # 64 units; of 5461 clusters those of two units, 171; and 5461 once per 128 tokens; half a token each.
-        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 + (64 + 171 + 5461 / 128) / 2) / 131_072,
+        # 8 units of 64 clusters for every 128 chunks of 12 tokens: 683; of their clusters those with 4 * 1024 tokens:
+        # 171; and half a group's keys once per 128 tokens: half a token each.
+        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 + (683 + 171 + 768 / 128) / 2) / 131_072,
         "resa": (32 * (1 / 16 + 1 / 10) + 1) / 33,
     }
     for spec, share in by_hand.items():
@@ -182,40 +183,37 @@ def test_int4_weights_leave_more_to_gain() -> None:
 
 
 def test_cluster_written_out() -> None:
-    """Lengths chosen so that nothing is rounded: 3072 chunks of 16, 1536 clusters, 40 units."""
+    """Lengths chosen so that nothing is rounded: 3072 chunks of 16 in 24 groups, each of 64 clusters in 8 units."""
     policy = Policy.from_spec("composed:scorer=cluster,budget=1024,chunking=fixed")
-    length = 16 + 3072 * 16 + 64 + 1
+    length = 16 + 3072 * 16 + 64 + 8 + 1
     cost = cost_of(
         policy.plan(LLAMA), None, LLAMA, context=length - 1, batch=1, kv_itemsize=2, weight_bytes=2.0 * LLAMA_PARAMETERS
     )
     heads, vector = 30 * 8, 256
     assert cost.kv == Bytes(2 * 8 * length * TOKEN + heads * 1024 * TOKEN, NEW)
-    # ceil(sqrt(1536)) = 40 units of 49152 / 40 = 1228.8 tokens; the 4th reaches 4 * 1024: 4/40 of the clusters.
-    units, candidates = 40, 4 / 40 * 1536
+    # 192 units of 256 tokens; the 16th reaches 4 * 1024: 16 times 8 clusters.
+    units, candidates = 192, 16 * 8
     assert cost.scores.read == cost.scores.written == pytest.approx(heads * 4 * (units + candidates), rel=1e-12)
     # A node is its centroid and radius; a unit has two integers beside, a cluster one, and one more when it is taken.
-    chunks = (1024 - 16 - 64 - 1) / 16
+    chunks = (1024 - 16 - 64 - 8 - 1) / 16
     search = units * (vector + 4 + 8) + candidates * (vector + 4 + 4) + chunks / 2 * 4 + chunks * 12
-    # Every 128 tokens: their keys, all centroids, 8 clusters and units moved, offsets and members rewritten.
-    moved, tables = 2 * 8 * (vector + 4 + 4), 4 * (3072 + 1536)
-    assert cost.index.read == pytest.approx(
-        heads * (search + ((128 + 1536) * vector + moved + tables) / 128), rel=1e-12
-    )
-    assert cost.index.written == pytest.approx(heads * (moved + tables) / 128, rel=1e-12)
+    # Every 128 tokens the last group, half full: 64 chunks of 16 keys; 32 clusters, 6 units and 64 members written.
+    written = (32 + 6) * (vector + 4 + 8) + 64 * 4
+    assert cost.index.read == pytest.approx(heads * (search + 64 * 16 * vector / 128), rel=1e-12)
+    assert cost.index.written == pytest.approx(heads * written / 128, rel=1e-12)
 
 
 def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
     torch.manual_seed(0)
     selector = ClusterSelector(budget=128, chunking="fixed", buffer=32)
-    length = 16 + 75 * 16 + 16 + 1
+    length = 16 + 255 * 16 + 16 + 8 + 1
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.randn(1, length, 2, 8), torch.randn(1, length, 2, 8), rows)
     index = selector.new_index(kv, TokenHistory())
     index.update(kv, torch.zeros(1, dtype=torch.int32), length)
     counted = ClusterTraffic(selector, length)
-    assert index.tree.edges.shape[1] - 1 >= counted.chunks == 75
-    assert index.tree.radii.shape[2] == math.ceil(counted.clusters) == 38
-    assert index.tree.unit_tokens.shape[2] == counted.units == 7
+    assert int(index.table.counts[0]) == counted.chunks == 255
+    assert int((index.tree.unit_tokens[0, 0] > 0).sum()) == counted.units == 16
     # k-means decides how large units are, so the candidates are a mean that a search may miss by a unit's clusters.
     chosen = selector.select(torch.randn(1, 4, 8), kv, index, None, 1.0)
     assert 128 - 16 < int(chosen.counts.min()) <= int(chosen.counts.max()) <= selector.size(length) == 128
