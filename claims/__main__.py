@@ -7,9 +7,11 @@ import typer
 from saccade.cli.group import OneLineErrors
 
 from .accumulation.command import accumulation
+from .upkeep.command import upkeep
 
 app = typer.Typer(name="claims", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(accumulation)
+app.command()(upkeep)
 
 
 @app.callback()
