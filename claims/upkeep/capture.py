@@ -52,10 +52,11 @@ class Reading:
 
 
 @torch.inference_mode()
-def read(
-    model: Any, tokens: Sequence[int], starts: Sequence[int], queries: int, advance: Callable[[str], None]
-) -> Reading:
-    """Read a text densely; wherever one of `starts` tokens were read, keep the queries of the `queries` next ones."""
+def read(model: Any, tokens: Sequence[int], watched: Sequence[int], advance: Callable[[str], None]) -> Reading:
+    """Read a text densely; wherever one of `watched` tokens were read, in ascending order, keep the next one's queries.
+
+    `advance` is called after every one of them.
+    """
     reading = Reading(torch.tensor([list(tokens)], device=model.device))
     cache: Any = DynamicCache()
     done = 0
@@ -66,11 +67,11 @@ def read(
             model(reading.tokens[:, done:stop], past_key_values=cache, use_cache=True, logits_to_keep=1)
             done = stop
 
-        for start in starts:
-            while done < start:
-                feed(min(done + _PIECE, start))
+        for before in watched:
+            while done < before:
+                feed(min(done + _PIECE, before))
             with run.decoding():
-                feed(start + queries)
-            advance(f"dense reading, {start:,} tokens")
+                feed(before + 1)
+            advance(f"dense reading, {before:,} tokens")
     reading.keys = [layer.keys.transpose(1, 2).contiguous() for layer in cache.layers]
     return reading

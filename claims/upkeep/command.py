@@ -19,7 +19,8 @@ def upkeep(
     prompt: Annotated[int, count("Tokens that are read at once first.")] = 1024,
     tokens: Annotated[int, count("Tokens that are decoded then.")] = 16_384,
     every: Annotated[int, count("Decoded tokens from one measurement to the next.")] = 512,
-    queries: Annotated[int, count("Consecutive tokens whose queries a measurement takes.")] = 8,
+    queries: Annotated[int, count("Tokens whose queries a measurement takes.")] = 8,
+    spacing: Annotated[int, count("One of so many tokens: neighbours would all meet a buffer equally full.")] = 17,
     texts: Annotated[int, count("Stretches of held-out text, none of which overlap.")] = 3,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -54,7 +55,7 @@ def upkeep(
     job = UpkeepJob.check(
         UpkeepSettings(
             model=model, budget=budget, variants=variants, prompt=prompt, tokens=tokens, every=every, queries=queries,
-            texts=texts, device=device, dtype=dtype, threads=threads,
+            spacing=spacing, texts=texts, device=device, dtype=dtype, threads=threads,
         )
     )  # fmt: skip
     for path in (json, picture):

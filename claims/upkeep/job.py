@@ -29,6 +29,7 @@ class UpkeepSettings:
     tokens: int
     every: int
     queries: int
+    spacing: int
     texts: int
     device: str
     dtype: str
@@ -58,13 +59,16 @@ class UpkeepJob:
         for name in names:
             if name not in VARIANTS:
                 raise SaccadeError(f"--variants {name!r} is not valid; choose among {', '.join(VARIANTS)}")
-        if settings.queries > settings.every:
-            raise SaccadeError(f"--queries {settings.queries} is not valid: at most --every, {settings.every}")
+        span = (settings.queries - 1) * settings.spacing + 1
+        if span > settings.every:
+            raise SaccadeError(
+                f"--every {settings.every} is not valid: a measurement takes {span} tokens (--queries, --spacing)"
+            )
         budgets = whole_numbers("--budget", settings.budget, at_least=1)
         upkeeps = dict.fromkeys(VARIANTS[name].upkeep for name in names)
         plans = {(own, budget): own.bound(budget).plan(subject.shape) for budget in budgets for own in upkeeps}
         layers = Upkeep(CLUSTERS).bound(budgets[0]).plan(subject.shape).refreshing
-        length = settings.prompt + settings.tokens // settings.every * settings.every + settings.queries
+        length = settings.prompt + settings.tokens // settings.every * settings.every + span
         if length > subject.positions:
             raise DocumentError(f"{length} tokens, prompt and decoded: the model has {subject.positions} positions")
         texts = stretches(subject.tokenizer, settings.texts, length)
@@ -84,6 +88,7 @@ class UpkeepJob:
             tokens=settings.tokens,
             every=settings.every,
             queries=settings.queries,
+            spacing=settings.spacing,
         )
 
     def results(self, experiment: Experiment, *, complete: bool) -> dict[str, Any]:

@@ -49,7 +49,8 @@ class Experiment:
         plans: by upkeep and budget.
         variants: names of what is measured.
         layers: those that `lychee_cluster` chooses in.
-        prompt, tokens, every, queries: tokens read at once, tokens decoded then, how often and how many are measured.
+        prompt, tokens, every: tokens read at once, tokens decoded then, and from one measurement to the next.
+        queries, spacing: how many a measurement takes, and every how many tokens.
     """
 
     model: Any
@@ -62,6 +63,7 @@ class Experiment:
     tokens: int
     every: int
     queries: int
+    spacing: int
     _means: dict[Place, dict[int, Mean]] = field(init=False, default_factory=lambda: defaultdict(dict))
 
     @property
@@ -75,14 +77,15 @@ class Experiment:
 
     @property
     def units(self) -> int:
-        """A stretch of the dense reading, or of what one budget decodes."""
-        return len(self.texts) * len(self.measured) * (1 + len(self.budgets))
+        """A query of the dense reading, or a measurement of one budget."""
+        return len(self.texts) * len(self.measured) * (self.queries + len(self.budgets))
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Measure everything, text by text. Interrupt it at will."""
-        starts = [self.prompt + decoded for decoded in self.measured]
+        starts = (self.prompt + decoded for decoded in self.measured)
+        watched = [start + query * self.spacing for start in starts for query in range(self.queries)]
         for number, text in enumerate(self.texts):
-            reading = read(self.model, text.tokens, starts, self.queries, advance)
+            reading = read(self.model, text.tokens, watched, advance)
             for budget in self.budgets:
                 self._decode(number, reading, budget, advance)
 
@@ -118,7 +121,8 @@ class Experiment:
 
         running = {upkeep: kept(upkeep, self.prompt) for upkeep in upkeeps if not upkeep.anew}
         seen: dict[str, list[Mean]] = defaultdict(list)
-        for decoded in range(self.measured[-1] + self.queries):
+        span = (self.queries - 1) * self.spacing
+        for decoded in range(self.measured[-1] + span + 1):
             length, since = self.prompt + decoded + 1, decoded % self.every
             if since == 0:
                 running |= {upkeep: kept(upkeep, length - 1) for upkeep in upkeeps if upkeep.anew}
@@ -126,9 +130,9 @@ class Experiment:
             views = {layer: reading.view(layer, rows) for layer in self.layers}
             for upkeep, one in running.items():
                 # Between measurements nobody looks at an index that is built anew for the next one.
-                if since < self.queries or not upkeep.anew:
+                if since <= span or not upkeep.anew:
                     one.step(length, views)
-            if since < self.queries:
+            if since <= span and since % self.spacing == 0:
                 for name in self.variants:
                     variant = VARIANTS[name]
                     for layer, view in views.items():
@@ -137,7 +141,7 @@ class Experiment:
                         recall = recall_of(q, view, one.choose(variant.order, layer, q, view, scale), scale=scale)
                         largest = one.largest_cluster(layer, view)
                         seen[name].append(Mean(float(recall.attention.mean()), float(recall.token.mean()), largest))
-            if since == self.queries - 1:
+            if since == span:
                 for name, values in seen.items():
                     self._means[Place(budget, decoded - since, name)][text] = _mean(values)
                 seen.clear()

@@ -25,7 +25,8 @@ from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.history import TokenHistory
 from saccade.types import Selection
 
-PROMPT, TOKENS, EVERY, QUERIES, BUDGET = 100, 192, 48, 3, 64
+PROMPT, TOKENS, EVERY, QUERIES, SPACING, BUDGET = 100, 192, 48, 3, 5, 64
+SPAN = (QUERIES - 1) * SPACING + 1
 
 
 def sets(selection: Selection) -> list[list[int]]:
@@ -40,8 +41,8 @@ def experiment(model: Any, tokenizer: Any) -> Experiment:
         for budget in (BUDGET, 80)
         for variant in VARIANTS.values()
     }
-    texts = stretches(tokenizer, 2, PROMPT + TOKENS + QUERIES)
-    sizes = {"prompt": PROMPT, "tokens": TOKENS, "every": EVERY, "queries": QUERIES}
+    texts = stretches(tokenizer, 2, PROMPT + TOKENS + SPAN)
+    sizes = {"prompt": PROMPT, "tokens": TOKENS, "every": EVERY, "queries": QUERIES, "spacing": SPACING}
     experiment = Experiment(model, delimiter_table(tokenizer), texts, plans, ALL, (2, 3, 4), **sizes)
     told: list[str] = []
     experiment.run(told.append)
@@ -90,7 +91,7 @@ def test_recalls_are_those_of_real_decoding(experiment: Experiment, model: Any, 
     alone = replace(experiment, variants=[name], texts=experiment.texts[:1], layers=(2,))
     alone.run(lambda what: None)
     for decoded, row in rows_of(alone, name).items():
-        steps = slice(decoded, decoded + QUERIES)
+        steps = slice(decoded, decoded + SPAN, SPACING)
         assert row["attention_by_text"] == [pytest.approx(float(records.attention[steps, 2].mean()), abs=1e-5)]
         assert row["token_by_text"] == [pytest.approx(float(records.token[steps, 2].mean()), abs=1e-5)]
 
@@ -100,10 +101,11 @@ def grown(experiment: Experiment, reading: Reading, upkeep: Upkeep, layer: int) 
     selector = experiment.plans[upkeep, BUDGET].selector
     assert selector is not None
     history = TokenHistory(experiment.levels)
-    history.record(0, reading.tokens.shape[1], 1, reading.tokens, None)
+    end = reading.keys[layer].shape[1]
+    history.record(0, end, 1, reading.tokens[:, :end], None)
     history.prompt = PROMPT
     index: Any = None
-    for length in range(PROMPT + 1, reading.tokens.shape[1] + 1):
+    for length in range(PROMPT + 1, end + 1):
         kv = reading.view(layer, reading.rows(length))
         count = length if index is None else 1
         index = selector.new_index(kv, history) if index is None else index
@@ -113,10 +115,10 @@ def grown(experiment: Experiment, reading: Reading, upkeep: Upkeep, layer: int) 
 
 @pytest.mark.parametrize("name", ["lazy", "replanted"])
 def test_latest_first_is_the_search_of_the_product(experiment: Experiment, model: Any, name: str) -> None:
-    places = range(PROMPT, PROMPT + TOKENS, 7)
+    places = range(PROMPT, PROMPT + TOKENS)
     orders = {"position": 0, "query": 0}
     for text in experiment.texts:
-        reading = read(model, text.tokens, places, 7, lambda what: None)
+        reading = read(model, text.tokens, places, lambda what: None)
         for layer in (2, 3, 4):
             index, kv = grown(experiment, reading, VARIANTS[name].upkeep, layer)
             assert isinstance(index, (ClusterIndex, LazyClusterIndex))
@@ -132,9 +134,9 @@ def test_latest_first_is_the_search_of_the_product(experiment: Experiment, model
 
 def test_orders_of_one_big_cluster(experiment: Experiment, model: Any) -> None:
     """All chunks in one cluster: by position the first, latest first the last, by the query the nearest."""
-    reading = read(model, experiment.texts[0].tokens, [PROMPT + TOKENS], QUERIES, lambda what: None)
+    reading = read(model, experiment.texts[0].tokens, [PROMPT + TOKENS], lambda what: None)
     index, kv = grown(experiment, reading, VARIANTS["lazy"].upkeep, 2)
-    (row,), q = index.rows, reading.queries[PROMPT + TOKENS + QUERIES, 2]
+    (row,), q = index.rows, reading.queries[PROMPT + TOKENS + 1, 2]
     chunks = int(row.tree.offsets.max())
     tree, width = row.tree, row.tree.radii.shape[2]
     one = torch.full((1, 2, width + 1), chunks, dtype=torch.int32)
@@ -163,11 +165,11 @@ def test_orders_of_one_big_cluster(experiment: Experiment, model: Any) -> None:
 
 
 def test_a_reading_shows_no_token_that_was_yet_to_come(experiment: Experiment, model: Any) -> None:
-    reading = read(model, experiment.texts[0].tokens, [PROMPT, 150], 2, lambda what: None)
-    assert sorted({length for length, _ in reading.queries}) == [PROMPT + 1, PROMPT + 2, 151, 152]
+    reading = read(model, experiment.texts[0].tokens, [PROMPT, PROMPT + 1, 150], lambda what: None)
+    assert sorted({length for length, _ in reading.queries}) == [PROMPT + 1, PROMPT + 2, 151]
     view = reading.view(3, reading.rows(PROMPT + 1))
     assert view.k.shape[1] == PROMPT + 1
-    shorter = read(model, experiment.texts[0].tokens[: PROMPT + 1], [PROMPT], 1, lambda what: None)
+    shorter = read(model, experiment.texts[0].tokens[: PROMPT + 1], [PROMPT], lambda what: None)
     torch.testing.assert_close(view.k, shorter.keys[3], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(reading.queries[PROMPT + 1, 3], shorter.queries[PROMPT + 1, 3], rtol=1e-4, atol=1e-4)
 
