@@ -110,8 +110,9 @@ def growth(
         str, typer.Option(metavar="N,N", help="Tokens in the cache.")
     ] = "8192,16384,32768,65536,131072,262144,524288,1048576",
     selector: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help="cap64, sqrt, root (sqrt without its limit of 64), quest, exact.")
-    ] = "cap64,sqrt,root,quest,exact",
+        str,
+        typer.Option(metavar="NAME,NAME", help="groups, cap64, sqrt, root (no limit of 64), quest, exact."),
+    ] = "groups,cap64,sqrt,root,quest,exact",
     budget: Annotated[int, typer.Option(min=1, help="Tokens that are chosen.")] = 1024,
     k_g: Annotated[
         int | None,

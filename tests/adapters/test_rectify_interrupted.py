@@ -168,7 +168,7 @@ def test_several_tokens_at_once_never_overrun_the_budget(policy: str) -> None:
 
     with saccade.sparsify(tiny.llama(), policy, observers=(Widest(),)):
         generate(tiny.llama(), max_new_tokens=20, prompt_lookup_num_tokens=10, max_matching_ngram_size=1)
-    assert most and max(most) <= 9
+    assert most and max(most) <= 12
 
 
 def test_restore_takes_everything_off() -> None:

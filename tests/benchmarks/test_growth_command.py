@@ -30,7 +30,7 @@ def test_a_run_gives_a_table_json_and_a_picture(invoke: Invoke, tmp_path: Path) 
     results = json.loads(files[0].read_text())
     assert results["complete"] is True
     found = {(row["context"], row["selector"]): row for row in results["rows"]}
-    assert set(found) == set(product(CONTEXTS, SELECTORS)) and len(results["rows"]) == 15
+    assert set(found) == set(product(CONTEXTS, SELECTORS)) and len(results["rows"]) == 18
     lines = [line.split() for line in result.stdout.splitlines()]
     for context in CONTEXTS:
         times, nodes = ([f"{found[context, name][key]:,.0f}" for name in SELECTORS] for key in ("us", "visited"))

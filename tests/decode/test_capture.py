@@ -18,8 +18,8 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
         ("quest", []),
         ("resa:rectify=none", []),
         ("resa:rectify=8", ["rectify=8"]),
-        ("lychee_cluster", ["cuts new tokens into chunks"]),
-        ("lychee_cluster:rectify=16:verify", ["rectify=16:verify", "cuts new tokens into chunks"]),
+        ("lychee_cluster", ["takes new tokens in between steps"]),
+        ("lychee_cluster:rectify=16:verify", ["rectify=16:verify", "takes new tokens in between steps"]),
     ],
 )
 @pytest.mark.parametrize("watched", [False, True])

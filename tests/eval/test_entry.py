@@ -77,7 +77,7 @@ def test_the_default_is_every_method(found: Recipe | None) -> None:
     assert [one.name for one in compared if one.budget is None] == ["dense", "resa"]
     assert [note.partition(":")[0] for note in notes] == ["dense", "left out", "resa"]
     assert "lychee_cluster" in notes[1]
-    assert "the smallest is 33" in notes[1]
+    assert "the smallest is 48" in notes[1]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,27 @@ def test_policies_leave_no_trace(model: Any, context: Context, reader: Reader) -
     assert reader.decoded == 0
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_index_of_text_reads_what_was_prefilled_before(
+    model: Any, tokenizer: Any, context: Context, reader: Reader, rows: int
+) -> None:
+    """The text is cut where it breaks, as if the policy had been there from the first token on."""
+    spec, tokens = "lychee_cluster:budget=64", [context.questions[0].tokens] * rows
+    reader.repeat(rows)
+    for _ in range(2):
+        with saccade.sparsify(model, spec, tokenizer=tokenizer) as run, run.decoding():
+            found = reader.feed_rows(tokens, 0)
+            assert run.notes == ()
+        reader.crop()
+    with saccade.sparsify(model, spec, tokenizer=tokenizer) as run:
+        expected = Reader(model, context.tokens)
+        expected.repeat(rows)
+        with run.decoding():
+            torch.testing.assert_close(found, expected.feed_rows(tokens, 0), atol=1e-3, rtol=1e-4)
+    with saccade.sparsify(model, spec) as run, run.decoding():
+        assert not torch.allclose(reader.feed_rows(tokens, 0), found, atol=1e-3), "other chunks, another answer"
+
+
 def test_a_shared_beginning_gives_the_same_as_the_whole_question(model: Any, context: Context, reader: Reader) -> None:
     for policy in POLICIES:
         with saccade.sparsify(model, policy) as run, run.decoding():

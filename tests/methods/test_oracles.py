@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -16,16 +17,17 @@ E = np.eye(8)
 def test_chunks_end_at_the_strongest_and_latest_delimiter() -> None:
     levels = [0, 4, 0, 4, 0, 2, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0]
     # From 0, lengths 2..4 end at tokens 1, 2, 3: two spaces, the later one. From 4, they end at 5, 6, 7: the sentence
-    # beats the comma. From 6, nothing delimits 7, 8, 9: four tokens. From 10: the paragraph. From 13: a window of 2..3.
-    assert chunks_of(levels, 0, 16, 2, 4) == [(0, 4), (4, 6), (6, 10), (10, 13), (13, 16)]
-    # One token less and the last stretch is cut shorter; two less and it is a tail.
-    assert chunks_of(levels, 0, 15, 2, 4)[-1] == (13, 15)
+    # beats the comma. From 6, nothing delimits 7, 8, 9: four tokens. From 10: the paragraph. From 13 three are too few.
+    assert chunks_of(levels, 0, 16, 2, 4) == [(0, 4), (4, 6), (6, 10), (10, 13)]
+    assert chunks_of([*levels, 0], 0, 17, 2, 4)[-1] == (13, 17)
     assert chunks_of(levels, 0, 14, 2, 4)[-1] == (10, 13)
+    assert chunks_of(levels, 0, 13, 2, 4)[-1] == (6, 10)
     assert chunks_of(levels, 3, 7, 2, 4) == [(3, 6)]
 
 
 def test_fixed_chunks() -> None:
-    assert chunks_of(None, 2, 15, 3, 5) == [(2, 7), (7, 12), (12, 15)]
+    assert chunks_of(None, 2, 15, 3, 5) == [(2, 7), (7, 12)]
+    assert chunks_of(None, 2, 17, 3, 5) == [(2, 7), (7, 12), (12, 17)]
     assert chunks_of(None, 2, 14, 3, 5) == [(2, 7), (7, 12)]
 
 
@@ -53,8 +55,8 @@ def test_empty_cluster_takes_the_farthest_chunk() -> None:
 
 def test_cluster_sets_by_hand() -> None:
     """Sinks 0, chunks of two along axes 0..3, budget 4: room for one chunk beside the buffer and the current token."""
-    settings = Settings(budget=4, sinks=0, buffer=2, chunk_min=2, chunk_max=2, chunking="fixed", cluster_size=1)
-    layer = Clustered.new(Settings(**{**settings.__dict__, "exact_ties": True}), 1)
+    sizes = {"budget": 4, "sinks": 0, "buffer": 2, "chunk_min": 2, "chunk_max": 2, "cluster_size": 1}
+    layer = Clustered.new(Settings(**sizes, chunking="fixed", replant=None, exact_ties=True), 1)
     k = np.concatenate([np.repeat(E[:4], 2, axis=0), E[7:8]])[None]  # T = 9: chunks 0-1, 2-3, 4-5, 6-7, current 8
     assert layer.step(E[2][None], k, None) == [[4, 5, 8]]
     k = np.concatenate((k, E[6][None, None]), axis=1)  # 8 is in the buffer, 9 is current
@@ -69,29 +71,33 @@ def test_cluster_sets_by_hand() -> None:
     move = np.linalg.norm((E[0] + v) / math.sqrt(2) - E[0])
     assert math.isclose(index.clusters[0].radius, move)
     assert index.clusters[0].children == [0, 4]
-    # Cropped to 10 tokens it stays, to 9 it is gone, and to 7 so is all that was built.
-    whole = index.crop(k[0], 10)
-    assert whole is not None and whole.end == 10
-    less = index.crop(k[0], 9)
-    assert less is not None and less.end == 8 and less.clusters[0].radius == 0
-    assert index.crop(k[0], 7) is None
+    # Taken back to 10 tokens it stays, to 9 the last chunk is gone, to 7 one of those that were built, and all is new.
+    for kept, end, built in ((10, 10, 4), (9, 8, 4), (7, 6, 3)):
+        other = copy.deepcopy(layer)
+        other.crop(kept)
+        other.step(E[1][None], k[:, : kept + 1], None)
+        held = other.heads[0]
+        assert held is not None and (held.end, held.built) == (end, built)
+        assert (held.clusters[0].radius > 0) == (kept == 10)
 
 
-def test_tail_that_the_buffer_cannot_hold_becomes_a_short_chunk() -> None:
-    settings = Settings(budget=8, sinks=0, buffer=1, chunk_min=3, chunk_max=4, chunking="fixed")
-    layer = Clustered.new(settings, 1)
-    rng = np.random.default_rng(0)
-    k = rng.normal(size=(1, 11, 8))
-    layer.step(rng.normal(size=(1, 8)), k, None)  # stretch 0..10: two chunks of 4 and 2 left
-    assert layer.heads[0] is not None and layer.heads[0].spans == [(0, 4), (4, 8), (8, 10)]
-    layer = Clustered.new(settings, 1)
-    layer.step(rng.normal(size=(1, 8)), k, None, 9)  # position 9 is not clean
-    assert layer.heads[0] is not None and layer.heads[0].spans == [(0, 4), (4, 8), (8, 9)]
+def test_groups_are_planted_apart() -> None:
+    """Chunks 0 to 3 in groups of two: equal keys of different groups are in different clusters."""
+    sizes = {"budget": 4, "sinks": 0, "buffer": 2, "chunk_min": 2, "chunk_max": 2, "cluster_size": 2}
+    layer = Clustered.new(Settings(**sizes, chunking="fixed", replant=2, exact_ties=True), 1)
+    k = np.concatenate([np.repeat(E[[0, 0, 0, 1]], 2, axis=0), E[7:8]])[None]
+    layer.step(E[0][None], k, None)
+    index = layer.heads[0]
+    assert index is not None and [node.children for node in index.clusters] == [[0, 1], [2, 3]]
+    assert [unit.children for unit in index.units] == [[0], [1]]
+    assert index.clusters[0].radius == 0 and index.clusters[1].radius > 0.7
+    # Of the cluster that does not fit whole, the latest.
+    assert layer.step(E[1][None], k, None) == [[6, 7, 8]]
 
 
 def test_upper_bounds_hold_after_lazy_updates() -> None:
     rng = np.random.default_rng(1)
-    settings = Settings(budget=30, sinks=1, buffer=6, chunk_min=2, chunk_max=5)
+    settings = Settings(budget=30, sinks=1, buffer=6, chunk_min=2, chunk_max=5, replant=None)
     layer, levels = Clustered.new(settings, 1), rng.integers(0, 5, 120).tolist()
     k = rng.normal(size=(1, 120, 8))
     for length in range(50, 120):
@@ -109,7 +115,7 @@ def test_upper_bounds_hold_after_lazy_updates() -> None:
 
 @pytest.mark.parametrize(
     ("budget", "sinks", "longest", "every", "size"),
-    [(1024, 16, 16, 0, 128), (64, 16, 16, 0, 16), (64, 16, 16, 32, 32), (40, 16, 16, 0, 8), (33, 16, 16, 0, 1)],
+    [(1024, 16, 16, 0, 128), (64, 16, 16, 0, 16), (128, 16, 16, 32, 32), (60, 16, 16, 0, 13), (48, 16, 16, 0, 1)],
 )
 def test_default_buffer(budget: int, sinks: int, longest: int, every: int, size: int) -> None:
     assert oracles_cluster.default_buffer(budget, sinks, longest, every) == size

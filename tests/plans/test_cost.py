@@ -205,14 +205,14 @@ def test_cluster_written_out() -> None:
 
 def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
     torch.manual_seed(0)
-    selector = ClusterSelector(budget=128, chunking="fixed", buffer=32)
-    length = 16 + 255 * 16 + 16 + 8 + 1
+    selector = ClusterSelector(budget=128, chunking="fixed", buffer=32, sinks=0)
+    length = 256 * 16 + 16 + 8 + 1
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.randn(1, length, 2, 8), torch.randn(1, length, 2, 8), rows)
     index = selector.new_index(kv, TokenHistory())
     index.update(kv, torch.zeros(1, dtype=torch.int32), length)
     counted = ClusterTraffic(selector, length)
-    assert int(index.table.counts[0]) == counted.chunks == 255
+    assert int(index.table.counts[0]) == counted.chunks == 256
     assert int((index.tree.unit_tokens[0, 0] > 0).sum()) == counted.units == 16
     # k-means decides how large units are, so the candidates are a mean that a search may miss by a unit's clusters.
     chosen = selector.select(torch.randn(1, 4, 8), kv, index, None, 1.0)

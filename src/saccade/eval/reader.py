@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ..adapters.hf.cache import tell
 from ..machine import synchronize
 from ..plans.rectify import Phase
 from .context import ANSWER_TOKENS
@@ -36,11 +37,14 @@ class Reader:
         self._model = model
         self._length = len(tokens)
         self._cache = prefilled(model, tokens)
+        self._ids = torch.tensor([tokens], device=model.device)
+        tell(self._cache, self._ids)
 
     @torch.inference_mode()
     def repeat(self, rows: int) -> None:
         """Hold the text so many times, for questions that are decoded together."""
         self._cache.batch_repeat_interleave(rows)
+        tell(self._cache, self._ids.repeat(rows, 1))
 
     def feed(self, tokens: Sequence[int], phase: Phase = NEVER) -> Tensor:
         """Decode given tokens, at least one; the logits `[V]` behind the last one. See `feed_rows`."""

@@ -158,6 +158,7 @@ class IndexedStaticLayer(StaticLayer):
 
 # Models are only attached if no window is narrower than their positions, so these hold everything too.
 _WINDOWED = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
+_FED = "_saccade_fed"
 _ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLayer, *_WINDOWED)
 
 
@@ -166,6 +167,17 @@ def session_of(cache: Any) -> Session | None:
     layers = getattr(cache, "layers", None)
     first = layers[0] if layers else None
     return first.session if isinstance(first, (GrowingLayer, IndexedStaticLayer)) else None
+
+
+def tell(cache: Any, ids: Tensor) -> None:
+    """Say which tokens `[B, n]` a cache was filled with before a policy was attached; indexes of text read them."""
+    cache.__dict__[_FED] = ids
+
+
+def told(cache: Any) -> Tensor | None:
+    """What `tell` has said of a cache."""
+    ids: Tensor | None = cache.__dict__.get(_FED)
+    return ids
 
 
 def end_at(cache: Any, slots: int) -> None:

@@ -107,7 +107,11 @@ class ForwardHook:
         """This run's session in a cache; installed there if another run's or none is."""
         session = cache.session_of(held)
         if session is None or not self._owns(session):
+            fed = cache.told(held) if session is None else None
             session = self._new_session(session)
+            if fed is not None:
+                with lasting():
+                    session.state.history.record(0, fed.shape[1], fed.shape[0], fed, None)
             cache.install(held, session, len(self.plan.roles.layers))
         return session
 
