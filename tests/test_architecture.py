@@ -21,7 +21,8 @@ LIMITS = {
     "rows of the import table beside adapters.vllm": 18,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    "lines of Python in src": 24_000,
+    # 24,000 when the house was rebuilt; what threads, slots, bounds by text and more refusals take came on top.
+    "lines of Python in src": 24_500,
     "of them measuring": 7_500,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import layer_settings, make_model, make_task, tune_settings
+from searching import layer_settings, make_task, tune_settings
 
 from saccade import machine
 from saccade.calibrate import asking
@@ -36,11 +36,6 @@ def one_process() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -55,17 +55,6 @@ def small_library() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many KV heads as query heads."""
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("grouped"), kv_heads=2)
-
-
-@pytest.fixture(scope="module")
 def task(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_task(folder, tmp_path_factory.mktemp("task") / "mine.jsonl", texts=4)
 
