@@ -13,11 +13,13 @@ import torch
 from scipy.stats import theilslopes
 from transformers import DynamicCache
 
+from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.run import Run, sparsify
 from saccade.adapters.hf.support import refuse_unsupported
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import ModelSource, pick_device, pick_dtype
 from saccade.checkpoints.shape import parameters_read, shape_of
+from saccade.decode.indexes import OwnIndexes
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.document import language_reference
 from saccade.machine import environment, synchronize
@@ -205,6 +207,7 @@ class Runner:
         """Decode `count` tokens one by one, each timed; dense passes over earlier steps apart."""
         phase = self.run.policy.phase
         steps, passes = list[float](), list[float]()
+        indexed = -self._index_seconds()
         with self.run.decoding():
             for _ in range(count):
                 position = self._prompt + self._done
@@ -216,6 +219,7 @@ class Runner:
                 elapsed = time.perf_counter() - start
                 (passes if phase.dense_at(self._done) else steps).append(elapsed)
                 self._done += 1
+        indexed += self._index_seconds()
         stats = self.run.stats()
         fast, median, slow = quartiles(steps)
         used, reserved = self.kv_bytes()
@@ -228,6 +232,7 @@ class Runner:
             "ms_slow": slow,
             "ms_pass": 1e3 * statistics.median(passes) if passes else None,
             "passes": len(passes),
+            "index_time_share": indexed / (sum(steps) + sum(passes)),
             "kv_bytes": used,
             "kv_reserved_bytes": reserved,
             "index_bytes": stats.index_bytes,
@@ -245,6 +250,12 @@ class Runner:
             self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self._done += size
             count -= size
+
+    def _index_seconds(self) -> float:
+        """Time that updates of the indexes have taken so far, their first build left out."""
+        session = session_of(self.cache)
+        indexes = None if session is None else session.state.indexes
+        return indexes.update_seconds if isinstance(indexes, OwnIndexes) else 0.0
 
     def kv_bytes(self) -> tuple[int, int]:
         """Bytes of the cached keys and values, and of the buffers that hold them."""

@@ -90,7 +90,16 @@ def _smooth(axes: Axes, series: Sequence[float], color: str, label: str) -> None
 
 
 def _blocks(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    columns = ("decoded", "context", "ms per step", "quartiles", "dense pass ms", "control ms", "index / KV")
+    columns = (
+        "decoded",
+        "context",
+        "ms per step",
+        "quartiles",
+        "dense pass ms",
+        "control ms",
+        "index / KV",
+        "index time",
+    )
     table = new_table(label, columns, columns[:1])
     for row in _some(rows):
         table.add_row(
@@ -101,6 +110,7 @@ def _blocks(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
             number(row["ms_pass"], "{:.2f}"),
             f"{row['ms_control']:.2f}",
             f"{row['index_bytes'] / row['kv_bytes']:.2%}",
+            f"{row['index_time_share']:.2%}",
         )
     return table
 

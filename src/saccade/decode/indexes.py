@@ -12,7 +12,7 @@ from torch import Tensor
 from ..plans.plan import Plan
 from ..selection.history import TokenHistory
 from ..selection.selector import Index
-from ..types import KVView
+from ..types import KVView, Rows
 
 
 class Indexes(Protocol):
@@ -43,6 +43,10 @@ class OwnIndexes:
     Args:
         plan: whose selector makes them.
         history: what was fed, for indexes of text.
+
+    Attributes:
+        build_seconds: time that the first update of every layer took.
+        update_seconds: time of the later ones; of a device's only what its host needs.
     """
 
     def __init__(self, plan: Plan, history: TokenHistory) -> None:
@@ -50,7 +54,8 @@ class OwnIndexes:
         self._history = history
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
-        self.build_seconds = 0.0
+        self._new: tuple[Rows, int, Tensor] | None = None
+        self.build_seconds = self.update_seconds = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnIndexes:
         twin = OwnIndexes(self._plan, copy.deepcopy(self._history, memo))
@@ -75,14 +80,22 @@ class OwnIndexes:
         count = length - self._covered.get(layer, 0)
         if count > 0:
             start = time.perf_counter()
-            index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
+            index.update(kv, self._first_new(kv.rows, count), count)
             if layer not in self._covered:
                 # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
                 if kv.k.is_cuda:
                     torch.cuda.synchronize(kv.k.device)
                 self.build_seconds += time.perf_counter() - start
+            else:
+                self.update_seconds += time.perf_counter() - start
             self._covered[layer] = length
         return index
+
+    def _first_new(self, rows: Rows, count: int) -> Tensor:
+        """The first of each row's last `count` tokens, int32 `[B]`; made once for all layers of a step."""
+        if self._new is None or self._new[0] is not rows or self._new[1] != count:
+            self._new = rows, count, (rows.seq_lens - count).clamp(min=0)
+        return self._new[2]
 
     def permute(self, layer: int, rows: Tensor) -> None:
         if layer in self._indexes:

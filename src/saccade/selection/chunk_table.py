@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..types import Rows
 from .chunking import WEAKEST
 
 _REMEMBERED = 64
@@ -80,6 +81,7 @@ class ChunkTable:
         counts: int32 `[R]`, chunks of each row.
         ends: int32 `[R]`, where each row's last chunk ends; 0 without any.
         stops: on the host, the tokens of each row that were looked at.
+        seen: the rows of the step that this was last brought up to; other layers need not ask again.
         version: how many changes there were.
     """
 
@@ -89,6 +91,7 @@ class ChunkTable:
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
         self.stops = [0] * rows
+        self.seen: Rows | None = None
         self.version = 0
         self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
 

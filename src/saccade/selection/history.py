@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -101,13 +101,18 @@ class TokenHistory:
         for table in self._tables.values():
             table.bring(feeds)
 
-    def feeds(self, rows: Rows, count: int, stop: Callable[[int, int], int]) -> Iterator[Feed]:
-        """What a table of chunks is told of rows whose last `count` tokens are new or rewritten.
+    def follow(self, table: ChunkTable, rows: Rows, count: int, stop: Callable[[int, int], int]) -> None:
+        """Bring a table up to the rows of a step, whose last `count` tokens are new or rewritten.
 
         `stop` says how much of a row's clean tokens is looked at, given its length and their number.
         """
-        for row, (slot, length) in enumerate(host_bounds(rows)):
-            yield Feed(row, slot, max(length - count, 0), stop(length, min(length - 1, self.clean - slot)))
+        if table.seen is rows:
+            return
+        table.bring(
+            Feed(row, slot, max(length - count, 0), stop(length, min(length - 1, self.clean - slot)))
+            for row, (slot, length) in enumerate(host_bounds(rows))
+        )
+        table.seen = rows
 
     @property
     def has_unread(self) -> bool:

@@ -113,8 +113,9 @@ class ChunkBounds:
         return cls(settings, table, history, PageBounds(room, room.clone(), page=1))
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        self.table.bring(self.history.feeds(kv.rows, count, self.settings.stop))
-        self.plant(kv)
+        self.history.follow(self.table, kv.rows, count, self.settings.stop)
+        if self.version != self.table.version:
+            self.plant(kv)
 
     def plant(self, kv: KVView) -> None:
         """Compute the bounds of the chunks that the table has changed since the last time; `kv` has these rows."""

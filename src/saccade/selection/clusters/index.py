@@ -50,8 +50,9 @@ class ClusterIndex:
         return cls(settings, table, empty_tree(settings, kv, len(table.stops), table.edges, table.ends), history)
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        self.table.bring(self.history.feeds(kv.rows, count, self.settings.stop))
-        self.plant(kv)
+        self.history.follow(self.table, kv.rows, count, self.settings.stop)
+        if self.version != self.table.version:
+            self.plant(kv)
 
     def plant(self, kv: KVView) -> None:
         """Plant the groups whose chunks the table has changed since the last time; `kv` has these rows."""

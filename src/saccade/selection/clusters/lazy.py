@@ -58,7 +58,7 @@ class LazyClusterIndex:
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         """Plant the chunks of a new prompt, or where some of those planted have gone; else let later ones join."""
-        self.table.bring(self.history.feeds(kv.rows, count, self.settings.stop))
+        self.history.follow(self.table, kv.rows, count, self.settings.stop)
         change = self.table.since(self.version)
         self.version = self.table.version
         if change is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -54,8 +55,8 @@ def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettin
     clusters = -(-size // settings.cluster_size)
     units = settings.units(clusters)
     present = (counts + settings.cluster_size - 1) // settings.cluster_size
-    # The number of units is looked up: a square root would have to be rounded as the host rounds it.
-    table = torch.tensor([settings.units(number) for number in range(clusters + 1)], device=device)
+    # Looked up: a square root would have to be rounded as the host rounds it.
+    table = torch.tensor(_units_of(settings, clusters)).to(device, non_blocking=True)
     labels, centroids = spherical_kmeans(keys, clusters, counts=counts, cluster_counts=present)
     stored = centroids.to(dtype)
     of_units = table[present]
@@ -79,6 +80,12 @@ def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettin
         offsets=_offsets(ranked, clusters),
         members=(size - 1 - order).int(),
     )
+
+
+@functools.cache
+def _units_of(settings: ClusterSettings, clusters: int) -> tuple[int, ...]:
+    """Units over 0 to `clusters` clusters."""
+    return tuple(settings.units(number) for number in range(clusters + 1))
 
 
 def _gathered(vectors: Tensor, numbers: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields, replace
 
 import torch
@@ -67,33 +68,43 @@ def write(
     `first` and `slots` are int64 `[n]`; `counts`, int64 `[n]`, all chunks of the rows, those of other groups included.
     """
     sizes, heads = _sizes(settings), tree.radii.shape[1]
-    rows, held = len(slots), groups_of(tree, settings)
-    number = planted.radii.shape[0] // (rows * heads)
-    row, head = slots[:, None, None], torch.arange(heads, device=slots.device)[:, None]
+    number = planted.radii.shape[0] // (len(slots) * heads)
     group = first[:, None] + torch.arange(number, device=slots.device)
     whole, rest = counts // settings.group_size, counts % settings.group_size
     totals = {"chunks": counts, "clusters": whole * sizes["clusters"] + -(-rest // settings.cluster_size)}
     # Numbers inside of a group become numbers of the row.
     bases = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "unit_offsets": "clusters"}
     for field in fields(planted):
-        name, places = field.name, _places(field.name, settings)
-        values = getattr(planted, name).unflatten(0, (rows, heads, number))
+        name = field.name
+        values = getattr(planted, name).unflatten(0, (len(slots), heads, number))
         if name in bases:
             values = values + (group * sizes[bases[name]])[:, None, :, None].int()
         if name == "members":
             # Absent ones are read, though not taken: they must be numbers of chunks.
             values = torch.minimum(values, (counts - 1).clamp(min=0).int()[:, None, None, None])
-        target = getattr(tree, name)
-        if "offsets" not in name:
-            target.unflatten(2, (held, places))[row, head, group[:, None]] = values
-            continue
-        # Planted meet: where the last cluster of one ends, the first of the next one begins.
-        values = torch.cat((values[..., :-1].flatten(2), values[:, :, -1, -1:]), dim=2)
-        values = torch.minimum(values, totals[bases[name]].int()[:, None, None])
-        at = first[:, None] * places + torch.arange(number * places + 1, device=slots.device)
-        target[row, head, at[:, None]] = values
+        if "offsets" in name:
+            # Groups meet: where the last cluster of one ends, the first of the next one begins.
+            values = torch.cat((values[..., :-1].flatten(2), values[:, :, -1, -1:]), dim=2)
+            values = torch.minimum(values, totals[bases[name]].int()[:, None, None])
+        else:
+            values = values.flatten(2, 3)
+        _put(getattr(tree, name), values, slots, first * _places(name, settings))
 
 
+def _put(target: Tensor, values: Tensor, slots: Tensor, first: Tensor) -> None:
+    """Let `target[slots[i], :, first[i] : first[i] + w]` be `values[i]` `[H, w, ...]`."""
+    width = values.shape[2]
+    if slots.is_cpu:
+        # Several times as fast as an index, and nothing is waited for.
+        for slot, start, one in zip(slots.tolist(), first.tolist(), values, strict=True):
+            target[slot, :, start : start + width] = one
+        return
+    heads = torch.arange(values.shape[1], device=slots.device)[:, None]
+    at = first[:, None] + torch.arange(width, device=slots.device)
+    target[slots[:, None, None], heads, at[:, None]] = values
+
+
+@functools.cache
 def _sizes(settings: ClusterSettings) -> dict[str, int]:
     """Units, clusters and chunks of a group."""
     clusters = -(-settings.group_size // settings.cluster_size)
