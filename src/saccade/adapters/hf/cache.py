@@ -171,12 +171,12 @@ def session_of(cache: Any) -> Session | None:
 
 def tell(cache: Any, ids: Tensor) -> None:
     """Say which tokens `[B, n]` a cache was filled with before a policy was attached; indexes of text read them."""
-    cache.__dict__[_FED] = ids
+    setattr(cache, _FED, ids)
 
 
 def told(cache: Any) -> Tensor | None:
     """What `tell` has said of a cache."""
-    ids: Tensor | None = cache.__dict__.get(_FED)
+    ids: Tensor | None = getattr(cache, _FED, None)
     return ids
 
 
