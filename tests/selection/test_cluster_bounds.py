@@ -393,3 +393,36 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
             count = int(mine.counts[0, 0])
             assert found.ids[row, 0, :count].equal(mine.ids[0, 0, :count])
             lengths[sequence] = min(lengths[sequence] + 1, 299)
+
+
+def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it() -> None:
+    """As where one layer goes through a long call, all of which is taken back before the next layer asks."""
+    cache = Cache.random(1500)
+    history = cache.history()
+    first, second = (SMALL.new_index(cache.view(200), history) for _ in range(2))
+    assert isinstance(second, ClusterIndex)
+    for index in (first, second):
+        update(index, cache.view(1400), 1400)
+    for length in range(300, 1400, 12):
+        update(first, cache.view(length), 1400)
+    for index in (first, second):
+        update(index, cache.view(150), 150)
+    same(second, of_groups(SMALL, cache, [150]))
+    found = second.search(torch.randn(1, 4, 8), cache.view(150))
+    assert int(found.ids.max()) == 149
+
+
+@pytest.mark.parametrize("broken", ["saccade.selection.clusters.index.plant", "saccade.selection.chunk_table._reached"])
+def test_an_interrupted_update_is_made_good(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache.random(300)
+    index = of_groups(SMALL, cache, [150])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            update(index, cache.view(220), 70)
+    update(index, cache.view(220), 1)
+    same(index, of_groups(SMALL, cache, [220]))

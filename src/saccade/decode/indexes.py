@@ -104,4 +104,4 @@ class OwnIndexes:
     @property
     def nbytes(self) -> int:
         # A list: another thread may be building while this one asks.
-        return sum(index.nbytes for index in list(self._indexes.values()))
+        return self._history.nbytes + sum(index.nbytes for index in list(self._indexes.values()))

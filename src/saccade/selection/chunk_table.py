@@ -81,7 +81,8 @@ class ChunkTable:
         counts: int32 `[R]`, chunks of each row.
         ends: int32 `[R]`, where each row's last chunk ends; 0 without any.
         stops: on the host, the tokens of each row that were looked at.
-        seen: the rows of the step that this was last brought up to; other layers need not ask again.
+        seen: the rows of the step that this was last brought up to; other layers need not ask again. In a call of
+            several tokens each layer begins with the first of them, and cuts again.
         version: how many changes there were.
     """
 
@@ -105,9 +106,10 @@ class ChunkTable:
         if not changed:
             return
         numbers, starts, known, ends, furthest = (tuple(column) for column in zip(*changed, strict=True))
+        first, last = self._cut(numbers, starts, known, ends)
+        # Only now: who was interrupted cuts again.
         for row, stop in zip(numbers, ends, strict=True):
             self.stops[row] = stop
-        first, last = self._cut(numbers, starts, known, ends)
         # A chunk that starts `longest` tokens before what is known stands.
         behind = max(
             end - max(old - self.cuts.longest, self.cuts.first) for old, end in zip(known, furthest, strict=True)
@@ -214,8 +216,9 @@ class ChunkTable:
             self.edges = pad(self.edges, (0, chunks + max(chunks // 8, 16) - held))
 
     def _of_all(self) -> Change:
-        rows, first = tuple(range(len(self.stops))), torch.zeros_like(self.counts)
-        return Change(rows, first.long(), self.counts.long(), self.cuts.most(max(self.stops)) + 1)
+        # Nobody knows how many there were: as many as there is room for.
+        rows, first, room = tuple(range(len(self.stops))), torch.zeros_like(self.counts), self.edges.shape[1] - 1
+        return Change(rows, first.long(), first.long() + room, room)
 
 
 def _reached(follows: Tensor, start: Tensor, steps: int) -> Tensor:

@@ -91,10 +91,20 @@ class TokenHistory:
 
     def add_row(self) -> int:
         """Make room for one more row, whatever the batch; its number."""
-        self._rows = 1 if self._rows is None else self._rows + 1
+        self._rows = self.rows + 1
         for table in self._tables.values():
             table.add_row()
-        return self._rows - 1
+        return self.rows - 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that were added."""
+        return self._rows or 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tables of chunks."""
+        return sum(table.nbytes for table in self._tables.values())
 
     def bring(self, feeds: Sequence[Feed]) -> None:
         """Bring all tables up to date."""

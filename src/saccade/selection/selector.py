@@ -69,6 +69,11 @@ class SlotIndex(Index, Protocol):
 
     slots: tuple[Sequence[int], Tensor] | None
 
+    @property
+    def stale(self) -> bool:
+        """Whether the text has changed since it was last taken in."""
+        ...
+
     def plant(self, kv: KVView) -> None:
         """Take in what the text of these rows has become since the last time."""
         ...

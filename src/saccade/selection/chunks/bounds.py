@@ -114,13 +114,12 @@ class ChunkBounds:
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         self.history.follow(self.table, kv.rows, count, self.settings.stop)
-        if self.version != self.table.version:
+        if self.stale:
             self.plant(kv)
 
     def plant(self, kv: KVView) -> None:
         """Compute the bounds of the chunks that the table has changed since the last time; `kv` has these rows."""
         change, table = self.table.since(self.version), self.table
-        self.version = table.version
         if change is None:
             return
         host = range(kv.rows.batch) if self.slots is None else self.slots[0]
@@ -129,9 +128,7 @@ class ChunkBounds:
         number = change.most
         if slots.is_cpu:
             # Reading them costs nothing here, and chunks that are not there would be pooled else.
-            number = int((change.last - change.first).max())
-            if number == 0:
-                return
+            number = max(int((change.last - change.first).max()), 1)
         self.bounds.reserve(table.cuts.most(max(table.stops)) + number, rows=len(table.stops))
         chunk = change.first[:, None] + torch.arange(number + 1, device=slots.device)
         counts = table.counts.index_select(0, slots)[:, None]
@@ -140,6 +137,12 @@ class ChunkBounds:
         places = slots[:, None, None], heads, chunk[:, None, :-1]
         lower, upper = chunk_bounds(kv, edges, longest=self.settings.longest)
         self.bounds.lower[places], self.bounds.upper[places] = lower.to(kv.k.dtype), upper.to(kv.k.dtype)
+        # Only now: who was interrupted does it again.
+        self.version = table.version
+
+    @property
+    def stale(self) -> bool:
+        return self.version != self.table.version
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The best chunks for queries `[B, Hq, d]` until the next does not fit, and everything behind the last one.

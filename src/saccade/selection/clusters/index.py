@@ -51,16 +51,21 @@ class ClusterIndex:
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         self.history.follow(self.table, kv.rows, count, self.settings.stop)
-        if self.version != self.table.version:
+        if self.stale:
             self.plant(kv)
 
     def plant(self, kv: KVView) -> None:
         """Plant the groups whose chunks the table has changed since the last time; `kv` has these rows."""
         change = self.table.since(self.version)
-        self.version = self.table.version
         if change is not None:
             slots = range(kv.rows.batch) if self.slots is None else self.slots[0]
             self._plant(kv.picked([slots.index(slot) for slot in change.rows]), change)
+        # Only now: who was interrupted plants again.
+        self.version = self.table.version
+
+    @property
+    def stale(self) -> bool:
+        return self.version != self.table.version
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`."""

@@ -60,7 +60,6 @@ class LazyClusterIndex:
         """Plant the chunks of a new prompt, or where some of those planted have gone; else let later ones join."""
         self.history.follow(self.table, kv.rows, count, self.settings.stop)
         change = self.table.since(self.version)
-        self.version = self.table.version
         if change is None:
             return
         starts = [slot for slot, _ in host_bounds(kv.rows)]
@@ -75,6 +74,7 @@ class LazyClusterIndex:
             elif first < held.chunks:
                 held = self._planted(one, edges[: held.planted + 1], held.prompt)
             self.rows[row] = self._joined(one, edges, held)
+        self.version = self.table.version
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`, row by row."""

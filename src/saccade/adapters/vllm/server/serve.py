@@ -247,7 +247,7 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     page, before = selector.bounds_page, (args.block_size, args.async_scheduling)
     if ours and page is not None:
         args.block_size = math.lcm(page, args.block_size or UNIT)
-    if selector.reads_text and args.async_scheduling is None:
+    if selector.reads_text and args.async_scheduling is None and not config.use_v2_model_runner:
         args.async_scheduling = False
     return config if (args.block_size, args.async_scheduling) == before else _made(args)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -58,11 +59,14 @@ class SparseBuilder:
     vllm_config: Any
     layer_names: list[str]
     groups: Groups
+    _layers: Mapping[int, Any] = MappingProxyType({})
 
     def view(self, number: int, rows: Rows) -> KVView:
         """The cache of a layer, by its number in the model, as some rows see it."""
-        layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
-        layer = next(layer for name, layer in layers.items() if extract_layer_index(name) == number)
+        if not self._layers:
+            layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
+            self._layers = {extract_layer_index(name): layer for name, layer in layers.items()}
+        layer = self._layers[number]
         kv: KVView = layer.impl.view(layer, layer.kv_cache, rows)
         return kv
 

@@ -34,12 +34,14 @@ class Batch:
         queries: how many of them are new.
         prefilling: whether some of the prompt was still missing before this step.
         slots: the row's place among the worker's requests.
+        placed: whether vLLM has said so; model runner V2 says nothing of a dummy batch.
     """
 
     lengths: list[int]
     queries: list[int]
     prefilling: list[bool]
     slots: list[int]
+    placed: bool = True
 
     def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, on_host: bool) -> Rows:
         """Some rows, whose blocks and lengths are given; `on_host`: with bounds for code that runs there."""
@@ -114,8 +116,9 @@ class Groups:
     def _announced(self, batch: Batch) -> bool:
         """Whether the batch is of requests; else it is a warm-up."""
         known = requests_of(self._config)
-        rows = zip(batch.slots, batch.queries, strict=True)
-        return known is not None and all(slot in known.rows for slot, queries in rows if queries)
+        if known is None or (known.ids_on_device is not None and not batch.placed):
+            return False
+        return all(slot in known.rows for slot, queries in zip(batch.slots, batch.queries, strict=True) if queries)
 
     def _report(self, batch: Batch, sparse: list[int], *, known: bool, measured: bool) -> None:
         metrics = self._serving.metrics

@@ -80,7 +80,8 @@ def _batch(common: Any) -> Batch:
     lengths = common.seq_lens_cpu_upper_bound
     lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs].tolist()
     slots = list(range(common.num_reqs)) if common.req_idx is None else common.req_idx.tolist()
-    return Batch(lengths, queries[: common.num_reqs], common.is_prefilling[: common.num_reqs].tolist(), slots)
+    prefilling = common.is_prefilling[: common.num_reqs].tolist()
+    return Batch(lengths, queries[: common.num_reqs], prefilling, slots, placed=common.req_idx is not None)
 
 
 def _written(common: Any, batch: Batch) -> tuple[Written, ...]:

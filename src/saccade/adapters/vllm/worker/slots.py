@@ -141,28 +141,34 @@ class SlotIndexes:
 
     def take_in(self, rows: Rows, requests: Sequence[RequestRow], places: Sequence[int]) -> None:
         """Bring the indexes of rows that select up to date; they are at `places` in vLLM's batch."""
-        assert rows.bounds is not None and self._plan.selector is not None, "without speculation the host knows lengths"
+        selector = self._plan.selector
+        assert rows.bounds is not None and selector is not None, "without speculation the host knows lengths"
+        if len(self.free) == self._history.rows:
+            # Nobody is here: room that the longest request needed is given back.
+            self.free.clear()
+            self._layers, self._history = {}, SlotHistory(self._history.levels, self._fed)
         slots, feeds = [], []
         for request, place, (_, length) in zip(requests, places, rows.bounds, strict=True):
             memory: SlotMemory = request.memory
             if memory.slot is None:
                 memory.slot = self._enter()
-            stop = self._plan.selector.stop(length, min(length - 1, memory.clean))
-            self._fed.feed(memory.slot, request, place, stop)
+            stop = selector.stop(length, min(length - 1, memory.clean))
+            if selector.reads_text:
+                self._fed.feed(memory.slot, request, place, stop)
             feeds.append(Feed(memory.slot, 0, min(memory.rewritten, length - 1), stop))
             slots.append(memory.slot)
             memory.rewritten = length
         if self._held is None or self._held[0] != slots:
             self._held = slots, async_tensor_h2d(slots, rows.seq_lens.device, torch.int32)
-        views = {layer: self._view(layer, rows) for layer in sorted(self._plan.refreshing)}
-        for layer, kv in views.items():
-            if layer not in self._layers:
-                # `checks` refuses indexes that follow one cache.
-                self._layers[layer] = cast(SlotIndex, self._plan.selector.new_index(kv, self._history))
-            self._layers[layer].slots = self._held
+        for layer in sorted(self._plan.refreshing - self._layers.keys()):
+            # `checks` refuses indexes that follow one cache.
+            made = selector.new_index(self._view(layer, rows), self._history)
+            self._layers[layer] = cast(SlotIndex, made)
         self._history.bring(feeds)
-        for layer, kv in views.items():
-            self._layers[layer].plant(kv)
+        for layer, index in self._layers.items():
+            index.slots = self._held
+            if index.stale:
+                index.plant(self._view(layer, rows))
 
     def begin(self, past: int) -> None:
         """Nothing to forget: every request says what was rewritten."""
@@ -176,7 +182,7 @@ class SlotIndexes:
 
     @property
     def nbytes(self) -> int:
-        return sum(index.nbytes for index in self._layers.values())
+        return self._history.nbytes + sum(index.nbytes for index in self._layers.values())
 
     def _enter(self) -> int:
         """The lowest slot that nobody has; one more if all are taken."""
