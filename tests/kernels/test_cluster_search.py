@@ -318,6 +318,7 @@ def expect_slots(case: Case, implementation: Implementation, rows: list[int]) ->
         for name, t in case.tree.tensors().items()
     }
     spread = {name: torch.cat((t, t), dim=1) if t.dim() > 2 else t for name, t in spread.items()}
+    spread["edges"] = torch.nn.functional.pad(spread["edges"], (0, 3), value=-1)  # of a table with more room
     tree = ClusterTree(**spread).heads(heads, 2 * heads)
     slots = torch.tensor([len(case.rows) - row for row in rows], dtype=torch.int32)
     found = cluster_search(case.q[rows], tree, case.lengths[rows], slots=slots, **options)

@@ -140,6 +140,7 @@ def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
 QUERY = {"q": "*bf16", "stride_row": "i32", "stride_head": "i32", "stride_dim": "i32"}
 ROW = {"ends": "*i32", "slots": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
 CHUNKED = {"offsets": "*i32", "count": "i32", "members": "*i32", "edges": "*i32", "capacity": "i32"}
+CHUNKED |= {"edges_room": "i32"}
 RANKED = {"keys": "*i64", "weights": "*i64", "places": "*i32", "found": "*i32", "clusters": "i32"}
 UNIT = {"unit_keys": "*i64", "unit_tokens": "*i32", "parents": "i32"}
 TAKEN = {"starts": "*i32", "lengths": "*i32", "chunks": "i32", "sinks": "i32"}
