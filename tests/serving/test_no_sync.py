@@ -131,12 +131,13 @@ def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaE
     assert watched_step(engine, (Row(1, 129), Row(0, 300), Row(2, 299))) == first
 
 
-def test_an_index_of_chunks_is_read_on_the_host_only_when_it_is_built() -> None:
-    """And tokens are taken in, every so many steps: what is chosen between is chosen without a look at the device."""
+@pytest.mark.parametrize("more", [1, 84])
+def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
+    """What is chosen is chosen without a look at the device, also in a step that cuts chunks and plants them."""
     plan, layers = Policy.from_spec("lychee_cluster:budget=96").plan(SHAPE), range(LAYERS)
     state = DecodeState(plan, Counters(LAYERS), exhaustive_is_dense=False)
     length = 300
-    page = torch.randn(1, length + 1, KV_HEADS, HEAD_DIM)
+    page = torch.randn(1, length + more, KV_HEADS, HEAD_DIM)
 
     def step(length: int, device: str) -> None:
         rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
@@ -156,4 +157,8 @@ def test_an_index_of_chunks_is_read_on_the_host_only_when_it_is_built() -> None:
         index = state.indexes.of(layer, kv)
         assert isinstance(index, ClusterIndex)
         index.tree = ClusterTree(**{name: part.to("meta") for name, part in index.tree.tensors().items()})
-    step(length + 1, "meta")
+        table, version = index.table, index.table.version
+        for name in ("edges", "counts", "ends"):
+            setattr(table, name, getattr(table, name).to("meta"))
+    step(length + more, "meta")
+    assert (table.version > version) == (more > 1)

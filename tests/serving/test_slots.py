@@ -125,6 +125,25 @@ def test_what_is_written_anew_is_taken_in_anew() -> None:
     assert present(selector.select(q, kv, indexes.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
 
 
+@pytest.mark.parametrize("selector", SELECTORS, ids=["clusters", "chunks"])
+def test_a_row_within_the_budget_has_a_slot_too(selector: Any) -> None:
+    """Where rows that the budget covers decode by our own operations."""
+    world = World(4)
+    world.lengths = [20] * REQUESTS
+    fed, made = by_host(world)
+    indexes = SlotIndexes(Plan(selector, layer_roles(ModelShape(2, 4, HEADS, DIM), 1)), LEVELS, fed, world.view)
+    for batch in ([0], [0, 1], [0, 1, 2]):
+        requests = [made(request) for request in batch]
+        for request in requests:
+            request.memory = SlotMemory(Phase(None), indexes.free)
+        indexes.take_in(world.rows(batch), requests, batch)
+        kv = world.view(1, world.rows(batch))
+        chosen = selector.select(torch.randn(len(batch), 2 * HEADS, DIM), kv, indexes.of(1, kv), None, 1.0)
+        assert chosen.counts.eq(20).all()
+        for request in requests:
+            request.memory.leave()
+
+
 def test_clean_follows_the_phase() -> None:
     memory = SlotMemory(Phase(4), [])
     memory.written(0, 50, dense=True)

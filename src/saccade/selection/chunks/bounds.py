@@ -120,6 +120,8 @@ class ChunkBounds:
     def plant(self, kv: KVView) -> None:
         """Compute the bounds of the chunks that the table has changed since the last time; `kv` has these rows."""
         change, table = self.table.since(self.version), self.table
+        # Also for a row of which nothing is indexed.
+        self.bounds.reserve(0, rows=len(table.stops))
         if change is None:
             return
         host = range(kv.rows.batch) if self.slots is None else self.slots[0]
@@ -142,7 +144,7 @@ class ChunkBounds:
 
     @property
     def stale(self) -> bool:
-        return self.version != self.table.version
+        return self.version != self.table.version or self.bounds.lower.shape[0] < len(self.table.stops)
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The best chunks for queries `[B, Hq, d]` until the next does not fit, and everything behind the last one.

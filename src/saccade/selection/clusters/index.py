@@ -57,6 +57,8 @@ class ClusterIndex:
     def plant(self, kv: KVView) -> None:
         """Plant the groups whose chunks the table has changed since the last time; `kv` has these rows."""
         change = self.table.since(self.version)
+        # Also for a row of which nothing is indexed.
+        self.tree = with_room(self.tree, self.settings, len(self.table.stops), 0)
         if change is not None:
             slots = range(kv.rows.batch) if self.slots is None else self.slots[0]
             self._plant(kv.picked([slots.index(slot) for slot in change.rows]), change)
@@ -65,7 +67,7 @@ class ClusterIndex:
 
     @property
     def stale(self) -> bool:
-        return self.version != self.table.version
+        return self.version != self.table.version or self.tree.radii.shape[0] < len(self.table.stops)
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`."""
