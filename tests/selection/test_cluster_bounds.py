@@ -369,9 +369,7 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
         batch = Cache(cache.keys[in_slots], cache.ids[in_slots])
         kv = batch.view(*(lengths[sequence] for sequence in in_slots))
         if index is None:
-            for _ in range(5):
-                history.add_row()
-            made = SMALL.new_index(kv, history)
+            made = SMALL.new_index(cache.view(*lengths), history)
             assert isinstance(made, ClusterIndex)
             index = made
         for slot, sequence in zip(slots, in_slots, strict=True):

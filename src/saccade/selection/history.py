@@ -30,6 +30,7 @@ class TokenHistory:
         levels: delimiter level of every vocabulary id (`saccade.selection.chunking`), None without a tokenizer.
         clean: slots below it hold keys and values that no sparse step wrote, or that were rectified since.
         prompt: slots below it were fed as prompt, or in calls before one.
+        tables: where the text is cut, by sizes and by whether it is read.
     """
 
     def __init__(self, levels: Sequence[int] | None = None) -> None:
@@ -40,8 +41,7 @@ class TokenHistory:
         self._fed: Tensor | None = None
         self._table: Tensor | None = None
         self._unread: Tensor | bool = False
-        self._tables: dict[tuple[Cuts, bool], ChunkTable] = {}
-        self._rows: int | None = None
+        self.tables: dict[tuple[Cuts, bool], ChunkTable] = {}
 
     def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> None:
         """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes."""
@@ -84,32 +84,18 @@ class TokenHistory:
     def chunks(self, cuts: Cuts, kv: KVView, *, text: bool) -> ChunkTable:
         """The table of chunks of these sizes, which all layers share; `text`: cut where it breaks."""
         key = cuts, text
-        if key not in self._tables:
-            rows = kv.rows.batch if self._rows is None else self._rows
-            self._tables[key] = ChunkTable(cuts, self if text else None, rows, kv.k.device)
-        return self._tables[key]
+        if key not in self.tables:
+            self.tables[key] = ChunkTable(cuts, self if text else None, self.rows_of(kv), kv.k.device)
+        return self.tables[key]
 
-    def add_row(self) -> int:
-        """Make room for one more row, whatever the batch; its number."""
-        self._rows = self.rows + 1
-        for table in self._tables.values():
-            table.add_row()
-        return self.rows - 1
-
-    @property
-    def rows(self) -> int:
-        """Rows that were added."""
-        return self._rows or 0
+    def rows_of(self, kv: KVView) -> int:
+        """How many rows a table has."""
+        return kv.rows.batch
 
     @property
     def nbytes(self) -> int:
         """Of the tables of chunks."""
-        return sum(table.nbytes for table in self._tables.values())
-
-    def bring(self, feeds: Sequence[Feed]) -> None:
-        """Bring all tables up to date."""
-        for table in self._tables.values():
-            table.bring(feeds)
+        return sum(table.nbytes for table in self.tables.values())
 
     def follow(self, table: ChunkTable, rows: Rows, count: int, stop: Callable[[int, int], int]) -> None:
         """Bring a table up to the rows of a step, whose last `count` tokens are new or rewritten.
@@ -138,7 +124,7 @@ class TokenHistory:
 
     def permute(self, rows: Tensor) -> None:
         """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
-        for table in self._tables.values():
+        for table in self.tables.values():
             table.permute(rows)
         if self._fed is not None:
             self._fed = self._fed.index_select(1, rows.to(self._fed.device))

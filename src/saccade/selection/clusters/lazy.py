@@ -79,12 +79,8 @@ class LazyClusterIndex:
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`, row by row."""
         settings, found = self.settings, []
-        bounds = host_bounds(kv.rows)
-        sizes = [settings.always(length, stop) for (_, length), stop in zip(bounds, self.table.stops, strict=True)]
-        width = max(
-            settings.budget, *(size for size, held in zip(sizes, self.rows, strict=True) if held is not None), 1
-        )
-        width = max(width, *(length for (_, length), held in zip(bounds, self.rows, strict=True) if held is None), 1)
+        pairs = zip(host_bounds(kv.rows), self.table.stops, strict=True)
+        width = max(settings.budget, *(settings.always(length, stop) for (_, length), stop in pairs))
         for row, held in enumerate(self.rows):
             tree = _nothing(kv) if held is None else held.tree
             one = slice(row, row + 1)

@@ -111,11 +111,22 @@ class FedByDevice:
 
 
 class SlotHistory(TokenHistory):
-    """What the requests in the slots were fed."""
+    """What the requests in the slots were fed; a table has `slots` rows, whatever the batch."""
 
     def __init__(self, levels: Sequence[int] | None, fed: Fed) -> None:
         super().__init__(levels)
+        self.slots = 0
         self._source = fed
+
+    def rows_of(self, kv: KVView) -> int:
+        return self.slots
+
+    def add_slot(self) -> int:
+        """Make room for one more; its number."""
+        for table in self.tables.values():
+            table.add_row()
+        self.slots += 1
+        return self.slots - 1
 
     def read(self, rows: Tensor, slots: Tensor) -> Tensor:
         return self._source.read(rows, slots)
@@ -143,7 +154,7 @@ class SlotIndexes:
         """Bring the indexes of rows that select up to date; they are at `places` in vLLM's batch."""
         selector = self._plan.selector
         assert rows.bounds is not None and selector is not None, "without speculation the host knows lengths"
-        if len(self.free) == self._history.rows:
+        if len(self.free) == self._history.slots:
             # Nobody is here: room that the longest request needed is given back.
             self.free.clear()
             self._layers, self._history = {}, SlotHistory(self._history.levels, self._fed)
@@ -164,7 +175,8 @@ class SlotIndexes:
             # `checks` refuses indexes that follow one cache.
             made = selector.new_index(self._view(layer, rows), self._history)
             self._layers[layer] = cast(SlotIndex, made)
-        self._history.bring(feeds)
+        for table in self._history.tables.values():
+            table.bring(feeds)
         for layer, index in self._layers.items():
             index.slots = self._held
             if index.stale:
@@ -187,7 +199,7 @@ class SlotIndexes:
     def _enter(self) -> int:
         """The lowest slot that nobody has; one more if all are taken."""
         if not self.free:
-            self.free.append(self._history.add_row())
+            self.free.append(self._history.add_slot())
         return heapq.heappop(self.free)
 
 
