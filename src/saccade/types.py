@@ -34,9 +34,11 @@ class Rows:
     Attributes:
         page_table: int32 `[B, n]`, storage pages of each row in order.
         row_start: int32 `[B]`, slot of logical position 0; left padding lies before it.
-        seq_lens: int32 `[B]`, number of real tokens, the current one included; at least 1.
+        seq_lens: int32 `[B]`, number of real tokens, the current one included; 0 where a row only pads the batch:
+            nothing of it is read, counted or promised.
         max_len: host bound, at least every entry of `seq_lens`.
         bounds: host copy of `(row_start, seq_lens)` per row, None if the host never knew them.
+        whole: bool `[B]` on the device, rows that attend to all their tokens whatever set they are given; None: none.
     """
 
     page_table: Tensor
@@ -44,6 +46,7 @@ class Rows:
     seq_lens: Tensor
     max_len: int
     bounds: tuple[tuple[int, int], ...] | None = None
+    whole: Tensor | None = None
 
     @classmethod
     def on_host(cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None) -> Rows:

@@ -18,7 +18,6 @@ from forcing import sparse_below_the_budget
 from host_reads import watching
 from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
-from saccade.decode.counters import Counters
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
 from saccade.selection.scorers.page_bounds import PageBounds
@@ -141,11 +140,10 @@ def test_a_step_reads_nothing_on_the_host(name: str) -> None:
     token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
     shapes = []
     with decoding.run.lengths_on_device(decoding.starts):
-        with decoding.run.counters.together():
-            forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
+        forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
         addresses = _index_memory(decoding)
         for _ in range(2):
-            with watching() as watched, decoding.run.counters.together():
+            with watching() as watched:
                 forward(decoding.model, decoding.cache, token, decoding.starts)
             shapes.append(watched.shapes)
     assert len(shapes[0]) > 100 and shapes[0] == shapes[1]
@@ -172,20 +170,15 @@ def test_a_host_length_step_is_seen_to_read() -> None:
 
 
 def test_what_happens_undone_is_not_counted() -> None:
-    """As around warm-ups; a replay counts the steps that its capture would have counted."""
+    """As around warm-ups."""
     decoding = Decoding(tiny.llama(), "dense", "one")
     counters = decoding.run.counters
     with counters.undone():
         decoding.on_device(2)
     assert decoding.run.stats().steps == 0
     decoding.on_device(1)
-    sums = counters._sums[torch.device("cpu")]
-    with counters.undone():
-        decoding.on_device(1)
-    assert counters._sums[torch.device("cpu")] is sums
     assert decoding.run.stats().layers[0].tokens == 23 + 3
-    counters.replayed([1.0] * 4)
-    assert decoding.end()[1].steps == 2
+    assert decoding.end()[1].steps == 1
 
 
 @pytest.mark.parametrize(
@@ -241,22 +234,3 @@ def test_row_starts() -> None:
     for wrong in ([[1, 0, 1]], [[1, 1, 0]], [[0, 0, 0]], [[1, 1], [1, 1]]):
         with pytest.raises(UnsupportedModelError, match="attention_mask"):
             row_starts(torch.tensor(wrong), 1)
-
-
-def test_layers_are_summed_together_or_one_by_one() -> None:
-    """Steps of two layers, the second of two kinds of heads."""
-    counters = Counters(2, by_row=True)
-    dense, sparse = torch.tensor([10.0, 1.0, 0.0]), torch.tensor([4.0, 0.5, 1.0])
-
-    def step(rows: int) -> None:
-        counters.add(0, dense, 1.0, rows)
-        counters.add(1, dense, 0.25, rows)
-        counters.add(1, sparse, 0.75, rows)
-
-    step(1)
-    assert counters.totals() == [(10.0, 1.0, 0.0), (5.5, 0.625, 0.75)]
-    for _ in range(2):
-        with counters.together():
-            step(3)
-    assert counters.totals() == [(70.0, 7.0, 0.0), (38.5, 4.375, 5.25)]
-    assert counters.steps == [7.0, 7.0]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
+from counting import used
 from saccade.decode.counters import Counters
 from saccade.decode.recall import RecallObserver
 from saccade.decode.stats import Rectifications
@@ -264,21 +265,21 @@ def test_lengths_are_on_the_device_for_one_thread() -> None:
 
 def test_no_count_is_lost() -> None:
     counters, done, many = Counters(2), Rectifications(), 2_000
-    usage = torch.tensor([3.0, 0.5, 1.0])
+    usage = used(1, [6], [[3]], overflowed=[[True]])
+    other = used(0, [6])
 
     def count() -> None:
         for _ in range(many):
-            counters.add(1, usage, 1.0)
+            counters.add([usage])
             done.add(passes=1, rewritten=2)
 
     def undo() -> None:
         for _ in range(many // 10):
-            with counters.undone(), counters.together():
-                counters.add(0, usage, 1.0)
+            with counters.undone():
+                counters.add([other])
 
     together(count, count, undo)
-    assert counters.steps == [0.0, 2 * many]
-    assert counters.totals() == [(0.0, 0.0, 0.0), (6.0 * many, float(many), 2.0 * many)]
+    assert counters.totals() == [(0.0,) * 4, (6.0 * many, float(many), 2.0 * many, 2.0 * many)]
     assert (done.passes, done.rewritten) == (2 * many, 4 * many)
 
 

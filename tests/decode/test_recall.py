@@ -15,6 +15,7 @@ from test_mixed_roles import MIXTURES, decoder_of, expected
 import saccade
 from adapters import tiny
 from adapters.ways import generate
+from counting import used
 from methods import oracles
 from methods.harness import SCALE, Decoder, SetRecorder
 from methods.layouts import Batch
@@ -323,8 +324,8 @@ def test_stats_before_the_first_step() -> None:
 def test_overflows_are_a_share_of_sets() -> None:
     counters = Counters(2)
     for overflow in (1.0, 0.0, 0.5, 0.5):
-        counters.add(0, torch.tensor([8.0, 0.5, overflow]), 1.0)
-        counters.add(1, torch.tensor([8.0, 0.5, 0.0]), 1.0)
+        sets = [[8, 8]], [[overflow > 0, overflow > 0.5]]
+        counters.add([used(0, [16], sets[0], overflowed=sets[1]), used(1, [16], sets[0])])
     stats = RunStats.of("tidal", counters, None)
     assert [layer.overflow for layer in stats.layers] == [0.5, 0.0]
     assert stats.overflow == stats.to_dict()["overflow"] == 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from counting import used
 from saccade.decode.counters import Counters
 from saccade.decode.recall import Recall
 from saccade.decode.stats import Rectifications, RunStats
@@ -32,7 +33,7 @@ def test_a_rectified_token_costs_its_share_of_the_dense_pass() -> None:
 def test_dense_passes_count_in_the_share() -> None:
     counters = Counters(1)
     for _ in range(8):
-        counters.add(0, torch.tensor([10.0, 0.1, 0.25]), 1.0)
+        counters.add([used(0, [100], [[10] * 4], overflowed=[[True, False, False, False]])])
     rectified = tally("resa:rectify=4")
     rectified.add_run(RunStats.of("resa", counters, None, index_bytes=7, build_seconds=1.0))
     assert rectified.row(None)["share_attended"] == pytest.approx(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -62,3 +63,47 @@ def expect_attention(out: Tensor, case: Case, chosen: list[list[list[int]]], sca
 
 def everything(case: Case) -> list[list[list[int]]]:
     return [[list(range(length))] * case.q.shape[1] for length in case.lengths]
+
+
+def with_other_rows(case: Case, whole: list[bool], empty: list[bool]) -> Case:
+    """The same rows, of which some attend to all their tokens, and some are empty and lie nowhere."""
+    rows, gone = case.kv.rows, torch.tensor(empty)
+    lengths = [0 if nothing else length for length, nothing in zip(case.lengths, empty, strict=True)]
+    changed = replace(
+        rows,
+        page_table=rows.page_table.masked_fill(gone[:, None], 10**6)
+        if rows.page_table.shape[1] > 1
+        else rows.page_table,
+        seq_lens=rows.seq_lens.masked_fill(gone, 0),
+        bounds=None,
+        whole=torch.tensor(whole),
+    )
+    keys, values = (
+        [[head[:length] for head in row] for row, length in zip(held, lengths, strict=True)]
+        for held in (case.keys, case.values)
+    )
+    return replace(case, lengths=lengths, kv=replace(case.kv, rows=changed), keys=keys, values=values)
+
+
+def expect_other_rows(
+    out: Tensor, case: Case, tokens: list[list[list[int]]], scale: float, whole: list[bool], dense: tuple[bool, ...]
+) -> None:
+    """Whole rows attend to everything, heads flagged `dense` too; of empty rows all is 0, not NaN."""
+    group = case.q.shape[1] // case.kv.kv_heads
+    present = [row for row, length in enumerate(case.lengths) if length]
+    wanted = [
+        [
+            every if whole[row] or dense[head // group] else chosen
+            for head, (chosen, every) in enumerate(zip(tokens[row], everything(case)[row], strict=True))
+        ]
+        for row in present
+    ]
+    kept = replace(
+        case,
+        lengths=[case.lengths[row] for row in present],
+        q=case.q[present],
+        keys=[case.keys[row] for row in present],
+        values=[case.values[row] for row in present],
+    )
+    expect_attention(out[present], kept, wanted, scale)
+    assert bool((out[[row for row, length in enumerate(case.lengths) if not length]] == 0).all())

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from kernel_checks import attention_implementations, everything, expect_attention, fast_attention, takes
+from kernel_checks import (
+    attention_implementations,
+    everything,
+    expect_attention,
+    expect_other_rows,
+    fast_attention,
+    takes,
+    with_other_rows,
+)
 
 import oracles
 from saccade.errors import KernelError
@@ -95,3 +104,27 @@ def test_selections_that_do_not_fit_are_named() -> None:
         sparse_decode(case.q, case.kv, Selection(ids, counts[0]), scale=0.3)
     with pytest.raises(KernelError, match="M >= 1"):
         sparse_decode(case.q, case.kv, Selection(ids[..., :0], counts), scale=0.3)
+
+
+@given(cases(), st.sampled_from(("all", "kv", "query")), st.sampled_from((1, 16)), st.integers(0, 2**31), st.data())
+def test_whole_rows_and_rows_that_only_pad(case: Case, sets: str, unit: int, seed: int, data: st.DataObject) -> None:
+    some = st.lists(st.booleans(), min_size=len(case.lengths), max_size=len(case.lengths))
+    whole, empty = data.draw(some, label="whole"), data.draw(some, label="empty")
+    selection, tokens = choose(case, sets, unit, 3, seed)
+    other = with_other_rows(case, whole, [False] * len(empty))
+    # The reference reads something of every row, as its shapes follow from no length: only its result is none.
+    lengths = other.kv.rows.seq_lens.masked_fill(torch.tensor(empty), 0)
+    rows = replace(other.kv.rows, seq_lens=lengths)
+    other = replace(other, lengths=lengths.tolist(), kv=replace(other.kv, rows=rows))
+    out = sparse_decode(other.q, other.kv, selection, scale=0.3)
+    expect_other_rows(out, other, tokens, 0.3, whole, (False,) * case.kv.kv_heads)
+
+
+@pytest.mark.parametrize("implementation", fast_attention)
+def test_who_does_not_know_whole_rows_says_so(implementation: Implementation) -> None:
+    case = with_other_rows(
+        make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=16), whole=[True], empty=[False]
+    )
+    selection, _ = choose(case, "kv", 1, 0, 0)
+    with pytest.raises(KernelError, match="whole"):
+        sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)

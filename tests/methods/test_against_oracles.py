@@ -91,13 +91,13 @@ class Trial:
         return sets
 
     def usage(self, expected: list[Outcome], layer: int) -> list[float]:
-        """What one step counts: tokens, their share of the row and overflows, means over rows and heads."""
+        """What one step counts: tokens, their share of the row, overflows and steps, means over rows and heads."""
         heads = [
             (len(s), len(s) / length, float(overflowed))
             for outcome, length in zip(expected, self.batch.lengths, strict=True)
             for s, overflowed in zip(outcome.sets[layer], outcome.overflowed[layer], strict=True)
         ]
-        return [sum(column) / len(heads) for column in zip(*heads, strict=True)]
+        return [*(sum(column) / len(heads) for column in zip(*heads, strict=True)), 1.0]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
+from counting import used
 from saccade import sparsify
 from saccade.adapters.vllm import metrics
 from saccade.adapters.vllm.metrics import VARIABLE, StepMetrics, exporting, leftovers
@@ -120,9 +121,9 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
     counters = Counters(2, by_row=True)
     report = StepMetrics(counters, Recalled(), pause)  # type: ignore[arg-type]
 
-    def attend(tokens: float, rows: int = 1) -> None:
+    def attend(tokens: int, rows: int = 1) -> None:
         for layer in range(2):
-            counters.add(layer, torch.tensor([tokens, 0.5, 0.0]), 1.0, rows)
+            counters.add([used(layer, [2000] * rows, [[tokens]] * rows)])
             report.layer_done(layer)
 
     report.disregard()
@@ -150,7 +151,7 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
 def test_an_accelerator_is_read_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     counters = Counters(2, by_row=True)
     looked = []
-    monkeypatch.setattr(counters, "totals", lambda: looked.append(now[0]) or [(0.0, 0.0, 0.0)] * 2)
+    monkeypatch.setattr(counters, "totals", lambda: looked.append(now[0]) or [(0.0, 0.0, 0.0, 0.0)] * 2)
     now = [100.0]
     monkeypatch.setattr("saccade.adapters.vllm.metrics.time.monotonic", lambda: now[0])
     report = StepMetrics(counters, None, pause=1.0)

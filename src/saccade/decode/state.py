@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..kernels.dense_decode_scores.api import dense_decode_scores
@@ -16,8 +15,8 @@ from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
 from ..plans.roles import HeadSpan
 from ..selection.history import TokenHistory
-from ..types import Flags, KVView, Pooling, Rows, Selection
-from .counters import Counters
+from ..types import Flags, KVView, Pooling, Selection
+from .counters import Counters, Usage
 from .indexes import Indexes, OwnIndexes
 from .rolling import RollingSelection
 
@@ -104,7 +103,7 @@ class DecodeState:
         self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
         self.attention = AttentionOperations() if attention is None else attention
         self._rolling: list[RollingSelection] = []
-        self._dense_usage: tuple[Rows, Tensor] | None = None
+        self._usages: list[Usage] = []
 
     def fresh(self) -> DecodeState:
         """The state of new sequences under the same plan, counters and observers."""
@@ -125,6 +124,7 @@ class DecodeState:
     def begin(self, past: int) -> None:
         """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since."""
         self._rolling.clear()
+        self._usages.clear()
         self.indexes.begin(past)
 
     def needs_selection(self, max_len: int) -> bool:
@@ -139,21 +139,19 @@ class DecodeState:
         return self._rolling[position]
 
     def account(self, layer: int, q: Tensor, kv: KVView, scale: float, position: int, sparse: bool) -> None:
-        """Count what a layer's heads attended to and show it to the observers; not `sparse`: to all tokens."""
-        kv_heads, group = kv.kv_heads, q.shape[1] // kv.kv_heads
-        for span in self.plan.roles.spans[layer]:
+        """Note what a layer's heads attended to and show it to the observers; not `sparse`: to all tokens.
+
+        The last layer counts what all have noted.
+        """
+        kv_heads, group, spans = kv.kv_heads, q.shape[1] // kv.kv_heads, self.plan.roles.spans
+        for span in spans[layer]:
             everything = not sparse or span.role.attends_to_all
-            rolling = self.rolling(position)
-            usage = self._all_tokens(kv.rows) if everything else rolling.usage(span, kv_heads)
-            self.counters.add(layer, usage, (span.stop - span.start) / kv_heads, kv.rows.batch)
+            selection = None if everything else self.rolling(position).read(span, kv_heads, kv.rows)
+            sets = () if selection is None else (selection.counts, selection.unit, selection.overflowed)
+            self._usages.append(Usage(layer, (span.stop - span.start) / kv_heads, kv.rows, *sets))
             for observer in self.observers:
-                selection = None if everything else rolling.read(span, kv_heads, kv.rows)
                 queries = q[:, span.start * group : span.stop * group]
                 observer.observe(layer, span, queries, kv.heads(span.start, span.stop), selection, scale)
-
-    def _all_tokens(self, rows: Rows) -> Tensor:
-        """Usage of a head that attends to everything, float32 `[3]`; computed once per step."""
-        if self._dense_usage is None or self._dense_usage[0] is not rows:
-            tokens = rows.seq_lens.float().mean()
-            self._dense_usage = rows, torch.stack((tokens, torch.ones_like(tokens), torch.zeros_like(tokens)))
-        return self._dense_usage[1]
+        if layer == len(spans) - 1:
+            noted, self._usages = self._usages, []
+            self.counters.add(noted)

@@ -88,10 +88,9 @@ class RunStats:
         rectification: Rectifications | None = None,
     ) -> RunStats:
         """Read the counters, and what `recall` has measured and `rectification` done, if they were there."""
-        recalls = recall.per_layer() if recall is not None else [None] * len(counters.steps)
+        recalls = recall.per_layer() if recall is not None else [None] * counters.layers
         layers = []
-        for layer, sums in enumerate(counters.totals()):
-            steps = counters.steps[layer]
+        for layer, (*sums, steps) in enumerate(counters.totals()):
             tokens, share, overflow = (value / steps for value in sums) if steps else (0.0, 0.0, 0.0)
             attention, token, with_set = recalls[layer] or (None, None, None)
             layers.append(LayerStats(round(steps), tokens, share, attention, token, with_set, overflow))

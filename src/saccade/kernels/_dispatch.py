@@ -50,11 +50,12 @@ def choose_attention(
     operation: str, implementation: Implementation, q: Tensor, kv: KVView, selection: Selection | None = None
 ) -> Implementation:
     """`choose` for an operation that attends to a cache."""
+    unheeded = None if selection is None or kv.rows.whole is None else "it does not look at `rows.whole`"
     return choose(
         operation,
         implementation,
-        native=lambda: native_refusal(q, kv, selection),
-        cpu=lambda: cpu_refusal(kv),
+        native=lambda: unheeded or native_refusal(q, kv, selection),
+        cpu=lambda: unheeded or cpu_refusal(kv),
         triton=lambda: attention_refusal(q, kv, selection),
     )
 

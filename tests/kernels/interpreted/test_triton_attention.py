@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from kernel_checks import everything, expect_attention, expect_scores, poolings
+from kernel_checks import (
+    everything,
+    expect_attention,
+    expect_other_rows,
+    expect_scores,
+    poolings,
+    with_other_rows,
+)
 from test_hybrid_decode import Flags, check, flags
 from test_sparse_decode import choose
 from torch import Tensor
@@ -221,3 +228,45 @@ def _logical(storage: Tensor, rows: Rows) -> list[list[list[list[float]]]]:
         storage[page, start : start + length].transpose(0, 1).double().tolist()
         for page, (start, length) in zip(table, rows.bounds, strict=True)
     ]
+
+
+@few
+@given(
+    rows_of_several_parts,
+    st.sampled_from(("all", "kv", "query")),
+    st.sampled_from((1, 16)),
+    st.booleans(),
+    st.integers(0, 2**31),
+    st.data(),
+)
+def test_whole_rows_and_rows_that_only_pad(
+    case: Case, sets: str, unit: int, hybrid: bool, seed: int, data: st.DataObject
+) -> None:
+    some = st.lists(st.booleans(), min_size=len(case.lengths), max_size=len(case.lengths))
+    whole, empty = data.draw(some, label="whole"), data.draw(some, label="empty")
+    selection, tokens = choose(case, sets, unit, 3, seed)
+    gone = torch.tensor(empty)
+    selection = replace(
+        selection,
+        ids=selection.ids.masked_fill(gone[:, None, None], -1),
+        counts=selection.counts.masked_fill(gone[:, None], 0),
+    )
+    other = with_other_rows(case, whole, empty)
+    dense = data.draw(flags(case), label="dense") if hybrid else (False,) * case.kv.kv_heads
+    if hybrid:
+        out, _ = hybrid_decode(other.q, other.kv, selection, dense, scale=0.3, implementation="triton")
+    else:
+        out = sparse_decode(other.q, other.kv, selection, scale=0.3, implementation="triton")
+    expect_other_rows(out, other, tokens, 0.3, whole, dense)
+
+
+@few
+@given(rows_of_several_parts, poolings, st.data())
+def test_rows_that_only_pad_have_no_scores(case: Case, pooling: Pooling, data: st.DataObject) -> None:
+    count = len(case.lengths)
+    empty = data.draw(st.lists(st.booleans(), min_size=count, max_size=count), label="empty")
+    other = with_other_rows(case, [False] * count, empty)
+    out, scores = dense_decode_scores(other.q, other.kv, scale=0.3, pooling=pooling, implementation="triton")
+    assert scores is not None
+    expect_scores(scores, other, pooling)
+    expect_other_rows(out, other, everything(other), 0.3, [True] * count, (True,) * case.kv.kv_heads)

@@ -58,11 +58,17 @@ def attention(
     page: int = 0,
     unit: int = 1,
     pooling: str = "",
+    whole: bool = False,
 ) -> Compiled:
     from saccade.kernels._triton.attention import _attend
 
     names = set(_attend.arg_names)
     signature, constants, divisible = describe(dtype, cache or dtype, dim, group, page, pooling, names)
+    if whole:
+        signature["whole"] = "*i1"
+        constants.pop("whole", None)
+    else:
+        constants["whole"] = None
     if kind == "dense":
         signature = {name: value for name, value in signature.items() if name not in SETS}
         constants |= dict.fromkeys(SETS, 0) | {"ids": None, "counts": None}
@@ -112,6 +118,9 @@ def test_llama_heads(kind: str, capability: int) -> None:
         ("sparse", {"page": 16}),
         ("dense", {"page": 16, "pooling": "max"}),
         ("sparse", {"page": 16, "unit": 16}),
+        ("sparse", {"page": 16, "whole": True}),
+        ("sparse", {"page": 16, "unit": 16, "whole": True}),
+        ("hybrid", {"page": 16, "pooling": "max", "whole": True}),
         ("dense", {"pooling": "each"}),
         ("hybrid", {"pooling": "mean", "group": 7}),
         ("sparse", {"dim": 64, "group": 1}),

@@ -73,7 +73,6 @@ class GraphedStep:
         self._tokens.copy_(tokens)
         with torch.cuda.device(self._tokens.device):
             self._graph.replay()
-        self._run.counters.replayed(self._counted)
         self._left -= 1
         return self._logits
 
@@ -98,12 +97,8 @@ class GraphedStep:
             assert session is not None, "the warm-up has installed one"
             self._state = session.state
             self._graph = torch.cuda.CUDAGraph()
-            with self._run.counters.undone():
-                steps = list(self._run.counters.steps)
-                with torch.cuda.graph(self._graph, stream=stream):
-                    self._logits = self._forward()
-                counted = self._run.counters.steps
-                self._counted = [after - earlier for after, earlier in zip(counted, steps, strict=True)]
+            with self._run.counters.undone(), torch.cuda.graph(self._graph, stream=stream):
+                self._logits = self._forward()
         self._calls = session.calls
 
     def _require_room(self) -> None:
@@ -115,7 +110,7 @@ class GraphedStep:
         return tuple(tensor.data_ptr() for layer in self._cache.layers for tensor in (layer.keys, layer.values))
 
     def _forward(self) -> Tensor:
-        with lasting(), self._run.counters.together(), torch.inference_mode():
+        with lasting(), torch.inference_mode():
             return forward(self._run.model, self._cache, self._tokens, self._starts)
 
 

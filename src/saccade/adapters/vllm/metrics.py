@@ -154,7 +154,7 @@ class StepMetrics:
 
     def layer_done(self, layer: int) -> None:
         """Note that a layer has attended; the last one ends the step."""
-        if not self._pause and layer == len(self._counters.steps) - 1 and self._ours:
+        if not self._pause and layer == self._counters.layers - 1 and self._ours:
             self.flush()
 
     def flush(self) -> None:
@@ -163,7 +163,7 @@ class StepMetrics:
             return
         self._read = time.monotonic()
         totals = self._counters.totals()
-        before, self._attended_before = self._attended_before, sum(tokens for tokens, _, _ in totals) / len(totals)
+        before, self._attended_before = self._attended_before, sum(tokens for tokens, *_ in totals) / len(totals)
         if self._ours:
             # A sum of means, which rounding may carry past the sum of lengths; counters do not fall.
             attended = min(self._attended_before - before, self._selecting)

@@ -30,7 +30,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of every row's query, and the raw scores of the heads flagged in `scored` (None: of all).
 
-    Without a selection all heads attend to all tokens; with one, the heads that `dense` flags (None: no head).
+    Without a selection all heads attend to all tokens; with one, the heads that `dense` flags (None: no head), and the
+    rows that are whole.
     """
     flags = (selection is None,) * kv.kv_heads if dense is None else dense
     batch, query_heads, head_dim = q.shape
@@ -48,6 +49,7 @@ def attend(
     parts = out if direct else torch.empty((batch, query_heads, most, head_dim), dtype=torch.float32, device=q.device)
     sums = out if direct else torch.empty((batch, query_heads, most), dtype=torch.float32, device=q.device)
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
+    whole = None if selection is None else rows.whole
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
     with torch.cuda.device_of(q):
@@ -57,7 +59,7 @@ def attend(
             *head_factors(kv.k_scale, kv.kv_heads), *head_factors(kv.v_scale, kv.kv_heads),
             scale * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
-            ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2],
+            ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2], whole,
             parts, sums, most,
             scores, 0 if scores is None else scores.shape[1], rows.max_len,
             batch, kv.kv_heads, as_bits(flags), as_bits(kept), work.dense_splits, work.sparse_splits,
@@ -150,6 +152,7 @@ def _attend(
     counts_row: tl.tensor,
     counts_set: tl.tensor,
     width: tl.tensor,
+    whole: tl.tensor,
     parts: tl.tensor,
     sums: tl.tensor,
     most: tl.tensor,
@@ -236,12 +239,22 @@ def _attend(
     else:
         number = first // LISTED_GROUP
         limit = tl.minimum(tl.load(counts + row * counts_row + number * counts_set), width) * UNIT
-        weighted, summed = stream(
-            query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-            own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step, limit,
-            width * UNIT, split, splits, own_scores, max_len, stored,
-            True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
-        )  # fmt: skip
+        everything = False
+        if whole is not None:
+            everything = tl.load(whole + row) != 0
+        if everything:
+            weighted, summed = stream(
+                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                own_table, table_step, start, length, ids, ids_step, length, 0, split, splits, own_scores, max_len, 0,
+                False, 1, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+            )  # fmt: skip
+        else:
+            weighted, summed = stream(
+                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step, limit,
+                width * UNIT, split, splits, own_scores, max_len, stored,
+                True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+            )  # fmt: skip
 
     if v_scale is not None:
         weighted *= tl.load(v_scale + head * v_scale_step).to(tl.float32)

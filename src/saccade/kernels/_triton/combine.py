@@ -58,8 +58,10 @@ def _combine(
     logs = tl.load(sums + first + part, mask=part < splits, other=float("-inf"))
     inside = (part < splits)[:, None] & (dims < DIM)[None, :]
     values = tl.load(parts + (first + part)[:, None] * DIM + dims[None, :], mask=inside, other=0.0)
-    weights = tl.exp2(logs - tl.max(logs, axis=0))
+    # A row without tokens has no part with any, and its output is 0.
+    weights = tl.exp2(logs - tl.maximum(tl.max(logs, axis=0), -1e38))
+    total = tl.maximum(tl.sum(weights, axis=0), 1e-38)
     # A part without tokens has weight 0, but what lies there may be NaN.
-    joined = tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), axis=0) / tl.sum(weights, axis=0)
+    joined = tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), axis=0) / total
     place = out + row.to(tl.int64) * out_row + head * out_head + dims * out_dim
     tl.store(place, joined.to(out.dtype.element_ty), mask=dims < DIM)

@@ -24,7 +24,7 @@ def listed_tokens(units: tl.tensor, places: tl.tensor, limit: tl.tensor, UNIT: t
 @triton.jit
 def clamped_slots(tokens: tl.tensor, start: tl.tensor, length: tl.tensor) -> tl.tensor:
     """Slots of positions clamped into the row, so that what is read for an invalid one is finite."""
-    return start + tl.minimum(tl.maximum(tokens, 0), length - 1)
+    return start + tl.maximum(tl.minimum(tokens, length - 1), 0)
 
 
 @triton.jit

@@ -67,6 +67,8 @@ def attention_refusal(q: Tensor, kv: KVView, selection: Selection | None = None)
     """Why the Triton attention kernels cannot attend with this query, or None."""
     k, v, rows = kv.k, kv.v, kv.rows
     chosen = () if selection is None else (selection.ids, selection.counts)
+    if selection is not None and rows.whole is not None:
+        chosen = (*chosen, rows.whole)
     reason = refusal(q, k, v, rows.page_table, rows.row_start, rows.seq_lens, *chosen)
     if reason is not None:
         return reason

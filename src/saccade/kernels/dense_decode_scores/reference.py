@@ -27,6 +27,7 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
     weights = torch.softmax((raw * scale).masked_fill(absent[:, None, None], -torch.inf), dim=-1)
     values = gather_tokens(kv.v, kv.v_scale, kv.rows, positions)
     out = torch.einsum("bhgn,bnhd->bhgd", weights, values).reshape(q.shape).to(q.dtype)
+    out = out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
     if pooling is None:
         return out, None
     return out, _hide_absent(_pool(raw, queries, keys, pooling), kv, positions)

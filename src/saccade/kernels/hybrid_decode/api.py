@@ -31,7 +31,7 @@ def hybrid_decode(
 
     Args:
         q: queries `[B, Hq, d]`, floating point.
-        kv: the layer's cache. Slots outside a row are never read.
+        kv: the layer's cache. Slots outside a row are never read; rows of `rows.whole` as in `sparse_decode`.
         selection: ids int32 `[B, G, M]` as in `sparse_decode`, G 1, Hkv or Hq. The sets of dense heads are not looked
             at: they may be empty or hold anything.
         dense: for each of the Hkv KV heads whether it attends to all tokens; constants on the host.

@@ -20,10 +20,11 @@ def sparse_decode(
 
     Args:
         q: queries `[B, Hq, d]`, floating point.
-        kv: the layer's cache. Slots outside a row are never read.
+        kv: the layer's cache. Slots outside a row are never read. A row of `rows.whole` attends to all its tokens
+            instead of its set ("triton" and "reference" only); the output of a row of length 0 is 0.
         selection: ids int32 `[B, G, M]` in logical units, ascending, -1 after the counts; G is 1 (one set for all
-            heads), Hkv or Hq. Every set holds at least one unit that starts below the row's length: an empty one
-            has no defined output.
+            heads), Hkv or Hq. Every other row's set holds at least one unit that starts below its length: an empty
+            one has no defined output.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
