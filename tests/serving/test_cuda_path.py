@@ -8,32 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, SHAPE, CudaEngine, Row, mixed_roles
+from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, CudaEngine, Row, mixed_roles
 from engines import force_own_path
 from torch import Tensor
-from vllm import envs
-from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, set_current_vllm_config
+from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
+from vllm.v1.attention.backend import MultipleOf
 
-from saccade.adapters.vllm.worker import cuda
-from saccade.adapters.vllm.worker.block_tables import StepTables
-from saccade.adapters.vllm.worker.cuda import (
-    FlashOperations,
-    SaccadeFlashAttention,
-    SaccadeFlashBackend,
-    SaccadeFlashBuilder,
-    choose,
-    graph_refusal,
-)
+from saccade.adapters.vllm.worker.cuda import SaccadeFlashAttention, SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.mixed_step import prepare
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.errors import ServingError
-from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.methods.policy import Policy
 from saccade.types import KVView, Rows
 
 QKV = list[tuple[Tensor, Tensor, Tensor]]
@@ -142,14 +130,15 @@ def test_every_row_gets_what_the_policy_says(
     requests.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
 
 
-def test_rows_that_the_budget_covers_go_to_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_the_budget_covers_go_to_the_parent_of_a_mixed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
     requests = Requests(engine)
     requests.run([Row(0, 63, 63, True), Row(1, 90, 90, True)])
     for length in (64, 65, 66):
-        step = engine.builder.build(0, engine.metadata([Row(0, length), Row(1, 27 + length)]))
-        assert (step.parent is None) == (length > 64)
-        requests.run([Row(0, length), Row(1, 27 + length)])
+        rows = [Row(0, length), Row(1, 27 + length), Row(2, 2 * (length - 63), 2, True)]
+        part = engine.builder.build(0, engine.metadata(rows)).part(0)
+        assert part.parent.seq_lens.shape[0] == (1 if length > 64 else 2)
+        requests.run(rows)
 
 
 def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,27 +146,21 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.requests.rows[2] = RequestRow(sparse=False)
     common = engine.metadata([Row(1, 130, 65, True), Row(2, 103), Row(0, 152), Row(3, 99)])
     step = engine.builder.build(0, common)
-    assert step.parent_tokens.tolist() == list(range(66))
-    assert step.parent.query_start_loc.tolist() == [0, 65, 66]
-    assert step.parent.seq_lens.tolist() == [130, 103]
-    assert (step.parent.max_query_len, step.parent.max_seq_len, step.parent.num_actual_tokens) == (65, 130, 66)
-    assert torch.equal(step.parent.block_table, engine.tables[[1, 2]])
-    assert torch.equal(step.parent.slot_mapping, common.slot_mapping[:66])
-    (group,) = step.groups
+    part = step.part(0)
+    assert part == step.part(LAYERS - 1)
+    assert part.parent_tokens.tolist() == list(range(66))
+    assert part.parent.query_start_loc.tolist() == [0, 65, 66]
+    assert part.parent.seq_lens.tolist() == [130, 103]
+    assert (part.parent.max_query_len, part.parent.max_seq_len, part.parent.num_actual_tokens) == (65, 130, 66)
+    assert torch.equal(part.parent.block_table, engine.tables[[1, 2]])
+    assert torch.equal(part.parent.slot_mapping, common.slot_mapping[:66])
+    (group,) = part.groups
     assert group.tokens.tolist() == [66, 67]
     assert group.rows.seq_lens.tolist() == [152, 99]
-    assert group.rows.max_len == 152
     assert torch.equal(group.rows.page_table, engine.tables[[0, 3]])
     single, several = step.written
     assert (single.start.tolist(), single.count) == ([102, 151, 98], 1)
     assert (several.start.tolist(), several.count) == ([65], 65)
-
-
-def test_a_step_of_decoding_rows_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
-    step = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 99)]))
-    assert step.parent is None
-    assert step.groups[0].tokens is None
 
 
 def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +169,15 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     seen = []
     step = prepare(engine.builder.groups, common, lambda given: seen.append(given) or "parent")  # type: ignore[func-returns-value]
     assert seen == [common]
-    assert (step.parent, step.parent_tokens, step.groups) == ("parent", None, [])
+    part = step.part(0)
+    assert (part.parent, part.parent_tokens, part.groups) == ("parent", None, [])
 
 
 def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
-    step = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0)]))
-    assert step.parent is None
-    assert step.groups[0].tokens.tolist() == [0, 1]
-    step = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)]))
-    assert step.parent.seq_lens.tolist() == [9]
+    part = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(0)
+    assert part.parent.seq_lens.tolist() == [9]
+    assert part.groups[0].tokens.tolist() == [0]
 
 
 def test_a_profiling_run_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,125 +188,13 @@ def test_a_profiling_run_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not engine.serving.indexes.layers
 
 
-def test_layers_that_reuse_a_set_share_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, REUSED_PAGES)
-    made: list[Any] = []
-    make = StepTables._made
-    monkeypatch.setattr(StepTables, "_made", lambda self, selection: made.append(selection) or make(self, selection))  # type: ignore[func-returns-value]
-    requests = Requests(engine)
-    requests.run([Row(0, 150, 150, True)])
-    requests.run([Row(0, 151)])
-    assert len(made) == 2
-    requests.run([Row(0, 152)])
-    assert len(made) == 4
-
-
 def test_the_backend_is_a_thin_subclass() -> None:
     assert SaccadeFlashBackend.get_name() == "CUSTOM"
     assert SaccadeFlashBackend.get_impl_cls() is SaccadeFlashAttention
     assert SaccadeFlashBackend.get_builder_cls() is SaccadeFlashBuilder
     assert SaccadeFlashBackend.get_supported_kernel_block_sizes() == [MultipleOf(16)]
     assert not SaccadeFlashBackend.forward_includes_kv_cache_update
-    assert SaccadeFlashBuilder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
     assert not SaccadeFlashBuilder.supports_update_block_table
-
-
-@pytest.mark.parametrize(
-    ("policy", "block", "through_tables", "name"),
-    [
-        ("dense", 16, False, ""),
-        (PAGES, 16, True, " for all tokens and for sets, as block tables"),
-        ("quest:budget=64,page=32", 16, True, " for all tokens and for sets, as block tables"),
-        (
-            PAGES,
-            32,
-            False,
-            " for all tokens; saccade's own operations for sets (the policy selects pages of 16 tokens and a block "
-            "table only whole blocks of 32)",
-        ),
-        (
-            "tidal:budget=64,reselect=7",
-            16,
-            False,
-            " for all tokens; saccade's own operations for layers that keep scores and for sets (the policy selects "
-            "single tokens and a block table only whole blocks of 16)",
-        ),
-        (
-            "lychee_cluster:budget=96",
-            16,
-            False,
-            " for all tokens; saccade's own operations for sets (the policy selects single tokens and a block table "
-            "only whole blocks of 16)",
-        ),
-        (
-            MIXED_PAGES,
-            16,
-            True,
-            " for all tokens and for sets, as block tables; saccade's own operations for layers whose heads differ",
-        ),
-    ],
-)
-def test_what_attends_is_chosen_once_and_said(
-    policy: str, block: int, through_tables: bool, name: str, tmp_path: Path
-) -> None:
-    flash = FlashOperations(3, 0)
-    plan = Policy.from_spec(policy.format(roles=mixed_roles(tmp_path))).plan(SHAPE)
-    chosen = choose(plan, block, flash)
-    assert chosen.dense == flash.dense
-    assert chosen.sparse == (flash.sparse if through_tables else sparse_decode)
-    assert chosen.name == f"FlashAttention 3{name}"
-
-
-def test_the_layers_decide_how_flash_attention_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
-    calls: list[dict[str, Any]] = []
-    original = cuda.flash_attn.flash_attn_varlen_func
-    monkeypatch.setattr(
-        cuda.flash_attn,
-        "flash_attn_varlen_func",
-        lambda **given: calls.append(given) or original(**given),  # type: ignore[func-returns-value]
-    )
-    Requests(engine).run([Row(0, 150, 150, True)])
-    for layer in engine.layers:
-        layer.impl.vllm_flash_attn_version, layer.impl.batch_invariant_enabled = 3, True
-    engine.builder = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
-    calls.clear()
-    engine.step([Row(0, 151)], engine.random_qkv(1))
-    assert {(given["fa_version"], given["num_splits"], given["max_seqlen_q"]) for given in calls} == {(3, 1, 1)}
-    assert len(calls) == LAYERS
-
-
-def graphs(**given: Any) -> CompilationConfig:
-    made = CompilationConfig(
-        mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE, **given
-    )
-    made.set_splitting_ops_for_v1(all2all_backend="", data_parallel_size=1)
-    return made
-
-
-def test_graphs_that_would_capture_the_bounds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert graph_refusal(graphs()) is None
-    partial = graphs(splitting_ops=["vllm::unified_attention_with_output"])
-    assert "enforce-eager" in (graph_refusal(partial) or "")
-    assert "enforce-eager" in (graph_refusal(graphs(use_inductor_graph_partition=True)) or "")
-    partial.cudagraph_mode = CUDAGraphMode.NONE
-    assert graph_refusal(partial) is None
-    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
-    assert envs.VLLM_USE_BREAKABLE_CUDAGRAPH
-    assert "VLLM_USE_BREAKABLE_CUDAGRAPH" in (graph_refusal(graphs()) or "")
-
-
-def test_only_policies_with_bounds_mind_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for policy, refused in ((PAGES, True), ("tidal:budget=64,reselect=7", False)):
-        engine = CudaEngine(monkeypatch, policy)
-        engine.config.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
-        engine.config.compilation_config.splitting_ops = ["vllm::unified_attention_with_output"]
-        given = engine.spec, engine.names, engine.config, engine.device
-        if refused:
-            with pytest.raises(ServingError, match="page bounds are part of it"):
-                SaccadeFlashBuilder(*given)
-        else:
-            SaccadeFlashBuilder(*given)
 
 
 @pytest.mark.parametrize(

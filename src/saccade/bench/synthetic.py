@@ -105,7 +105,7 @@ class SyntheticEngine:
     def _fill(self, blocks: int, block: int) -> None:
         """Random keys and values, the same for every engine of the same sizes, and the bounds of them where needed."""
         from ..adapters.vllm.worker.backend import SparseLayer
-        from ..adapters.vllm.worker.mixed_step import Written
+        from ..adapters.vllm.worker.step import Written
 
         rows = Rows.on_host(torch.arange(blocks, dtype=torch.int32)[None], [0], [blocks * block])
         everything = Written(rows, torch.zeros(1, dtype=torch.int32), rows.max_len)

@@ -15,7 +15,7 @@ from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
 from ..plans.roles import HeadSpan
 from ..selection.history import TokenHistory
-from ..types import Flags, KVView, Pooling, Selection
+from ..types import Flags, KVView, Pooling, Rows, Selection
 from .counters import Counters, Usage
 from .indexes import Indexes, OwnIndexes
 from .rolling import RollingSelection
@@ -152,6 +152,14 @@ class DecodeState:
             for observer in self.observers:
                 queries = q[:, span.start * group : span.stop * group]
                 observer.observe(layer, span, queries, kv.heads(span.start, span.stop), selection, scale)
-        if layer == len(spans) - 1:
+        self._end(layer)
+
+    def passed(self, layer: int, rows: Rows) -> None:
+        """Note that all heads of a layer attend to all tokens, which somebody else computes."""
+        self._usages.append(Usage(layer, 1.0, rows))
+        self._end(layer)
+
+    def _end(self, layer: int) -> None:
+        if layer == len(self.plan.roles.layers) - 1:
             noted, self._usages = self._usages, []
             self.counters.add(noted)

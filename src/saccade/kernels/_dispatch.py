@@ -50,7 +50,7 @@ def choose_attention(
     operation: str, implementation: Implementation, q: Tensor, kv: KVView, selection: Selection | None = None
 ) -> Implementation:
     """`choose` for an operation that attends to a cache."""
-    unheeded = None if selection is None or kv.rows.whole is None else "it does not look at `rows.whole`"
+    unheeded = None if kv.rows.whole is None else "it knows neither rows that are whole nor rows that pad a batch"
     return choose(
         operation,
         implementation,

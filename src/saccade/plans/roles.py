@@ -59,6 +59,11 @@ class RoleMap:
         return tuple(tuple(role is Role.PUBLISH for role in roles) for roles in self.layers)
 
     @cached_property
+    def passive(self) -> tuple[bool, ...]:
+        """Per layer, whether all its heads are dense: it attends to everything and takes no part in any choice."""
+        return tuple(all(role is Role.DENSE for role in roles) for roles in self.layers)
+
+    @cached_property
     def spans(self) -> tuple[tuple[HeadSpan, ...], ...]:
         """Per layer, the maximal runs of heads with one role; computed once, read in every step."""
         return tuple(tuple(_runs(roles)) for roles in self.layers)

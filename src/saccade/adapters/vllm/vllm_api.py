@@ -94,9 +94,9 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config AttentionConfig: backend backend_per_kind
     """),
     "worker": _parts("""
+        vllm.config get_layers_from_vllm_config(vllm_config layer_type layer_names)
+        vllm.model_executor.layers.attention Attention: impl
         vllm.config get_current_vllm_config
-        vllm.forward_context get_forward_context
-        vllm.forward_context ForwardContext: attn_metadata
         vllm.model_executor.models.utils extract_layer_index(layer_name)
         vllm.distributed tensor_model_parallel_all_gather(dim)
         vllm.tokenizers cached_tokenizer_from_config(model_config)
@@ -115,27 +115,17 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.attention.backends.cpu_attn CPUAttentionBackend
         vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(layer query key value kv_cache)
         vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(attn_metadata output)
-        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.do_kv_cache_update(layer key value kv_cache)
-        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.do_kv_cache_update(slot_mapping)
         vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(common_prefix_len common_attn_metadata)
         vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(fast_build)
         vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder: isa layer_names _set_isa_to_layers
     """),
     "worker on CUDA": _parts("""
-        vllm envs: VLLM_USE_BREAKABLE_CUDAGRAPH
-        vllm.config CUDAGraphMode: NONE
-        vllm.config CompilationConfig: cudagraph_mode splitting_ops_contain_kv_cache_update
-        vllm.config get_layers_from_vllm_config(vllm_config layer_type layer_names)
-        vllm.model_executor.layers.attention Attention: impl
-        vllm.utils.torch_utils canonicalize_singleton_dim_strides
-        vllm.v1.attention.backend AttentionCGSupport: NEVER
-        vllm.v1.attention.backends.flash_attn FlashAttentionImpl: vllm_flash_attn_version batch_invariant_enabled
-        vllm.v1.attention.backends.flash_attn FlashAttentionImpl: fa4_hd256
+        vllm.config CompilationConfig: max_cudagraph_capture_size
+        vllm.config SchedulerConfig: max_num_seqs
+        vllm.v1.attention.backend AttentionCGSupport: NEVER UNIFORM_SINGLE_TOKEN_DECODE
         vllm.v1.attention.backends.flash_attn FlashAttentionBackend
         vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(layer query key value kv_cache attn_metadata)
         vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(output)
-        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.do_kv_cache_update(layer key value kv_cache)
-        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.do_kv_cache_update(slot_mapping)
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_prefix_len)
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_attn_metadata fast_build)
     """),

@@ -51,13 +51,15 @@ class RankedRule(Rule):
                 f"rule {self.name} needs exact scores of single tokens: a page of {unit} tokens has no probability; "
                 "use page=1"
             )
-        others, width = rows.seq_lens - 1, min(self.buffer, rows.max_len) - 1
+        current = rows.seq_lens.clamp(max=1)  # none in a row that pads the batch
+        others, width = rows.seq_lens - current, min(self.buffer, rows.max_len) - 1
         if width:
             ranked, _ = topk(scores, others, width, order="score")
         else:
             ranked = scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
         take, overflowed = self.taken(scores, others, ranked, scale)
-        return Selection(*best_and_last(ranked, take, others, torch.ones_like(others), 1), unit, overflowed)
+        take = torch.where(others[:, None] > 0, take, 0)
+        return Selection(*best_and_last(ranked, take, others, current, 1), unit, overflowed)
 
 
 def softmax_parts(scores: Tensor, scale: float) -> tuple[Tensor, Tensor]:

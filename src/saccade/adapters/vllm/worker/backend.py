@@ -10,7 +10,6 @@ from weakref import ref
 
 from torch import Tensor
 from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 
@@ -20,8 +19,9 @@ from ....errors import ServingError
 from ....types import KVView, Rows
 from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
-from .mixed_step import StepMetadata, Written, prepare
+from .mixed_step import prepare
 from .page_bounds import BlockBounds, bounds_bytes
+from .step import Step, Written
 from .worker import Serving, serving_of
 
 _REFUSED = {"alibi_slopes": ALIBI, "logits_soft_cap": SOFT_CAP, "sinks": SINKS}
@@ -70,9 +70,17 @@ class SparseBuilder:
         kv: KVView = layer.impl.view(layer, layer.kv_cache, rows)
         return kv
 
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Step:
         parent = super().build  # type: ignore[misc]
-        return prepare(self.groups, common_attn_metadata, lambda common: parent(common_prefix_len, common, fast_build))
+
+        def build_parent(common: Any) -> Any:
+            return parent(common_prefix_len, common, fast_build)
+
+        return self.prepare(common_attn_metadata, build_parent)
+
+    def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> Step:
+        """The step that vLLM's `CommonAttentionMetadata` describes."""
+        return prepare(self.groups, common, build_parent)
 
 
 class SparseLayer:
@@ -101,7 +109,7 @@ class SparseLayer:
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        attn_metadata: StepMetadata | None,
+        attn_metadata: Step | None,
         output: Tensor,
         *args: Any,
         **kwargs: Any,
@@ -111,17 +119,20 @@ class SparseLayer:
         if attn_metadata is None:
             result: Tensor = parent(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
             return result
-        step = attn_metadata
-        tokens = step.parent_tokens
-        if step.parent is not None and tokens is None:
-            parent(layer, query, key, value, kv_cache, step.parent, output, *args, **kwargs)
-        elif step.parent is not None and tokens is not None:
-            part = output.new_empty((tokens.shape[0], *output.shape[1:]))
+        step, number = attn_metadata, extract_layer_index(layer.layer_name)
+        # Here, and not with the cache's update, which vLLM may capture in piecewise graphs.
+        for written in step.written:
+            self.refresh(layer, kv_cache, written)
+        part = step.part(number)
+        tokens = part.parent_tokens
+        if part.parent is not None and tokens is None:
+            parent(layer, query, key, value, kv_cache, part.parent, output, *args, **kwargs)
+        elif part.parent is not None and tokens is not None:
+            own_output = output.new_empty((tokens.shape[0], *output.shape[1:]))
             mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
-            parent(layer, *mine, kv_cache, step.parent, part, *args, **kwargs)
-            output.index_copy_(0, tokens, part)
-        number = extract_layer_index(layer.layer_name)
-        for group in step.groups:
+            parent(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
+            output.index_copy_(0, tokens, own_output)
+        for group in part.groups:
             own = group.tokens
             q = query[: step.num_actual_tokens] if own is None else query.index_select(0, own)
             answered = attend(group.state, number, q, self.view(layer, kv_cache, group.rows), scale=self.scale)
@@ -133,19 +144,13 @@ class SparseLayer:
             self.serving.metrics.layer_done(number)
         return output
 
-    def do_kv_cache_update(
-        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
-    ) -> None:
-        """Write new keys and values, then recompute the bounds of the pages they fall into."""
-        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)  # type: ignore[misc]
-        step = _step_of(layer.layer_name)
-        for written in () if step is None else step.written:
-            self.refresh(layer, kv_cache, written)
-
     def refresh(self, layer: Any, kv_cache: Tensor, written: Written) -> None:
         """Recompute the bounds of the pages that new tokens have fallen into, where the policy bounds this layer's."""
-        page, number = self.serving.page, extract_layer_index(layer.layer_name)
-        if page is None or number not in self.serving.plan.refreshing:
+        page = self.serving.page
+        if page is None:
+            return
+        number = extract_layer_index(layer.layer_name)
+        if number not in self.serving.plan.refreshing:
             return
         kv = self.view(layer, kv_cache, written.rows)
         bounds = self.serving.indexes.layers.get(number)
@@ -153,12 +158,3 @@ class SparseLayer:
             bounds = BlockBounds.behind(kv_cache, kv.page, kv.head_dim, page)
             self.serving.indexes.layers[number] = bounds
         bounds.update(kv, written.start, written.count)
-
-
-def _step_of(layer_name: str) -> StepMetadata | None:
-    """The metadata of the step at hand; None in warm-up runs without any."""
-    metadata = get_forward_context().attn_metadata
-    if isinstance(metadata, list):
-        metadata = metadata[0]
-    step: StepMetadata | None = metadata.get(layer_name) if isinstance(metadata, dict) else metadata
-    return step

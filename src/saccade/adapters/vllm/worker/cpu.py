@@ -12,7 +12,6 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from ....decode.state import AttentionOperations
 from ....errors import ServingError
 from ....types import KVView, Rows
 from .backend import SparseBackend, SparseBuilder, SparseLayer
@@ -43,7 +42,7 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = Groups(self.vllm_config, AttentionOperations(), self.view)
+        self.groups = Groups(self.vllm_config, self.view)
         if self.isa == "amx":
             # AMX packs keys in a way that strides cannot express.
             self.isa = "vec"

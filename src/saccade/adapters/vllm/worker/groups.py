@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....decode.state import AttentionOperations, DecodeState
+from ....decode.state import DecodeState
 from ....types import KVView, Rows
 from .requests import RequestRow, requests_of
 from .slots import Fed, FedByDevice, FedByHost, SlotIndexes, SlotMemory
@@ -43,25 +43,29 @@ class Batch:
     slots: list[int]
     placed: bool = True
 
-    def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, on_host: bool) -> Rows:
-        """Some rows, whose blocks and lengths are given; `on_host`: with bounds for code that runs there."""
+    def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, longest: int | None = None) -> Rows:
+        """Some rows, whose blocks and lengths are given.
+
+        `longest`: a bound on any row's length, where kernels are compiled for it; None: what the host knows of each.
+        """
         known = [self.lengths[row] for row in chosen]
-        bounds = tuple((0, length) for length in known) if on_host else None
-        return Rows(table, torch.zeros_like(lengths), lengths, max(known), bounds)
+        bounds = tuple((0, length) for length in known) if longest is None else None
+        return Rows(table, torch.zeros_like(lengths), lengths, longest or max(known), bounds)
+
+    def decodes(self, row: int, request: RequestRow) -> bool:
+        """Whether a row decodes under the policy, whatever its length: one token behind the prompt, not opted out."""
+        return self.queries[row] == 1 and not self.prefilling[row] and request.sparse
 
 
 class Groups:
-    """Groups the rows of one step after the other; those that select attend with `attention`."""
+    """Groups the rows of one step after the other."""
 
-    def __init__(self, vllm_config: Any, attention: AttentionOperations, view: Callable[[int, Rows], KVView]) -> None:
-        self.attention = attention
+    def __init__(self, vllm_config: Any, view: Callable[[int, Rows], KVView]) -> None:
         self._config = vllm_config
         self._serving = serving = serving_of(vllm_config)
         self._view = view
         self._slots: SlotIndexes | None = None
-        self._state = DecodeState(
-            serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes, attention=attention
-        )
+        self._state = DecodeState(serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes)
         self._measured = 0.0
 
     def covers(self, length: int) -> bool:
@@ -77,9 +81,20 @@ class Groups:
         return [
             row
             for row, request in enumerate(self.requests(batch))
-            if batch.queries[row] == 1 and not batch.prefilling[row]
-            if request.sparse and not self.covers(batch.lengths[row])
+            if batch.decodes(row, request) and not self.covers(batch.lengths[row])
         ]
+
+    def whole(self, batch: Batch) -> list[bool]:
+        """Which rows of a step of one new token each do not decode under the policy; not those that pad the batch."""
+        decoding = [batch.decodes(row, request) for row, request in enumerate(self.requests(batch))]
+        chosen = [row for row, decodes in enumerate(decoding) if decodes]
+        self._report(batch, chosen, known=self._announced(batch), measured=False)
+        return [queries == 1 and not decodes for queries, decodes in zip(batch.queries, decoding, strict=True)]
+
+    def all_of(self, rows: Rows) -> Group:
+        """All rows of a step, in order."""
+        self._state.begin(0)
+        return Group(self._state, rows, None)
 
     def of(self, batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | None) -> list[Group]:
         """How the step's S sparse rows decode.
@@ -99,7 +114,8 @@ class Groups:
         if not sparse:
             return []
         # The host plans what an index of its own takes in by the rows' lengths.
-        rows = batch.rows(sparse, table, lengths, on_host=own or table.is_cpu)
+        exact = own or table.is_cpu
+        rows = batch.rows(sparse, table, lengths, longest=None if exact else self._config.model_config.max_model_len)
         if own and known:
             places = [batch.slots[row] for row in sparse]
             self._indexes(table.device).take_in(rows, self.requests(batch, sparse), places)

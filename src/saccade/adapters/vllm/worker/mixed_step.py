@@ -11,56 +11,34 @@ import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from ....types import Rows
-from .groups import Batch, Group, Groups
+from .groups import Batch, Groups
+from .step import Part, Written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
-    """What a step writes into the cache.
+class MixedStep:
+    """A `Step` whose rows may have any number of new tokens, and are answered alike in all layers."""
 
-    Attributes:
-        rows: all rows of the batch.
-        start: int32 `[B]`, first new position of each row.
-        count: host bound on the new tokens of a row.
-    """
-
-    rows: Rows
-    start: Tensor
-    count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepMetadata:
-    """vLLM's attention metadata of a step, all layers of an attention group share it.
-
-    Attributes:
-        parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
-        parent_tokens: int64, their positions in the flat batch; None: all.
-        groups: rows that decode under the policy.
-        written: the step's new tokens; rows with one apart from rows with many, so that none is padded to the others.
-        num_actual_tokens: positions of the flat batch that are not padding.
-    """
-
-    parent: Any | None
-    parent_tokens: Tensor | None
-    groups: list[Group]
+    same: Part
     written: tuple[Written, ...]
     num_actual_tokens: int
 
+    def part(self, layer: int) -> Part:
+        return self.same
 
-def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> StepMetadata:
+
+def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> MixedStep:
     """Split a step's rows; `build_parent` makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`."""
-    batch = _batch(common)
+    batch = batch_of(common)
     sparse = groups.sparse_rows(batch)
     table, lengths = common.block_table_tensor, common.seq_lens
     written = _written(common, batch)
     total = common.num_actual_tokens
     if not sparse:
-        return StepMetadata(build_parent(common), None, groups.of(batch, [], table, lengths, None), written, total)
+        return MixedStep(Part(build_parent(common), None, groups.of(batch, [], table, lengths, None)), written, total)
     if len(sparse) == common.num_reqs:
         found = groups.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
-        return StepMetadata(None, None, found, written, total)
+        return MixedStep(Part(None, None, found), written, total)
     chosen = async_tensor_h2d(sparse, table.device, torch.int64)
     tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
     found = groups.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
@@ -68,20 +46,25 @@ def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> 
     # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
     rest = [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
     if not rest:
-        return StepMetadata(None, None, found, written, total)
+        return MixedStep(Part(None, None, found), written, total)
     others, rest_tokens = _only(common, batch, rest)
-    return StepMetadata(build_parent(others), rest_tokens, found, written, total)
+    return MixedStep(Part(build_parent(others), rest_tokens, found), written, total)
 
 
-def _batch(common: Any) -> Batch:
+def batch_of(common: Any) -> Batch:
     """A step's rows on the host, where vLLM keeps a copy of everything asked for here."""
     starts = common.query_start_loc_cpu.tolist()
     queries = [stop - start for start, stop in pairwise(starts)]
     lengths = common.seq_lens_cpu_upper_bound
-    lengths = (common.seq_lens if lengths is None else lengths)[: common.num_reqs].tolist()
-    slots = list(range(common.num_reqs)) if common.req_idx is None else common.req_idx.tolist()
-    prefilling = common.is_prefilling[: common.num_reqs].tolist()
-    return Batch(lengths, queries[: common.num_reqs], prefilling, slots, placed=common.req_idx is not None)
+    count = common.num_reqs
+    lengths = (common.seq_lens if lengths is None else lengths)[:count].tolist()
+    slots = list(range(count)) if common.req_idx is None else common.req_idx.tolist()
+    prefilling = common.is_prefilling[:count].tolist()
+    # Rows that pad a captured batch are nobody's; model runner V2 says nothing of them.
+    lengths, prefilling, slots = (
+        [*known, *[absent] * (count - len(known))] for known, absent in ((lengths, 0), (prefilling, False), (slots, -1))
+    )
+    return Batch(lengths, queries[:count], prefilling, slots, placed=common.req_idx is not None)
 
 
 def _written(common: Any, batch: Batch) -> tuple[Written, ...]:
@@ -100,7 +83,8 @@ def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Writt
     else:
         chosen = async_tensor_h2d(rows, table.device, torch.int64)
         table, lengths, queries = (tensor.index_select(0, chosen) for tensor in (table, lengths, queries))
-    return Written(batch.rows(rows, table, lengths, on_host=table.is_cpu), lengths - queries, count)
+    longest = None if table.is_cpu else common.max_seq_len
+    return Written(batch.rows(rows, table, lengths, longest=longest), lengths - queries, count)
 
 
 def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor]:

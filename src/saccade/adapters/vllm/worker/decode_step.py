@@ -1,0 +1,76 @@
+"""One forward pass of one new token per row, as a CUDA graph holds it: all it reads lies where its capture found it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from ....types import Rows
+from .groups import Group, Groups
+from .mixed_step import batch_of
+from .step import Part, Written
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeStep:
+    """A `Step` in which every row has one new token, or none where it pads the batch.
+
+    Attributes:
+        parent: metadata of vLLM's own kernel for all rows, in layers whose heads are all dense.
+        group: all rows; those that do not decode under the policy are `whole`.
+    """
+
+    parent: Any
+    group: Group
+    written: tuple[Written, ...]
+    num_actual_tokens: int
+
+    def part(self, layer: int) -> Part:
+        state = self.group.state
+        if state.plan.roles.passive[layer]:
+            state.passed(layer, self.group.rows)
+            return Part(self.parent, None, ())
+        return Part(None, None, (self.group,))
+
+
+class DecodeSteps:
+    """Makes the metadata of decoding steps, in the same memory for all of them.
+
+    Args:
+        groups: which requests select.
+        rows: the most that a batch has, with its padding.
+        longest: tokens that a row may have, the bound of buffers and grids; programs leave early by true lengths.
+    """
+
+    def __init__(self, groups: Groups, rows: int, longest: int, device: torch.device) -> None:
+        self._groups, self._longest = groups, longest
+        self._starts, self._first_new = torch.zeros((2, rows), dtype=torch.int32, device=device)
+        self._whole = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._flags = [False] * rows
+
+    def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> DecodeStep:
+        """The metadata of a step from vLLM's `CommonAttentionMetadata`; `build_parent` makes that of its own kernel."""
+        groups, count, batch = self._groups, common.num_reqs, batch_of(common)
+        self._flag(groups.whole(batch))
+        rows = Rows(
+            page_table=common.block_table_tensor[:count],
+            row_start=self._starts[:count],
+            seq_lens=common.seq_lens[:count],
+            max_len=self._longest,
+            whole=self._whole[:count],
+        )
+        first_new = torch.sub(rows.seq_lens, 1, out=self._first_new[:count])
+        written = (Written(rows, first_new, 1),)
+        # A position for every row: those that pad the batch come last.
+        return DecodeStep(build_parent(common), groups.all_of(rows), written, count)
+
+    def _flag(self, whole: list[bool]) -> None:
+        """Say which rows attend to everything; those behind them pad the batch, and read nothing whatever they are."""
+        count = len(whole)
+        if self._flags[:count] != whole:
+            self._flags[:count] = whole
+            self._whole[:count].copy_(async_tensor_h2d(whole, self._whole.device, torch.bool))

@@ -1,0 +1,61 @@
+"""vLLM's attention metadata of a step, as our layers read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ....types import Rows
+from .groups import Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """What a step writes into the cache.
+
+    Attributes:
+        rows: all rows of the batch.
+        start: int32 `[B]`, first new position of each row.
+        count: host bound on the new tokens of a row.
+    """
+
+    rows: Rows
+    start: Tensor
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Who answers the rows of a step in a layer.
+
+    Attributes:
+        parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
+        parent_tokens: int64, their positions in the flat batch; None: all.
+        groups: rows that decode under the policy.
+    """
+
+    parent: Any | None
+    parent_tokens: Tensor | None
+    groups: Sequence[Group]
+
+
+class Step(Protocol):
+    """A step, which all layers of an attention group share.
+
+    Attributes:
+        written: its new tokens; rows with one apart from rows with many, so that none is padded to the others.
+        num_actual_tokens: positions of the flat batch that rows have; in a captured step with those of its padding.
+    """
+
+    @property
+    def written(self) -> tuple[Written, ...]: ...
+
+    @property
+    def num_actual_tokens(self) -> int: ...
+
+    def part(self, layer: int) -> Part:
+        """Who answers in a layer, by its number in the model; layers ask once each, in order."""
+        ...

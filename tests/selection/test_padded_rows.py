@@ -1,0 +1,52 @@
+"""Rows of length 0, which pad a captured batch, get empty sets from every rule, and the others what they get alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.selector import Rule, WindowSelector
+from saccade.types import KVView, Rows
+
+WIDTH = 40
+LENGTHS = [0, 17, 0, 40, 1]
+
+
+def rows_of(lengths: list[int]) -> Rows:
+    table = torch.zeros((len(lengths), 1), dtype=torch.int32)
+    return Rows(table, torch.zeros(len(lengths), dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("rule", "unit"),
+    [
+        (TopK(8), 1),
+        (TopK(16), 4),
+        (RankUnion(budget=12, sinks=2, recent=0.25), 1),
+        (Ratio(0.25, minimum=3, local=2), 4),
+        (Threshold(0.01, buffer=16), 1),
+        (TopP(0.8, buffer=16), 1),
+    ],
+)
+def test_an_empty_row_has_an_empty_set(rule: Rule, unit: int) -> None:
+    scores = torch.randn(len(LENGTHS), 4, WIDTH // unit, generator=torch.Generator().manual_seed(0))
+    units = torch.tensor([-(-length // unit) for length in LENGTHS])
+    scores = scores.masked_fill(torch.arange(WIDTH // unit) >= units[:, None, None], -torch.inf)
+    selection = rule.choose(scores, rows_of(LENGTHS), unit, 1.0)
+    for row, length in enumerate(LENGTHS):
+        if length == 0:
+            assert not selection.counts[row].any()
+            assert bool((selection.ids[row] == -1).all())
+        else:
+            alone = rule.choose(scores[row : row + 1], rows_of([length]), unit, 1.0)
+            assert torch.equal(selection.counts[row], alone.counts[0])
+            assert torch.equal(selection.ids[row], alone.ids[0])
+
+
+def test_a_window_of_an_empty_row_is_empty() -> None:
+    page = torch.zeros(1, WIDTH, 1, 16)
+    kv = KVView(page, page, rows_of(LENGTHS))
+    selection = WindowSelector(budget=8, sinks=2).select(torch.zeros(len(LENGTHS), 1, 16), kv, None, None, 1.0)
+    assert selection.counts[:, 0].tolist() == [0, 8, 0, 8, 1]
+    assert bool((selection.ids[[0, 2]] == -1).all())

@@ -1,0 +1,172 @@
+"""Decoding steps that a CUDA graph can hold: in the same memory, by bounds instead of lengths, padded or not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from cuda_engine import LAYERS, MAX_LEN, CudaEngine, Row
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.v1.attention.backend import AttentionCGSupport
+
+from host_reads import watching
+from saccade.adapters.vllm import metrics
+from saccade.adapters.vllm.checks import SCHEDULER
+from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
+from saccade.adapters.vllm.worker.decode_step import DecodeStep
+from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.adapters.vllm.worker.worker import serving_of
+
+PAGES = "quest:budget=64,page=16,dense_layers=2"
+
+
+def decode_step(engine: CudaEngine, rows: Sequence[Row]) -> DecodeStep:
+    step = engine.builder.build(0, engine.metadata(rows))
+    assert isinstance(step, DecodeStep)
+    return step
+
+
+def tensors(thing: Any) -> list[Tensor]:
+    """All tensors of a dataclass, and of those in it."""
+    if isinstance(thing, Tensor):
+        return [thing]
+    if is_dataclass(thing):
+        return [found for field in fields(thing) for found in tensors(getattr(thing, field.name))]
+    return [found for one in thing for found in tensors(one)] if isinstance(thing, (tuple, list)) else []
+
+
+def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    step = decode_step(engine, [Row(0, 152), Row(3, 9)])
+    parts = [step.part(layer) for layer in range(LAYERS)]
+    assert [part.parent is step.parent and not part.groups for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
+    assert all(part.parent is None and part.groups == (step.group,) for part in parts[2:])
+    assert step.group.tokens is None
+    assert step.parent.seq_lens.tolist() == step.group.rows.seq_lens.tolist() == [152, 9]
+
+
+def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own tensors are persistent; all others that a step names are ours, and the same at every step."""
+    engine = CudaEngine(monkeypatch, PAGES)
+    common = engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0)])
+    theirs = {common.seq_lens.data_ptr(), common.block_table_tensor.data_ptr()}
+    addresses = []
+    for lengths in ((152, 99, 0), (301, 5, 0)):
+        common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        step = engine.builder.build(0, common)
+        ours = [tensor for tensor in tensors((step.group.rows, step.written)) if tensor.data_ptr() not in theirs]
+        addresses.append([tensor.data_ptr() for tensor in ours])
+        assert step.written[0].start.tolist() == [length - 1 for length in lengths]
+        assert step.group.rows.max_len == MAX_LEN
+        assert step.group.rows.bounds is None
+    assert addresses[0] == addresses[1]
+    # Row starts and flags, which the rows written to share; and where each of these begins to be new.
+    assert len(set(addresses[0])) == 3
+
+
+def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that opted out, and the last token of a prompt; a row that pads the batch is nothing."""
+    engine = CudaEngine(monkeypatch, PAGES)
+    engine.requests.rows[2] = RequestRow(sparse=False)
+    rows = [Row(0, 152), Row(2, 103), Row(1, 33, 1, True), Row(3, 0, 0)]
+    step = decode_step(engine, rows)
+    assert step.group.rows.whole is not None
+    assert step.group.rows.whole.tolist() == [False, True, True, False]
+    # The same memory says it of the next batch.
+    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).group.rows.whole.tolist() == [True, False]
+    assert step.group.rows.whole.tolist() == [True, False, True, False]
+
+
+def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, PAGES)
+    common = engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0), Row(2, 0, 0)])
+    common.is_prefilling, common.req_idx = common.is_prefilling[:2], common.req_idx[:2]
+    step = engine.builder.build(0, common)
+    assert step.group.rows.batch == 4
+    assert step.group.rows.whole.tolist() == [False] * 4
+
+
+def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four rows have tokens; their answers and counts are those of a batch of two."""
+    answers, counts = [], []
+    for padding in (0, 2):
+        torch.manual_seed(0)
+        engine = CudaEngine(monkeypatch, "tidal:budget=64,reselect=7")
+        engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True)], engine.random_qkv(249))
+        qkv = engine.random_qkv(2)
+        rows = [Row(0, 151), Row(1, 100), *[Row(2, 0, 0)] * padding]
+        # Positions that pad the batch hold whatever was there before.
+        padded = [tuple(torch.cat((x, x.new_full((padding, *x.shape[1:]), torch.nan))) for x in layer) for layer in qkv]
+        common = engine.metadata(rows)
+        common.num_actual_tokens += padding
+        common.slot_mapping = torch.cat((common.slot_mapping, common.slot_mapping.new_full((padding,), -1)))
+        outputs = engine.layers_of(engine.builder.build(0, common), common, padded)
+        answers.append([out[:2] for out in outputs])
+        counts.append(engine.serving.counters.totals())
+    for alone, with_padding in zip(*answers, strict=True):
+        assert torch.equal(alone, with_padding)
+    assert counts[0] == counts[1]
+    assert all(steps == 2 for *_, steps in counts[0])
+
+
+def test_the_whole_step_is_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the lengths, also those that the budget covers, with rows that pad, are whole or are neither."""
+    engine = CudaEngine(monkeypatch, PAGES, device="meta")
+    engine.requests.rows[3] = RequestRow(sparse=False)
+    shapes = []
+    warm_up = (Row(0, 1), Row(1, 1), Row(2, 1))
+    for rows in (
+        warm_up,
+        (Row(0, 300), Row(1, 3), Row(3, 90)),
+        (Row(0, 2), Row(1, 1), Row(2, 0, 0)),
+        (Row(3, 500), Row(1, 129), Row(0, 511)),
+    ):
+        common, qkv = engine.metadata(rows), engine.random_qkv(3)
+        common.num_actual_tokens = 3
+        common.slot_mapping = torch.zeros(3, dtype=torch.int64, device="meta")
+        step = engine.builder.build(0, common)
+        with watching() as watched:
+            engine.layers_of(step, common, qkv)
+        shapes.append(watched.shapes)
+    assert shapes[1] == shapes[2] == shapes[3]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("dense", None),
+        (PAGES, None),
+        ("resa:min_pages=2,ratio=0.05", None),
+        ("less_is_more:budget=64,reselect=7", None),
+        ("lychee_cluster:budget=96", "its index takes new tokens in between steps"),
+    ],
+)
+def test_who_is_captured_and_who_says_why_not(
+    policy: str, reason: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False} if "resa" in policy else {}
+    with caplog.at_level(logging.INFO, logger="saccade"):
+        engine = CudaEngine(monkeypatch, policy, settings=settings)
+    support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
+    told = [record.message for record in caplog.records if "CUDA graphs" in record.message]
+    if reason is None:
+        assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        assert told == ["saccade: decoding steps are part of CUDA graphs"]
+    else:
+        assert support is AttentionCGSupport.NEVER
+        assert told == [f"saccade: decoding steps are not part of CUDA graphs: {reason}"]
+
+
+def test_sampled_recall_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "exported", lambda: True)
+    engine = CudaEngine(monkeypatch, PAGES)
+    engine.config.additional_config["saccade"]["recall"] = 0.5
+    vars(engine.config).pop("_saccade_serving")
+    with set_current_vllm_config(engine.config):
+        assert serving_of(engine.config).recall is not None
+        assert SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec) is AttentionCGSupport.NEVER
