@@ -51,7 +51,7 @@ def check_everything(case: Case, pooling: Pooling, unit: int, sets: str) -> None
     out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
     assert scores is not None
     expect_attention(out, case, everything(case), 0.3)
-    expect_scores(scores, case, pooling)
+    expect_scores(scores, case, pooling, ended=False)
     expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation="triton"), case, pooling)
     selection, tokens = choose(case, sets, unit, 3, 0)
     out = sparse_decode(case.q, case.kv, moved_selection(selection), scale=0.3, implementation="triton")
@@ -63,7 +63,7 @@ def check_everything(case: Case, pooling: Pooling, unit: int, sets: str) -> None
     )
     assert scores is not None
     expect_attention(out, case, wanted, 0.3)
-    expect_scores(scores, part(case, dense), pooling)
+    expect_scores(scores, part(case, dense), pooling, ended=False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

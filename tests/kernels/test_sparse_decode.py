@@ -128,3 +128,14 @@ def test_who_does_not_know_whole_rows_says_so(implementation: Implementation) ->
     selection, _ = choose(case, "kv", 1, 0, 0)
     with pytest.raises(KernelError, match="whole"):
         sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
+
+
+def test_the_result_goes_where_it_is_wanted() -> None:
+    case = make_case(layout="buffer", lengths=[9, 5], kv_heads=2, group=2, head_dim=16)
+    selection, tokens = choose(case, "kv", 1, 0, 0)
+    out = torch.full_like(case.q, torch.nan)
+    assert sparse_decode(case.q, case.kv, selection, scale=0.3, out=out) is out
+    expect_attention(out, case, tokens, 0.3)
+    for wrong in (out[:1], out.double(), out.transpose(0, 1).contiguous().transpose(0, 1)):
+        with pytest.raises(KernelError, match="out must be contiguous"):
+            sparse_decode(case.q, case.kv, selection, scale=0.3, out=wrong)

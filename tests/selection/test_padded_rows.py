@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.selector import Rule, WindowSelector
 from saccade.types import KVView, Rows
 
@@ -32,7 +33,8 @@ def rows_of(lengths: list[int]) -> Rows:
 def test_an_empty_row_has_an_empty_set(rule: Rule, unit: int) -> None:
     scores = torch.randn(len(LENGTHS), 4, WIDTH // unit, generator=torch.Generator().manual_seed(0))
     units = torch.tensor([-(-length // unit) for length in LENGTHS])
-    scores = scores.masked_fill(torch.arange(WIDTH // unit) >= units[:, None, None], -torch.inf)
+    # What follows a row is undefined.
+    scores = scores.masked_fill(torch.arange(WIDTH // unit) >= units[:, None, None], torch.nan)
     selection = rule.choose(scores, rows_of(LENGTHS), unit, 1.0)
     for row, length in enumerate(LENGTHS):
         if length == 0:
@@ -50,3 +52,16 @@ def test_a_window_of_an_empty_row_is_empty() -> None:
     selection = WindowSelector(budget=8, sinks=2).select(torch.zeros(len(LENGTHS), 1, 16), kv, None, None, 1.0)
     assert selection.counts[:, 0].tolist() == [0, 8, 0, 8, 1]
     assert bool((selection.ids[[0, 2]] == -1).all())
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_stored_scores_are_looked_at_up_to_the_end_of_the_row(page: int) -> None:
+    stored = torch.randn(len(LENGTHS), 2, WIDTH, generator=torch.Generator().manual_seed(0))
+    behind = torch.arange(WIDTH) >= torch.tensor(LENGTHS)[:, None, None]
+    kv = KVView(torch.zeros(1, WIDTH, 2, 16), torch.zeros(1, WIDTH, 2, 16), rows_of(LENGTHS))
+    scorer, rule, chosen = ExactScorer("max", page), TopK(2 * page), []
+    for filling in (-torch.inf, torch.nan):
+        scores = scorer.score(torch.zeros(len(LENGTHS), 2, 16), kv, None, stored.masked_fill(behind, filling))
+        chosen.append(rule.choose(scores, kv.rows, page, 1.0))
+    assert torch.equal(chosen[0].ids, chosen[1].ids)
+    assert torch.equal(chosen[0].counts, chosen[1].counts)

@@ -51,12 +51,14 @@ def _missing(device: torch.device, head_dim: int) -> str | None:
     return refusal(head_dim)
 
 
-def folded_sdpa(q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None) -> tuple[Tensor, None]:
+def folded_sdpa(
+    q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
+) -> tuple[Tensor, None]:
     """Torch's kernel in its best form: a group's query heads as queries of one head, the cache read once.
 
     `enable_gqa` would read it once per query head, eight times slower on a CPU.
     """
-    assert pooling is None and kv.rows.uniform, "a dense policy on rows of one length"
+    assert pooling is None and out is None and kv.rows.uniform, "a dense policy on rows of one length"
     length = kv.rows.max_len
     keys, values = (tensor.transpose(1, 2)[:, :, :length] for tensor in (kv.k, kv.v))
     queries = q.view(q.shape[0], kv.kv_heads, -1, q.shape[2])

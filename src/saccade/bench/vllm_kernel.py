@@ -39,7 +39,9 @@ class VllmAttention:
         self._caches: dict[int, Tensor] = {}
         self._plan: Any = None
 
-    def __call__(self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None) -> tuple[Tensor, None]:
+    def __call__(
+        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         """Attention `[B, Hq, d]` to all tokens of a cache `[B, capacity, Hkv, d]`, whose last one is new."""
         isa = _get_attn_isa(q.dtype, self.block, kv.head_dim)
         cache = self._caches.get(kv.k.data_ptr())
@@ -50,7 +52,7 @@ class VllmAttention:
         kernels.cpu_attn_reshape_and_cache(
             kv.k[:, last].contiguous(), kv.v[:, last].contiguous(), keys, values, self._slots, isa
         )
-        out = torch.empty_like(q)
+        out = torch.empty_like(q) if out is None else out
         if self._plan is None:
             self._plan = kernels.cpu_attn_get_scheduler_metadata(
                 num_reqs=q.shape[0],

@@ -10,7 +10,16 @@ from ..types import Flags, KVView, Role
 from .state import DecodeState
 
 
-def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: float, position: int = 0) -> Tensor:
+def attend(
+    state: DecodeState,
+    layer: int,
+    q: Tensor,
+    kv: KVView,
+    *,
+    scale: float,
+    position: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
     """Attention output of the current token of every row, under the state's plan.
 
     Args:
@@ -20,6 +29,7 @@ def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: floa
         kv: the layer's cache, the current token included.
         scale: factor on q·k before the softmax.
         position: which one of a call's new tokens this is, when several come at once.
+        out: where the output goes, contiguous, as q; None: memory of its own.
 
     Returns:
         `[B, Hq, d]` in q's dtype.
@@ -28,12 +38,12 @@ def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: floa
     spans = roles.spans[layer]
     sparse = state.needs_selection(kv.rows.max_len)
     if not sparse:
-        output, _ = state.attention.dense(q, kv, scale=scale)
+        output, _ = state.attention.dense(q, kv, scale=scale, out=out)
     else:
         for span in spans:
             if span.role is Role.SELECT:
                 _refresh(state, layer, span, q, kv, None, scale, position)
-        output, scores = _attention(state, layer, q, kv, scale, position)
+        output, scores = _attention(state, layer, q, kv, scale, position, out)
         for span in spans:
             if span.role is Role.PUBLISH:
                 _refresh(state, layer, span, q, kv, scores, scale, position)
@@ -42,20 +52,20 @@ def attend(state: DecodeState, layer: int, q: Tensor, kv: KVView, *, scale: floa
 
 
 def _attention(
-    state: DecodeState, layer: int, q: Tensor, kv: KVView, scale: float, position: int
+    state: DecodeState, layer: int, q: Tensor, kv: KVView, scale: float, position: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Every head attends to all tokens or to its set, in one operation; and the scores of the heads that publish."""
     roles, selector = state.plan.roles, state.plan.selector
     dense, publishing = roles.attending_to_all[layer], roles.publishing[layer]
     pooling = selector.fused_pooling if selector is not None and any(publishing) else None
     if all(dense):
-        output, scores = state.attention.dense(q, kv, scale=scale, pooling=pooling)
+        output, scores = state.attention.dense(q, kv, scale=scale, pooling=pooling, out=out)
         return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
     selection = state.rolling(position).latest(kv.rows)
     if not any(dense):
-        return state.attention.sparse(q, kv, selection, scale=scale), None
+        return state.attention.sparse(q, kv, selection, scale=scale, out=out), None
     scored = publishing if pooling is not None else None
-    return state.attention.hybrid(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored)
+    return state.attention.hybrid(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored, out=out)
 
 
 def _of_heads(scores: Tensor, heads: Flags) -> Tensor:

@@ -33,12 +33,14 @@ class Observer(Protocol):
 
 class DenseAttention(Protocol):
     def __call__(
-        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None
+        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
 class SparseAttention(Protocol):
-    def __call__(self, q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Tensor: ...
+    def __call__(
+        self, q: Tensor, kv: KVView, selection: Selection, *, scale: float, out: Tensor | None = None
+    ) -> Tensor: ...
 
 
 class HybridAttention(Protocol):
@@ -52,6 +54,7 @@ class HybridAttention(Protocol):
         scale: float,
         pooling: Pooling | None = None,
         scored: Flags | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
 

@@ -55,3 +55,16 @@ def check_integers(operation: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32:
             raise KernelError(f"{operation}: {name} must be int32, got {tensor.dtype}")
+
+
+def check_out(operation: str, q: Tensor, out: Tensor | None) -> None:
+    """Whether the result fits into `out`."""
+    if out is not None and (out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous()):
+        raise KernelError(
+            f"{operation}: out must be contiguous {q.dtype} {list(q.shape)}, got {out.dtype} {list(out.shape)}"
+        )
+
+
+def placed(result: Tensor, out: Tensor | None) -> Tensor:
+    """The result, in `out` if there is one."""
+    return result if out is None else out.copy_(result)

@@ -113,7 +113,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
-        """Scores float32 `[B, G, N]` in logical order for q `[B, Hq, d]`; -inf past the row's end.
+        """Scores float32 `[B, G, N]` in logical order for q `[B, Hq, d]`; undefined past the row's end.
 
         `stored` are those of all tokens `[B, G, max_len]` if dense attention has just made them; None unless `fused`.
         """
@@ -142,7 +142,7 @@ class Rule(ABC):
 
     @abstractmethod
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
-        """The set from scores float32 `[B, G, N]`; `scale` is their factor inside the softmax."""
+        """The set from scores float32 `[B, G, N]`, undefined past a row's end; `scale`: their factor in the softmax."""
 
     @abstractmethod
     def size(self, length: int, unit: int) -> int:

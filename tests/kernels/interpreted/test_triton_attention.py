@@ -50,7 +50,7 @@ def test_dense_decode_scores_matches_the_oracle(case: Case, pooling: Pooling | N
     expect_attention(out, case, everything(case), 0.3)
     assert (scores is None) == (pooling is None)
     if scores is not None and pooling is not None:
-        expect_scores(scores, case, pooling)
+        expect_scores(scores, case, pooling, ended=False)
 
 
 @few
@@ -93,11 +93,11 @@ def test_hybrid_decode_matches_the_oracle(
 @pytest.mark.parametrize("layout", ["buffer", "paged"])
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_rows_shorter_than_the_bound_and_than_the_parts(pooling: Pooling, layout: str) -> None:
-    """Parts without a token weigh nothing, and scores past the row are -inf up to the bound."""
+    """Parts without a token weigh nothing."""
     case = make_case(layout=layout, lengths=[200, 1, 33], kv_heads=1, group=2, head_dim=16, padding=7, loose=60)
     out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
     assert scores is not None
-    expect_scores(scores, case, pooling)
+    expect_scores(scores, case, pooling, ended=False)
     expect_attention(out, case, everything(case), 0.3)
 
 
@@ -118,7 +118,7 @@ def test_groups_around_the_size_of_a_tile(group: int) -> None:
     for pooling in get_args(Pooling):
         out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
         assert scores is not None
-        expect_scores(scores, case, pooling)
+        expect_scores(scores, case, pooling, ended=False)
         expect_attention(out, case, everything(case), 0.3)
 
 
@@ -149,7 +149,7 @@ def test_a_quantised_cache_is_scaled(dtype: torch.dtype, per_head: bool) -> None
     case = replace(plain, kv=scaled, keys=_logical(k, scaled.rows), values=_logical(v, scaled.rows))
     out, scores = dense_decode_scores(case.q, scaled, scale=0.3, pooling="each", implementation="triton")
     assert scores is not None
-    expect_scores(scores, case, "each")
+    expect_scores(scores, case, "each", ended=False)
     expect_scores(decode_scores(case.q, scaled, pooling="mean", implementation="triton"), case, "mean")
     expect_attention(out, case, everything(case), 0.3)
     check(case, "triton", "kv", 1, (False, True), None, None, 0)
@@ -160,13 +160,13 @@ def test_a_query_wider_or_narrower_than_the_cache() -> None:
     case = replace(narrow, q=narrow.q.float() * (1 + 2.0**-14))
     out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="triton")
     assert scores is not None
-    expect_scores(scores, case, "max")
+    expect_scores(scores, case, "max", ended=False)
     expect_attention(out, case, everything(case), 0.3)
     wide = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16)
     case = replace(wide, q=wide.q.half())
     out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="triton")
     assert scores is not None
-    expect_scores(scores, case, "max")
+    expect_scores(scores, case, "max", ended=False)
     expect_attention(out, case, everything(case), 0.3)
 
 
@@ -268,5 +268,5 @@ def test_rows_that_only_pad_have_no_scores(case: Case, pooling: Pooling, data: s
     other = with_other_rows(case, [False] * count, empty)
     out, scores = dense_decode_scores(other.q, other.kv, scale=0.3, pooling=pooling, implementation="triton")
     assert scores is not None
-    expect_scores(scores, other, pooling)
+    expect_scores(scores, other, pooling, ended=False)
     expect_other_rows(out, other, everything(other), 0.3, [True] * count, (True,) * case.kv.kv_heads)

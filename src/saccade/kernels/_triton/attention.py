@@ -23,6 +23,7 @@ def attend(
     kv: KVView,
     *,
     scale: float,
+    out: Tensor | None = None,
     selection: Selection | None = None,
     dense: Flags | None = None,
     pooling: Pooling | None = None,
@@ -42,7 +43,7 @@ def attend(
     if pooling is not None:
         stored = sum(kept) * (group if pooling == "each" else 1)
         scores = torch.empty((batch, stored, rows.max_len), dtype=torch.float32, device=q.device)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     work = _Work.of(q, kv, selection, flags)
     most = max(work.dense_splits, work.sparse_splits)
     direct = most == 1

@@ -13,7 +13,7 @@ from saccade.kernels._triton.paging import (
     storage_pages,
     storage_rows,
 )
-from saccade.kernels._triton.scores import store_absent, store_scores
+from saccade.kernels._triton.scores import store_scores
 
 
 @triton.jit
@@ -139,7 +139,5 @@ def stream(
         slots = clamped_slots(ahead, start, length)
         present = (ahead >= 0) & (ahead < length)
         pages = storage_pages(table, table_step, slots, PAGE)
-    if POOLING != "":
-        store_absent(scores, split, splits, length, max_len, stored, GROUP, TILE, POOLING, BLOCK)
     summed = tl.where(total > 0, largest + tl.log2(tl.maximum(total, 1e-38)), float("-inf"))
     return weighted / tl.maximum(total, 1e-38)[:, None], summed

@@ -5,14 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._checks import check_pooling, check_query
+from saccade.kernels._checks import check_out, check_pooling, check_query, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.dense_decode_scores import cpu, native, reference
 from saccade.types import KVView, Pooling
 
 
 def dense_decode_scores(
-    q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, implementation: Implementation = "auto"
+    q: Tensor,
+    kv: KVView,
+    *,
+    scale: float,
+    pooling: Pooling | None = None,
+    out: Tensor | None = None,
+    implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to every token of each row; with a pooling, also return the scores (TidalDecode, selection layers).
 
@@ -24,26 +30,30 @@ def dense_decode_scores(
         kv: the layer's cache.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
+        out: where the output goes, contiguous, as q; None: memory of its own.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
 
     Returns:
-        The output `[B, Hq, d]` in q's dtype, and the scores as `decode_scores` gives them or None.
+        The output `[B, Hq, d]` in q's dtype, 0 of a row without tokens; and None, or the scores as `decode_scores`
+        gives them, but undefined at and after `seq_lens[b]`: a loose bound on the lengths costs short rows nothing.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
     check_query("dense_decode_scores", q, kv)
     check_pooling("dense_decode_scores", pooling)
+    check_out("dense_decode_scores", q, out)
     chosen = choose_attention("dense_decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
-        return triton.dense_decode_scores(q, kv, scale, pooling)
+        return triton.dense_decode_scores(q, kv, scale, pooling, out)
     run = {"native": native.dense_decode_scores, "cpu": cpu.dense_decode_scores}.get(
         chosen, reference.dense_decode_scores
     )
-    return run(q, kv, scale, pooling)
+    result, scores = run(q, kv, scale, pooling)
+    return placed(result, out), scores
 
 
 def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Implementation = "auto") -> Tensor:

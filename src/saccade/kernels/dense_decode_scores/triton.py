@@ -13,5 +13,7 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     return score(q, kv, pooling)
 
 
-def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
-    return attend(q, kv, scale=scale, pooling=pooling)
+def dense_decode_scores(
+    q: Tensor, kv: KVView, scale: float, pooling: Pooling | None, out: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    return attend(q, kv, scale=scale, out=out, pooling=pooling)

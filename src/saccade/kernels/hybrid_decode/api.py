@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._checks import check_pooling, check_query, check_selection
+from saccade.kernels._checks import check_out, check_pooling, check_query, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.hybrid_decode import native, parts
 from saccade.types import Flags, KVView, Pooling, Selection
@@ -20,6 +20,7 @@ def hybrid_decode(
     scale: float,
     pooling: Pooling | None = None,
     scored: Flags | None = None,
+    out: Tensor | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Dense and sparse heads of one layer as one operation (LycheeDecode, appendix C).
@@ -39,13 +40,14 @@ def hybrid_decode(
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
         scored: for each KV head whether its scores are wanted, which only dense ones have; None with a pooling is all
             dense ones.
+        out: where the output goes, contiguous, as q; None: memory of its own.
         implementation: "native" and "triton" need what `decode_scores` says. "cpu" and "reference" call the two
             operations of that name for each run of neighbouring heads. "auto" takes the first that can run.
 
     Returns:
         The output `[B, Hq, d]` in q's dtype; and None, or the raw scores of the Hs heads flagged in `scored` in their
-        order, float32 `[B, Hs, max_len]` or (for "each") `[B, Hs · Hq / Hkv, max_len]`, -inf at and after
-        `seq_lens[b]`.
+        order, float32 `[B, Hs, max_len]` or (for "each") `[B, Hs · Hq / Hkv, max_len]`, undefined at
+        and after `seq_lens[b]`.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, scores of a sparse head are wanted, or the requested
@@ -54,15 +56,18 @@ def hybrid_decode(
     check_query("hybrid_decode", q, kv)
     check_pooling("hybrid_decode", pooling)
     check_selection("hybrid_decode", q, kv, selection)
+    check_out("hybrid_decode", q, out)
     wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
     chosen = choose_attention("hybrid_decode", implementation, q, kv, selection)
     if chosen == "native":
-        return native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
+        result, scores = native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
+        return placed(result, out), scores
     if chosen == "triton":
         from saccade.kernels.hybrid_decode import triton
 
-        return triton.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
-    return parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
+        return triton.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, out)
+    result, scores = parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
+    return placed(result, out), scores
 
 
 def _check_flags(kv_heads: int, dense: Flags, pooling: Pooling | None, scored: Flags | None) -> Flags:

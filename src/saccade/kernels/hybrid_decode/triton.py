@@ -9,6 +9,13 @@ from saccade.types import Flags, KVView, Pooling, Selection
 
 
 def hybrid_decode(
-    q: Tensor, kv: KVView, selection: Selection, dense: Flags, scale: float, pooling: Pooling | None, scored: Flags
+    q: Tensor,
+    kv: KVView,
+    selection: Selection,
+    dense: Flags,
+    scale: float,
+    pooling: Pooling | None,
+    scored: Flags,
+    out: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    return attend(q, kv, scale=scale, selection=selection, dense=dense, pooling=pooling, scored=scored)
+    return attend(q, kv, scale=scale, out=out, selection=selection, dense=dense, pooling=pooling, scored=scored)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.kernels._checks import check_query, check_selection
+from saccade.kernels._checks import check_out, check_query, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.sparse_decode import cpu, native, reference
 from saccade.types import KVView, Selection
 
 
 def sparse_decode(
-    q: Tensor, kv: KVView, selection: Selection, *, scale: float, implementation: Implementation = "auto"
+    q: Tensor,
+    kv: KVView,
+    selection: Selection,
+    *,
+    scale: float,
+    out: Tensor | None = None,
+    implementation: Implementation = "auto",
 ) -> Tensor:
     """Attend to the selected tokens only: position-persistent sparse attention (TidalDecode, section 3.1).
 
@@ -26,6 +32,7 @@ def sparse_decode(
             heads), Hkv or Hq. Every other row's set holds at least one unit that starts below its length: an empty
             one has no defined output.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
+        out: where the output goes, contiguous, as q; None: memory of its own.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
 
@@ -37,10 +44,11 @@ def sparse_decode(
     """
     check_query("sparse_decode", q, kv)
     check_selection("sparse_decode", q, kv, selection)
+    check_out("sparse_decode", q, out)
     chosen = choose_attention("sparse_decode", implementation, q, kv, selection)
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton
 
-        return triton.sparse_decode(q, kv, selection, scale)
+        return triton.sparse_decode(q, kv, selection, scale, out)
     run = {"native": native.sparse_decode, "cpu": cpu.sparse_decode}.get(chosen, reference.sparse_decode)
-    return run(q, kv, selection, scale)
+    return placed(run(q, kv, selection, scale), out)

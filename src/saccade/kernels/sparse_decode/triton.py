@@ -8,5 +8,5 @@ from saccade.kernels._triton.attention import attend
 from saccade.types import KVView, Selection
 
 
-def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> Tensor:
-    return attend(q, kv, scale=scale, selection=selection)[0]
+def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float, out: Tensor | None) -> Tensor:
+    return attend(q, kv, scale=scale, out=out, selection=selection)[0]

@@ -51,6 +51,8 @@ class RankedRule(Rule):
                 f"rule {self.name} needs exact scores of single tokens: a page of {unit} tokens has no probability; "
                 "use page=1"
             )
+        absent = torch.arange(scores.shape[-1], device=scores.device) >= rows.seq_lens[:, None]
+        scores = scores.masked_fill(absent[:, None], -torch.inf)
         current = rows.seq_lens.clamp(max=1)  # none in a row that pads the batch
         others, width = rows.seq_lens - current, min(self.buffer, rows.max_len) - 1
         if width:

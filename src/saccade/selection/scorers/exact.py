@@ -32,6 +32,10 @@ class ExactScorer(Scorer):
         scores = decode_scores(q, kv, pooling=self.pooling) if stored is None else stored
         if self.page == 1:
             return scores
+        if stored is not None:
+            # Behind a row's end dense attention has stored nothing.
+            absent = torch.arange(scores.shape[-1], device=q.device) >= kv.rows.seq_lens[:, None]
+            scores = scores.masked_fill(absent[:, None], -torch.inf)
         padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % self.page), value=-torch.inf)
         return padded.view(*scores.shape[:2], -1, self.page).amax(dim=-1)
 

@@ -134,11 +134,11 @@ class SparseLayer:
             output.index_copy_(0, tokens, own_output)
         for group in part.groups:
             own = group.tokens
-            q = query[: step.num_actual_tokens] if own is None else query.index_select(0, own)
-            answered = attend(group.state, number, q, self.view(layer, kv_cache, group.rows), scale=self.scale)
+            kv, count = self.view(layer, kv_cache, group.rows), step.num_actual_tokens
             if own is None:
-                output[: step.num_actual_tokens] = answered
+                attend(group.state, number, query[:count], kv, scale=self.scale, out=output[:count])
             else:
+                answered = attend(group.state, number, query.index_select(0, own), kv, scale=self.scale)
                 output.index_copy_(0, own, answered)
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)
