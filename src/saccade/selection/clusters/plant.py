@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels.spherical_kmeans.api import spherical_kmeans
+from .groups import Groups
 from .settings import ClusterSettings
 
 # One unit in the last place upwards, so that rounding float64 to float32 never shrinks a radius.
@@ -22,10 +22,10 @@ class Planted:
 
     Attributes:
         unit_centroids, unit_radii, unit_tokens: of each unit; a unit without tokens is absent.
-        unit_offsets: `[..., U + 1]`, unit p has clusters `unit_offsets[p]..unit_offsets[p + 1]` of the group.
+        unit_offsets: `[..., U]`, the first cluster of each unit in the group.
         centroids, radii: of each cluster.
         numbers: a cluster's number before they were put in order of their units: who wins a tie.
-        offsets: `[..., L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]` of the group.
+        offsets: `[..., L]`, the first of each cluster's members in the group.
         members: of a cluster the latest first.
     """
 
@@ -40,27 +40,17 @@ class Planted:
     members: Tensor
 
 
-def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettings, dtype: torch.dtype) -> Planted:
-    """Planted `[P, ...]` of chunks whose keys are float32 `[P, S, d]` (LycheeCluster, section 4.3).
+def plant(keys: Tensor, groups: Groups, settings: ClusterSettings, dtype: torch.dtype) -> Planted:
+    """Planted `[P, ...]` of chunks whose keys are float32 `[P, S, d]`, of unit length or zero (section 4.3).
 
     Everything above the k-means works on centroids as they are stored, rounded to `dtype`: radii, units, and later
     every bound.
-
-    Args:
-        keys: of unit length or zero.
-        lengths: int64 `[P, S]`, tokens of each chunk.
-        counts: int64 `[P]`, chunks of each group, 0 to S; the others are absent.
     """
-    size, device = keys.shape[1], keys.device
-    clusters = -(-size // settings.cluster_size)
+    size, clusters = settings.group_size, settings.clusters
     units = settings.units(clusters)
-    present = (counts + settings.cluster_size - 1) // settings.cluster_size
-    # Looked up: a square root would have to be rounded as the host rounds it.
-    table = _units_of(settings, clusters).to(device, non_blocking=True)
-    labels, centroids = spherical_kmeans(keys, clusters, counts=counts, cluster_counts=present)
+    labels, centroids = spherical_kmeans(keys, clusters, counts=groups.chunks, cluster_counts=groups.clusters)
     stored = centroids.to(dtype)
-    of_units = table.index_select(0, present)
-    parents, tops = spherical_kmeans(stored.float(), units, counts=present, cluster_counts=of_units)
+    parents, tops = spherical_kmeans(stored.float(), units, counts=groups.clusters, cluster_counts=groups.units)
     tops = tops.to(dtype)
     parents, numbers = parents.sort(dim=1, stable=True)
     stored = _gathered(stored, numbers)
@@ -68,25 +58,19 @@ def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettin
     labels = pad(numbers.argsort(dim=1), (0, 1), value=clusters).gather(1, labels)
     above = pad(parents, (0, 1), value=units).gather(1, labels)
     ranked, order = labels.flip(1).sort(dim=1, stable=True)
-    tokens = torch.zeros((len(keys), units + 1), dtype=torch.int64, device=device).scatter_add_(1, above, lengths)
+    tokens = groups.lengths.new_zeros((len(keys), units + 1)).scatter_add_(1, above, groups.lengths)
     radii, unit_radii = _radii(keys, labels, stored, above, tops)
     return Planted(
         unit_centroids=tops,
         unit_radii=unit_radii,
-        unit_tokens=tokens[:, :units].int(),
+        unit_tokens=tokens[:, :units],
         unit_offsets=_offsets(parents, units),
         centroids=stored,
         radii=radii,
-        numbers=numbers.int(),
+        numbers=numbers,
         offsets=_offsets(ranked, clusters),
-        members=(size - 1 - order).int(),
+        members=size - 1 - order,
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _units_of(settings: ClusterSettings, clusters: int) -> Tensor:
-    """Units over 0 to `clusters` clusters, on the CPU."""
-    return torch.tensor([settings.units(number) for number in range(clusters + 1)])
 
 
 def _gathered(vectors: Tensor, numbers: Tensor) -> Tensor:
@@ -122,6 +106,6 @@ def rounded_up(radii: Tensor) -> Tensor:
 
 
 def _offsets(ranked: Tensor, count: int) -> Tensor:
-    """Where each of `count` labels begins in ascending labels `[P, N]`, and the end: int32 `[P, count + 1]`."""
-    labels = torch.arange(count + 1, device=ranked.device).expand(ranked.shape[0], -1).contiguous()
-    return torch.searchsorted(ranked, labels).int()
+    """Where each of `count` labels begins in ascending labels `[P, N]`: int64 `[P, count]`."""
+    labels = torch.arange(count, device=ranked.device).expand(ranked.shape[0], -1).contiguous()
+    return torch.searchsorted(ranked, labels)
