@@ -13,7 +13,16 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("src", "saccade", "kernels", "_native")
-SOURCES = ("attention.c", "cluster_search.c", "kmeans.c", "linear.c", "pool.c", "rank_union.c", "topk.c")
+SOURCES = (
+    "attention.c",
+    "chunk_keys.c",
+    "cluster_search.c",
+    "kmeans.c",
+    "linear.c",
+    "pool.c",
+    "rank_union.c",
+    "topk.c",
+)
 # Not plain ".so": Python would take that for an extension module.
 LIBRARY = "libsaccade.so.1"
 # No -ffast-math: infinities mean something here.

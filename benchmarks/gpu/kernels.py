@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.settings import ClusterSettings
+from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio
@@ -423,15 +423,16 @@ def resa(cell: Cell) -> Iterator[Variant]:
 
 def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     """The search of a cluster index of one row."""
-    settings = ClusterSettings(budget=budget, chunking="fixed")
+    selector = ClusterSelector(budget=budget, chunking="fixed")
     rows = Rows.on_host(cell.rows.page_table, [0], [cell.context])
     view = cell.view(0)
     view = type(view)(view.k, view.v, rows)
-    index = ClusterIndex.empty(settings, TokenHistory(), view)
+    index = selector.new_index(view, TokenHistory())
+    assert isinstance(index, ClusterIndex), "groups are planted"
     start = time.perf_counter()
     index.update(view, torch.zeros_like(cell.rows.seq_lens), cell.context)
-    built = float(index.tree.ends[0] > 0) * (time.perf_counter() - start)
-    tree = index.tree
+    built = float(index.table.ends[0] > 0) * (time.perf_counter() - start)
+    tree = replace(index.tree, edges=index.table.edges, ends=index.table.ends)
 
     def search(i: int) -> Call:
         q = cell.query(i)
@@ -444,7 +445,7 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
         last = ids.gather(-1, count[:, None].long() - 1)
         return float(not (sound and bool((last == cell.context - 1).all()))), 0
 
-    options = {"budget": budget, "sinks": settings.sinks, "units": settings.k_g, "widths": index._widths(view)}
+    options = {"budget": budget, "sinks": selector.sinks, "units": selector.k_g, "widths": index._widths(rows)}
     facts = {
         "operation": "cluster_search",
         "budget": budget,

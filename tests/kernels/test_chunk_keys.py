@@ -12,16 +12,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_budgets import gamma
 from kernel_caches import Case, cases, make_case
-from kernel_checks import implementations, takes
+from kernel_checks import takes
 from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.chunk_keys import cpu, reference
+from saccade.kernels._native.library import library
+from saccade.kernels.chunk_keys import reference
 from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
 from saccade.types import KVView, Rows
 
 poolings = st.sampled_from(("mean", "max"))
+# test_native.py asserts that the library is there wherever it can be built.
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference",) if library() is None else ("reference", "native")
 
 
 def table(edges: list[list[int]], device: str = "cpu") -> Tensor:
@@ -75,7 +78,7 @@ def expect_bounds(case: Case, edges: list[list[int]], implementation: Implementa
 
 def expect_that_nothing_else_matters(implementation: Implementation) -> None:
     """NaN in the rows themselves, between and behind the chunks."""
-    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=1, head_dim=4)
+    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=1, head_dim=16)
     edges = table([[3, 7, 7, 12], []])
     options = {"longest": 8, "implementation": implementation}
     whole, bounds = chunk_keys(case.kv, edges, **options), chunk_bounds(case.kv, edges, **options)
@@ -102,7 +105,7 @@ def edges_of(draw: st.DrawFn, lengths: list[int]) -> list[list[int]]:
     return [sorted(draw(st.lists(st.integers(0, length), max_size=8))) for length in lengths]
 
 
-@given(cases(longest=60), st.data(), poolings, implementations)
+@given(cases(longest=60), st.data(), poolings, st.sampled_from(IMPLEMENTATIONS))
 def test_against_float64(
     case: Case, data: st.DataObject, pooling: ChunkPooling, implementation: Implementation
 ) -> None:
@@ -112,35 +115,61 @@ def test_against_float64(
     expect_bounds(case, edges, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, implementation: Implementation) -> None:
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a block is of nothing, and where no row has chunks."""
     case = make_case(layout="paged", lengths=[100, 20, 9], kv_heads=2, group=1, head_dim=8, padding=3)
     edges = table([[4, 4, 9, 30, 31, 32, 32, 60, 99], [0, 20], []])
-    options = {"longest": 39, "implementation": implementation}
+    options = {"longest": 39, "implementation": "reference"}
     whole, bounds = chunk_keys(case.kv, edges, **options), chunk_bounds(case.kv, edges, **options)
     assert not whole[2].any()
     for block in (1, 20, 27, 300):
-        monkeypatch.setattr(cpu, "BLOCK", block)
         monkeypatch.setattr(reference, "BLOCK", block)
         assert chunk_keys(case.kv, edges, **options).equal(whole)
         in_blocks = chunk_bounds(case.kv, edges, **options)
         assert all(part.equal(other) for part, other in zip(in_blocks, bounds, strict=True))
 
 
-def test_implementations_give_the_same_bits() -> None:
-    case = make_case(
-        layout="paged", lengths=[300, 40], kv_heads=2, group=1, head_dim=24, dtype=torch.bfloat16, padding=3
-    )
-    edges = table([[0, 37, 37, 120, 300], [3, 40]])
+@pytest.mark.parametrize("layout", ["buffer", "paged", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_implementations_give_the_same_bits(layout: str, dtype: torch.dtype, threads: int) -> None:
+    """More chunks than an item of the C implementation has, and as much cache as wakes a second thread."""
+    lengths = [3000, 40, 7]
+    case = make_case(layout=layout, lengths=lengths, kv_heads=2, group=1, head_dim=80, dtype=dtype, padding=3, page=20)
+    edges = table([[0, 37, 37, 120, *range(300, 2990, 27), 3000], [3, 40], []])
+    torch.set_num_threads(threads)
     for pooling in ("mean", "max"):
-        found = [
-            chunk_keys(case.kv, edges, longest=500, pooling=pooling, implementation=n) for n in ("reference", "cpu")
-        ]
-        assert found[0].equal(found[1])
+        found = [chunk_keys(case.kv, edges, longest=500, pooling=pooling, implementation=n) for n in IMPLEMENTATIONS]
+        assert found[0].equal(found[-1])
+    bounds = [chunk_bounds(case.kv, edges, longest=500, implementation=n) for n in IMPLEMENTATIONS]
+    torch.set_num_threads(1)
+    assert bounds[0][0].equal(bounds[-1][0]) and bounds[0][1].equal(bounds[-1][1])
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nan_and_infinity_of_a_chunk_stay_its_own(implementation: Implementation) -> None:
+    case = make_case(layout="buffer", lengths=[12], kv_heads=1, group=1, head_dim=16)
+    first = case.kv.rows.row_start[0]
+    keys = case.kv.k[case.kv.rows.page_table[0, 0], first:, 0]
+    keys[1, 3], keys[6, 5] = torch.nan, torch.inf
+    options = {"longest": 4, "implementation": implementation}
+    for bound in chunk_bounds(case.kv, table([[0, 4, 8, 12]]), **options):
+        assert bound[0, 0].isnan().nonzero().tolist() == [[0, 3]]
+    assert chunk_bounds(case.kv, table([[0, 4, 8, 12]]), **options)[1][0, 0].isinf().nonzero().tolist() == [[1, 5]]
+    assert chunk_keys(case.kv, table([[0, 4, 8, 12]]), **options)[0, 0, 2].norm() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
+def test_pages_that_are_not_there_are_not_read(implementation: Implementation) -> None:
+    for page, start, told in ((99, 0, "outside the storage"), (-1, 0, "outside the storage"), (0, 40, "its pages")):
+        case = make_case(layout="paged", lengths=[20], kv_heads=1, group=1, head_dim=16)
+        case.kv.rows.page_table.fill_(page)
+        case.kv.rows.row_start.fill_(start)
+        with pytest.raises(KernelError, match=f"chunk_bounds: .*{told}"):
+            chunk_bounds(case.kv, table([[0, 9, 20]]), longest=20, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_what_lies_in_no_chunk_does_not_matter(implementation: Implementation) -> None:
     expect_that_nothing_else_matters(implementation)
 
@@ -189,5 +218,5 @@ def test_errors() -> None:
     with pytest.raises(KernelError, match="unknown pooling 'sum'; use mean or max"):
         chunk_keys(case.kv, table([[0, 4], []]), longest=4, pooling="sum")
     strided = make_case(layout="strided", lengths=[8], kv_heads=3, group=1, head_dim=8)
-    with pytest.raises(KernelError, match="implementation 'cpu' cannot take this call"):
-        chunk_keys(strided.kv, table([[0, 4]]), longest=4, implementation="cpu")
+    with pytest.raises(KernelError, match="implementation 'native' cannot take this call"):
+        chunk_keys(strided.kv, table([[0, 4]]), longest=4, implementation="native")

@@ -17,6 +17,7 @@ from torch import Tensor
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.chunk_table import Feed
+from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
@@ -340,6 +341,41 @@ def test_rows_move_and_copies_part() -> None:
         same(index, of_groups(SMALL, moved.row(row), [length]), row)
     same(twin, of_groups(SMALL, cache.row(0), [290]))
     same(twin, of_groups(SMALL, cache.row(1), [180]), 1)
+
+
+def test_layers_share_what_was_touched_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of other keys, of other heads, of other settings; and rows that move before the last layer asks."""
+    caches = [Cache.random(300, rows=2, heads=heads) for heads in (2, 2, 3, 2)]
+    caches = [replace(cache, ids=caches[0].ids) for cache in caches]
+    selectors = [SMALL, SMALL, SMALL, replace(SMALL, cluster_size=3)]
+    history = caches[0].history()
+    layers = [one.new_index(cache.view(300, 180), history) for one, cache in zip(selectors, caches, strict=True)]
+
+    def step(count: int, numbers: Sequence[int], *lengths: int) -> None:
+        rows = caches[0].view(*lengths).rows
+        for number in numbers:
+            update(layers[number], replace(caches[number].view(*lengths), rows=rows), count)
+
+    made = list[int]()
+    touched = Groups.touched
+    monkeypatch.setattr(Groups, "touched", lambda *given: made.append(1) or touched(*given))
+    for lengths, count in (((250, 150), 250), ((260, 180), 30), ((300, 170), 40)):
+        made.clear()
+        step(count, range(4), *lengths)
+        assert len(made) == 3
+        for one, layer, cache in zip(selectors, layers, caches, strict=True):
+            assert isinstance(layer, ClusterIndex)
+            for row in (0, 1):
+                same(layer, of_groups(one, cache.row(row), [lengths[row]]), row)
+    step(80, [0], 220, 190)
+    order = torch.tensor([1, 0])
+    history.permute(order)
+    layers[1].permute(order)
+    caches[1] = Cache(caches[1].keys[order], caches[1].ids[order])
+    step(0, [1], 190, 220)
+    assert isinstance(layers[1], ClusterIndex)
+    for row, length in enumerate((190, 220)):
+        same(layers[1], of_groups(SMALL, caches[1].row(row), [length]), row)
 
 
 def test_heads_of_an_index_choose_as_in_the_whole() -> None:

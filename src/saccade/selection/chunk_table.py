@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 
 from ..types import Rows
 from .chunking import WEAKEST
+
+T = TypeVar("T")
 
 _REMEMBERED = 64
 """Changes: a call of several tokens brings one layer through all of them before the next layer sees the first."""
@@ -95,6 +97,7 @@ class ChunkTable:
         self.seen: Rows | None = None
         self.version = 0
         self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
+        self._found: tuple[object, Any] | None = None
 
     def bring(self, rows: Iterable[Feed]) -> None:
         """Bring rows up to date with what they were fed."""
@@ -136,6 +139,13 @@ class ChunkTable:
         first, last = first.index_select(0, picked), last.index_select(0, picked)
         return Change(rows, first, last, sum(change.most for change in changes))
 
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` finds for these chunks, found once for all layers that ask with the same key."""
+        if self._found is None or self._found[0] != (self.version, key):
+            self._found = (self.version, key), make()
+        found: T = self._found[1]
+        return found
+
     def permute(self, rows: Tensor) -> None:
         """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
         self.edges, self.counts, self.ends = (
@@ -144,12 +154,14 @@ class ChunkTable:
         self.stops = [self.stops[row] for row in rows.tolist()]
         # Of changes before nobody can tell any more which rows they were in.
         self._changes.clear()
+        self._found = None
 
     def add_row(self) -> None:
         """Make room for one more row."""
         self.edges = pad(self.edges, (0, 0, 0, 1), value=self.cuts.first)
         self.counts, self.ends = pad(self.counts, (0, 1)), pad(self.ends, (0, 1))
         self.stops.append(0)
+        self._found = None
 
     @property
     def nbytes(self) -> int:

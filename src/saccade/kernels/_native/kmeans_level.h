@@ -59,9 +59,12 @@ static __attribute__((aligned(64))) void NAME(scan)(const struct packed *packed,
         for (int row = 0; reached; row++, reached >>= 1) {
             if (!(reached & 1))
                 continue;
+            /* Most products are below: one comparison for each of them. */
             for (int64_t column = first; column < stop; column++)
-                consider(nearest[row], products[row][column - panel * TILE], packed->numbers[column]);
-            floors[row] = nearest[row]->others;
+                if (products[row][column - panel * TILE] >= floors[row]) {
+                    consider(nearest[row], products[row][column - panel * TILE], packed->numbers[column]);
+                    floors[row] = nearest[row]->others;
+                }
         }
     }
 }

@@ -13,7 +13,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 5
+_ABI_VERSION = 6
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -98,6 +98,16 @@ class KMeans(ctypes.Structure):
     _fields_ = _fields("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
 
 
+class ChunkKeys(ctypes.Structure):
+    """`struct chunk_keys` of chunk_keys.c, which documents the fields."""
+
+    _fields_ = _fields(
+        "k table starts edges mean least most",
+        "",
+        "k_page k_slot k_head k_dim batch kv_heads dim bf16 page pages row_pages chunks threads",
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library, or None where the install built none that fits."""
@@ -115,7 +125,7 @@ def library() -> ctypes.CDLL | None:
     for operation in (
         *(found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages),
         *(found.saccade_topk, found.saccade_rank_union),
-        *(found.saccade_cluster_search, found.saccade_spherical_kmeans),
+        *(found.saccade_cluster_search, found.saccade_spherical_kmeans, found.saccade_chunk_keys),
     ):
         operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
     found.saccade_linear.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._flat import cpu_refusal
-from saccade.kernels._kmeans import normalised
+from saccade.kernels._flat import host_bounds
+from saccade.kernels._native.attention import cache_refusal
 from saccade.kernels._pooling import RunPooling
 from saccade.kernels._triton import refusals
-from saccade.kernels.chunk_keys import cpu, reference
+from saccade.kernels.chunk_keys import native, reference
 from saccade.types import KVView
 
 ChunkPooling = Literal["mean", "max"]
@@ -38,8 +39,10 @@ def chunk_keys(
             `edges[b, i]..edges[b, i + 1]`. Between equal neighbours is no chunk; these may lie outside the row.
         longest: host bound on the tokens of a chunk.
         pooling: "mean" or the elementwise "max".
-        implementation: "cpu" needs a CPU cache of whole rows; "triton" a CUDA device, for float8_e4m3fn one of compute
-            capability 8.9. "auto" takes the first that can run of these, else the reference.
+        implementation: "native" needs a float32 or bfloat16 CPU cache, head dim a multiple of 16 up to 256, int32 rows
+            and the library that the install builds where there is a C compiler; "triton" a CUDA device, for
+            float8_e4m3fn one of compute capability 8.9. "auto" takes the first that can run of these, else the
+            reference.
 
     Returns:
         float32 `[B, Hkv, C, d]`; zeros where there is no chunk, and a pooled key of zeros stays zero.
@@ -51,7 +54,8 @@ def chunk_keys(
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
     (pooled,) = _pooled("chunk_keys", kv, edges, longest, (pooling,), implementation)
-    return normalised(pooled, pooled)
+    lengths = torch.linalg.vector_norm(pooled, dim=-1, keepdim=True)
+    return pooled / torch.where(lengths > 0, lengths, 1.0)
 
 
 def chunk_bounds(
@@ -81,15 +85,15 @@ def _pooled(
     chosen = choose(
         operation,
         implementation,
-        cpu=lambda: cpu_refusal(kv),
+        native=lambda: cache_refusal(kv, edges),
         triton=lambda: refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("a tensor", kv.k),
     )
     if chosen == "triton":
         from saccade.kernels.chunk_keys import triton
 
         return triton.pool(kv, edges, poolings)
-    if chosen == "cpu":
-        return cpu.pool(kv, edges, poolings)
+    if chosen == "native":
+        return native.pool(operation, kv, edges, poolings)
     return reference.pool(kv, edges, longest, poolings)
 
 
@@ -105,6 +109,11 @@ def _check(operation: str, kv: KVView, edges: Tensor, longest: int) -> None:
         raise KernelError(f"{operation}: longest must be at least 1, got {longest}")
     if not edges.is_cpu:
         return
+    least, most = edges.diff(dim=1).aminmax()
+    rows = zip(edges[:, :: edges.shape[1] - 1].tolist(), host_bounds(kv.rows), strict=True)
+    if least >= 0 and most <= longest and all(begin >= 0 and end <= length for (begin, end), (_, length) in rows):
+        return
+    # A mistake, or a row of no chunk.
     starts, stops = edges[:, :-1], edges[:, 1:]
     outside = (starts < 0) | (stops > kv.rows.seq_lens[:, None]) | (stops - starts > longest)
     wrong = (stops < starts) | (outside & (stops > starts))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ...kernels._cluster_tree import ClusterTree, SearchWidths
@@ -15,6 +14,7 @@ from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Rows, Selection
 from ..chunk_table import Change, ChunkTable
 from ..history import TokenHistory
+from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
 from .tree import empty_tree, groups_of, with_room, write
@@ -113,29 +113,13 @@ class ClusterIndex:
 
     def _plant(self, kv: KVView, change: Change) -> None:
         """Plant the groups of a change, whose rows are those of `kv`."""
-        settings, table, size = self.settings, self.table, self.settings.group_size
-        slots = torch.tensor(change.rows).to(kv.k.device, non_blocking=True)
-        self.tree = with_room(self.tree, settings, len(table.stops), table.cuts.most(max(table.stops)) // size + 1)
-        first, number = change.first // size, (change.most + size - 1) // size + 1
-        if slots.is_cpu:
-            # Reading them costs nothing here, and groups of nothing would be planted else.
-            number = max(int(((change.last - 1).clamp(min=0) // size - first).max()) + 1, 1)
+        settings, table, heads = self.settings, self.table, kv.kv_heads
+        most = table.cuts.most(max(table.stops)) // settings.group_size + 1
+        self.tree = with_room(self.tree, settings, len(table.stops), most)
         held = groups_of(self.tree, settings)
-        number = min(number, held)
-        # Beginning earlier plants the same once more.
-        first = first.clamp(max=held - number)
-        counts = table.counts.index_select(0, slots).long()
-        chunk = first[:, None] * size + torch.arange(number * size + 1, device=slots.device)
-        edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts[:, None]))
-        keys = chunk_keys(kv, edges, longest=settings.chunk_max, pooling=settings.pooling)
-        heads = kv.kv_heads
-        group = first[:, None] + torch.arange(number, device=slots.device)
-        in_group = (counts[:, None] - group * size).clamp(0, size)
-        planted = plant(
-            keys.reshape(-1, size, kv.head_dim),
-            edges.long().diff(dim=1).view(-1, 1, number, size).expand(-1, heads, -1, -1).reshape(-1, size),
-            in_group[:, None].expand(-1, heads, -1).reshape(-1),
-            settings,
-            kv.k.dtype,
+        groups = table.once(
+            (self.version, settings, held, heads), lambda: Groups.touched(settings, table, change, held, heads)
         )
-        write(self.tree, settings, planted, slots, first, counts)
+        keys = chunk_keys(kv, groups.edges, longest=settings.chunk_max, pooling=settings.pooling)
+        planted = plant(keys.reshape(-1, settings.group_size, kv.head_dim), groups, settings, kv.k.dtype)
+        write(self.tree, settings, planted, groups)

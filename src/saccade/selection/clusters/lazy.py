@@ -17,6 +17,7 @@ from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Selection
 from ..chunk_table import ChunkTable
 from ..history import TokenHistory
+from .groups import Groups
 from .plant import distance, plant, rounded_up
 from .settings import ClusterSettings
 from .tree import empty_tree, write
@@ -114,11 +115,10 @@ class LazyClusterIndex:
         chunks, heads = len(edges) - 1, kv.kv_heads
         whole = replace(self.settings, replant=chunks)
         keys = chunk_keys(kv, edges[None], longest=whole.chunk_max, pooling=whole.pooling)[0]
-        counts = torch.full((heads,), chunks, device=edges.device)
-        groups = plant(keys, edges.long().diff().expand(heads, -1), counts, whole, kv.k.dtype)
+        slot = torch.zeros(1, dtype=torch.int64, device=edges.device)
+        groups = Groups.of(whole, slot, slot, edges[None], slot + chunks, heads)
         tree = empty_tree(whole, kv, 1, edges[None].clone(), edges[-1:].clone())
-        slot = counts.new_zeros(1)
-        write(tree, whole, groups, slot, slot, counts[:1])
+        write(tree, whole, plant(keys, groups, whole, kv.k.dtype), groups)
         return _Row(tree, tree.unit_offsets[0].long().diff(dim=1), chunks, chunks, prompt)
 
     def _joined(self, kv: KVView, edges: Tensor, held: _Row) -> _Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels.spherical_kmeans.api import spherical_kmeans
+from .groups import Groups
 from .settings import ClusterSettings
 
 # One unit in the last place upwards, so that rounding float64 to float32 never shrinks a radius.
@@ -22,10 +22,10 @@ class Planted:
 
     Attributes:
         unit_centroids, unit_radii, unit_tokens: of each unit; a unit without tokens is absent.
-        unit_offsets: `[..., U + 1]`, unit p has clusters `unit_offsets[p]..unit_offsets[p + 1]` of the group.
+        unit_offsets: `[..., U]`, the first cluster of each unit in the group.
         centroids, radii: of each cluster.
         numbers: a cluster's number before they were put in order of their units: who wins a tie.
-        offsets: `[..., L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]` of the group.
+        offsets: `[..., L]`, the first of each cluster's members in the group.
         members: of a cluster the latest first.
     """
 
@@ -40,27 +40,17 @@ class Planted:
     members: Tensor
 
 
-def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettings, dtype: torch.dtype) -> Planted:
-    """Planted `[P, ...]` of chunks whose keys are float32 `[P, S, d]` (LycheeCluster, section 4.3).
+def plant(keys: Tensor, groups: Groups, settings: ClusterSettings, dtype: torch.dtype) -> Planted:
+    """Planted `[P, ...]` of chunks whose keys are float32 `[P, S, d]`, of unit length or zero (section 4.3).
 
     Everything above the k-means works on centroids as they are stored, rounded to `dtype`: radii, units, and later
     every bound.
-
-    Args:
-        keys: of unit length or zero.
-        lengths: int64 `[P, S]`, tokens of each chunk.
-        counts: int64 `[P]`, chunks of each group, 0 to S; the others are absent.
     """
-    size, device = keys.shape[1], keys.device
-    clusters = -(-size // settings.cluster_size)
+    size, clusters = settings.group_size, settings.clusters
     units = settings.units(clusters)
-    present = (counts + settings.cluster_size - 1) // settings.cluster_size
-    # Looked up: a square root would have to be rounded as the host rounds it.
-    table = torch.tensor(_units_of(settings, clusters)).to(device, non_blocking=True)
-    labels, centroids = spherical_kmeans(keys, clusters, counts=counts, cluster_counts=present)
+    labels, centroids = spherical_kmeans(keys, clusters, counts=groups.chunks, cluster_counts=groups.clusters)
     stored = centroids.to(dtype)
-    of_units = table[present]
-    parents, tops = spherical_kmeans(stored.float(), units, counts=present, cluster_counts=of_units)
+    parents, tops = spherical_kmeans(stored.float(), units, counts=groups.clusters, cluster_counts=groups.units)
     tops = tops.to(dtype)
     parents, numbers = parents.sort(dim=1, stable=True)
     stored = _gathered(stored, numbers)
@@ -68,35 +58,40 @@ def plant(keys: Tensor, lengths: Tensor, counts: Tensor, settings: ClusterSettin
     labels = pad(numbers.argsort(dim=1), (0, 1), value=clusters).gather(1, labels)
     above = pad(parents, (0, 1), value=units).gather(1, labels)
     ranked, order = labels.flip(1).sort(dim=1, stable=True)
-    tokens = torch.zeros((len(keys), units + 1), dtype=torch.int64, device=device).scatter_add_(1, above, lengths)
+    tokens = groups.lengths.new_zeros((len(keys), units + 1)).scatter_add_(1, above, groups.lengths)
+    radii, unit_radii = _radii(keys, labels, stored, above, tops)
     return Planted(
         unit_centroids=tops,
-        unit_radii=_radii(keys, above, tops),
-        unit_tokens=tokens[:, :units].int(),
+        unit_radii=unit_radii,
+        unit_tokens=tokens[:, :units],
         unit_offsets=_offsets(parents, units),
         centroids=stored,
-        radii=_radii(keys, labels, stored),
-        numbers=numbers.int(),
+        radii=radii,
+        numbers=numbers,
         offsets=_offsets(ranked, clusters),
-        members=(size - 1 - order).int(),
+        members=size - 1 - order,
     )
 
 
-@functools.cache
-def _units_of(settings: ClusterSettings, clusters: int) -> tuple[int, ...]:
-    """Units over 0 to `clusters` clusters."""
-    return tuple(settings.units(number) for number in range(clusters + 1))
-
-
 def _gathered(vectors: Tensor, numbers: Tensor) -> Tensor:
-    return vectors.gather(1, numbers[..., None].expand(-1, -1, vectors.shape[2]))
+    """Vectors `[P, n, d]` of these numbers `[P, m]`: whole rows, several times as fast as numbers one by one."""
+    problems, count, head_dim = vectors.shape
+    rows = numbers + torch.arange(0, problems * count, count, device=numbers.device)[:, None]
+    return vectors.reshape(-1, head_dim).index_select(0, rows.flatten()).view(*numbers.shape, head_dim)
 
 
-def _radii(vectors: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
-    """Largest distance of each center's vectors, float32 `[P, n]`, never below the exact one; label n: of none."""
-    distances = distance(vectors, _gathered(pad(centers, (0, 0, 0, 1)), labels))
-    radii = distances.new_zeros((len(vectors), centers.shape[1] + 1)).scatter_reduce_(1, labels, distances, "amax")
-    return rounded_up(radii[:, :-1])
+def _radii(vectors: Tensor, labels: Tensor, centers: Tensor, above: Tensor, tops: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest distance of each center's vectors, and of each top's, float32 `[P, n]`, never below the exact one.
+
+    A vector whose label is `n` has none: it is measured from any, into a place that is cut off.
+    """
+    begin = centers.shape[1] + 1
+    nodes = torch.cat((centers, centers[:, :1], tops, tops[:, :1]), dim=1)
+    numbers = torch.cat((labels, above + begin), dim=1)
+    found = _gathered(nodes, numbers).unflatten(1, (2, -1))
+    distances = distance(vectors[:, None], found).flatten(1)
+    radii = rounded_up(distances.new_zeros(nodes.shape[:2]).scatter_reduce_(1, numbers, distances, "amax"))
+    return radii[:, : begin - 1], radii[:, begin:-1]
 
 
 def distance(one: Tensor, other: Tensor) -> Tensor:
@@ -111,6 +106,6 @@ def rounded_up(radii: Tensor) -> Tensor:
 
 
 def _offsets(ranked: Tensor, count: int) -> Tensor:
-    """Where each of `count` labels begins in ascending labels `[P, N]`, and the end: int32 `[P, count + 1]`."""
-    labels = torch.arange(count + 1, device=ranked.device).expand(ranked.shape[0], -1).contiguous()
-    return torch.searchsorted(ranked, labels).int()
+    """Where each of `count` labels begins in ascending labels `[P, N]`: int64 `[P, count]`."""
+    labels = torch.arange(count, device=ranked.device).expand(ranked.shape[0], -1).contiguous()
+    return torch.searchsorted(ranked, labels)

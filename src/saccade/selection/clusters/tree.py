@@ -11,11 +11,17 @@ from torch.nn.functional import pad
 
 from ...kernels._cluster_tree import ClusterTree
 from ...types import KVView
+from .groups import Groups
 from .plant import Planted
 from .settings import ClusterSettings
 
 _PLACES = {"unit": "units", "members": "chunks"}
 """By the first word of a tensor's name, what it has places for; the others have some for clusters."""
+
+_COUNTED = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "unit_offsets": "clusters"}
+"""What a tensor's numbers are numbers of."""
+
+_BEYOND = 2**31 - 1
 
 
 def empty_tree(settings: ClusterSettings, kv: KVView, rows: int, edges: Tensor, ends: Tensor) -> ClusterTree:
@@ -60,54 +66,41 @@ def with_room(tree: ClusterTree, settings: ClusterSettings, rows: int, groups: i
     return replace(tree, **grown)
 
 
-def write(
-    tree: ClusterTree, settings: ClusterSettings, planted: Planted, slots: Tensor, first: Tensor, counts: Tensor
-) -> None:
-    """Put groups `[n · H · G, ...]` into their places, in place: those from `first[i]` on of row `slots[i]`.
-
-    `first` and `slots` are int64 `[n]`; `counts`, int64 `[n]`, all chunks of the rows, those of other groups included.
-    """
-    sizes, heads = _sizes(settings), tree.radii.shape[1]
-    number = planted.radii.shape[0] // (len(slots) * heads)
-    group = first[:, None] + torch.arange(number, device=slots.device)
-    whole, rest = counts // settings.group_size, counts % settings.group_size
-    totals = {"chunks": counts, "clusters": whole * sizes["clusters"] + -(-rest // settings.cluster_size)}
-    # Numbers inside of a group become numbers of the row.
-    bases = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "unit_offsets": "clusters"}
+def write(tree: ClusterTree, settings: ClusterSettings, planted: Planted, groups: Groups) -> None:
+    """Put planted groups into their places, in place."""
     for field in fields(planted):
-        name = field.name
-        values = getattr(planted, name).unflatten(0, (len(slots), heads, number))
-        if name in bases:
-            values = values + (group * sizes[bases[name]])[:, None, :, None].int()
+        name, values = field.name, getattr(planted, field.name)
+        counted = _COUNTED.get(name)
+        if counted is not None:
+            # Numbers inside of a group become numbers of the row.
+            values = values + groups.before[counted]
         if name == "members":
             # Absent ones are read, though not taken: they must be numbers of chunks.
-            values = torch.minimum(values, (counts - 1).clamp(min=0).int()[:, None, None, None])
-        if "offsets" in name:
-            # Groups meet: where the last cluster of one ends, the first of the next one begins.
-            values = torch.cat((values[..., :-1].flatten(2), values[:, :, -1, -1:]), dim=2)
-            values = torch.minimum(values, totals[bases[name]].int()[:, None, None])
-        else:
-            values = values.flatten(2, 3)
-        _put(getattr(tree, name), values, slots, first * _places(name, settings))
+            values = torch.minimum(values, groups.latest)
+        values = values.reshape(len(groups.slots), tree.radii.shape[1], -1, *values.shape[2:])
+        if counted is not None and "offsets" in name:
+            # Where the last of a group ends, the first of the next one begins; of the last group the row ends.
+            values = torch.minimum(pad(values, (0, 1), value=_BEYOND), groups.totals[counted])
+        _put(getattr(tree, name), values, groups, _places(name, settings))
 
 
-def _put(target: Tensor, values: Tensor, slots: Tensor, first: Tensor) -> None:
-    """Let `target[slots[i], :, first[i] : first[i] + w]` be `values[i]` `[H, w, ...]`."""
+def _put(target: Tensor, values: Tensor, groups: Groups, places: int) -> None:
+    """Let `target[slots[i], :, first[i] · places :]` begin with `values[i]` `[H, w, ...]`."""
     width = values.shape[2]
-    if slots.is_cpu:
-        # Several times as fast as an index, and nothing is waited for.
-        for slot, start, one in zip(slots.tolist(), first.tolist(), values, strict=True):
-            target[slot, :, start : start + width] = one
+    if groups.places is not None:
+        # Several times as fast as an index.
+        for (slot, first), one in zip(groups.places, values, strict=True):
+            target[slot, :, first * places : first * places + width] = one
         return
-    heads = torch.arange(values.shape[1], device=slots.device)[:, None]
-    at = first[:, None] + torch.arange(width, device=slots.device)
-    target[slots[:, None, None], heads, at[:, None]] = values
+    heads = torch.arange(values.shape[1], device=target.device)[:, None]
+    at = groups.first[:, None] * places + torch.arange(width, device=target.device)
+    target[groups.slots[:, None, None], heads, at[:, None]] = values.to(target.dtype)
 
 
 @functools.cache
 def _sizes(settings: ClusterSettings) -> dict[str, int]:
     """Units, clusters and chunks of a group."""
-    clusters = -(-settings.group_size // settings.cluster_size)
+    clusters = settings.clusters
     return {"units": settings.units(clusters), "clusters": clusters, "chunks": settings.group_size}
 
 

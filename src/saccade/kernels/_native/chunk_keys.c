@@ -1,0 +1,145 @@
+/* Keys of neighbouring tokens pooled where they lie: the mean, the least and the largest numbers of every chunk.
+ *
+ * A mean is summed in the tokens' order, as torch sums it: the results are the same bits. */
+#include <math.h>
+
+#include "compiler.h"
+#include "pool.h"
+
+#define LANES 16 /* numbers at a time: divides every head dim, and needs no wider vectors than any machine has */
+#define SPAN 64 /* chunks of an item */
+#define FAIR_BYTES (1 << 19) /* of cache per thread: below, waking a thread costs more than it saves */
+
+enum failure { DONE, BAD_ROW, BAD_PAGE, BAD_WIDTH, BAD_SHAPE };
+enum kind { MEAN, LEAST, MOST, KINDS };
+
+/* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. */
+struct chunk_keys {
+    const char *k;        /* number i of token s of page p, head h: p · page + s · slot + h · head + i · dim bytes on */
+    const int32_t *table; /* [batch, row_pages] */
+    const int32_t *starts;
+    const int32_t *edges; /* [batch, chunks + 1], ascending: where they differ, inside of the row */
+    float *pooled[KINDS]; /* [batch, kv_heads, chunks, dim] or NULL */
+    int64_t k_page, k_slot, k_head, k_dim; /* bytes */
+    int64_t batch, kv_heads, dim, bf16;
+    int64_t page, pages, row_pages, chunks;
+    int64_t threads;
+};
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t half __attribute__((vector_size(2 * LANES)));
+
+/* LANES numbers, `step` bytes apart. */
+INLINE vec load(const char *at, int64_t step, int bf16)
+{
+    const int64_t size = bf16 ? 2 : 4;
+    char apart[4 * LANES];
+    for (int i = 0; step != size && i < LANES; i++)
+        memcpy(apart + i * size, at + i * step, (size_t)size);
+    const char *from = step == size ? at : apart;
+    vec numbers;
+    half words;
+    if (bf16) {
+        memcpy(&words, from, sizeof words);
+        numbers = (vec)(__builtin_convertvector(words, uvec) << 16);
+    } else
+        memcpy(&numbers, from, sizeof numbers);
+    return numbers;
+}
+
+/* Take `count` keys, `slot` bytes apart, into `to`; their numbers are `step` bytes apart. */
+INLINE void take(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim, enum kind kind,
+                 int bf16)
+{
+    for (int64_t i = 0; i < dim; i += LANES) {
+        vec held;
+        memcpy(&held, to + i, sizeof held);
+        for (int64_t token = 0; token < count; token++) {
+            const vec key = load(keys + token * slot + i * step, step, bf16);
+            if (kind == MEAN) {
+                held += key;
+                continue;
+            }
+            /* NaN stays: nothing is less or more, and it is unequal to itself. */
+            const uvec new = (uvec)(kind == LEAST ? key < held : key > held) | (uvec)(key != key);
+            held = (vec)(((uvec)key & new) | ((uvec)held & ~new));
+        }
+        memcpy(to + i, &held, sizeof held);
+    }
+}
+
+#define TAKE(kind)                                                                                                     \
+    static void take_##kind(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim,       \
+                            int bf16)                                                                                  \
+    {                                                                                                                  \
+        if (bf16 && step == 2)                                                                                         \
+            take(to, keys, slot, 2, count, dim, kind, 1);                                                              \
+        else if (!bf16 && step == 4)                                                                                   \
+            take(to, keys, slot, 4, count, dim, kind, 0);                                                              \
+        else                                                                                                           \
+            take(to, keys, slot, step, count, dim, kind, bf16);                                                        \
+    }
+TAKE(MEAN)
+TAKE(LEAST)
+TAKE(MOST)
+
+/* What a row's chunk `begin..end` pools to; zeros of no token. */
+static void pool_chunk(const struct chunk_keys *call, int64_t row, int64_t head, int64_t begin, int64_t end,
+                       enum kind kind, float *to)
+{
+    static void (*const takes[KINDS])(float *, const char *, int64_t, int64_t, int64_t, int64_t, int) = {
+        take_MEAN, take_LEAST, take_MOST};
+    const float nothing[KINDS] = {0.0f, INFINITY, -INFINITY};
+    const int64_t dim = call->dim;
+    for (int64_t i = 0; i < dim; i++)
+        to[i] = begin < end ? nothing[kind] : 0.0f;
+    for (int64_t at = call->starts[row] + begin, stop = call->starts[row] + end, some; at < stop; at += some) {
+        const int64_t number = at / call->page, slot = at - number * call->page;
+        const char *keys = call->k + call->table[row * call->row_pages + number] * call->k_page;
+        some = stop - at < call->page - slot ? stop - at : call->page - slot;
+        takes[kind](to, keys + slot * call->k_slot + head * call->k_head, call->k_slot, call->k_dim, some, dim,
+                    (int)call->bf16);
+    }
+    for (int64_t i = 0; kind == MEAN && i < dim && begin < end; i++)
+        to[i] /= (float)(end - begin);
+}
+
+/* One item: some chunks of one KV head of one row. */
+static void pool_chunks(const void *job, int64_t index)
+{
+    const struct chunk_keys *call = job;
+    const int64_t spans = (call->chunks + SPAN - 1) / SPAN, first = index % spans * SPAN;
+    const int64_t last = first + SPAN < call->chunks ? first + SPAN : call->chunks;
+    const int64_t place = index / spans, row = place / call->kv_heads;
+    const int32_t *edges = call->edges + row * (call->chunks + 1);
+    for (int64_t chunk = first; chunk < last; chunk++)
+        for (int kind = 0; kind < KINDS; kind++)
+            if (call->pooled[kind])
+                pool_chunk(call, row, place % call->kv_heads, edges[chunk], edges[chunk + 1], kind,
+                           call->pooled[kind] + (place * call->chunks + chunk) * call->dim);
+}
+
+EXPORT int64_t saccade_chunk_keys(const struct chunk_keys *call)
+{
+    int64_t tokens = 0;
+    if (call->dim < 1 || call->dim % LANES || call->page < 1)
+        return BAD_SHAPE;
+    for (int64_t row = 0; row < call->batch; row++) {
+        const int32_t *edges = call->edges + row * (call->chunks + 1), *table = call->table + row * call->row_pages;
+        const int64_t begin = (int64_t)call->starts[row] + edges[0];
+        const int64_t end = (int64_t)call->starts[row] + edges[call->chunks];
+        if (begin >= end)
+            continue;
+        if (begin < 0 || end > call->row_pages * call->page)
+            return BAD_ROW;
+        for (int64_t i = begin / call->page; i <= (end - 1) / call->page; i++)
+            if (table[i] < 0 || table[i] >= call->pages)
+                return BAD_PAGE;
+        tokens += end - begin;
+    }
+    const int64_t fair = tokens * call->kv_heads * call->dim * (call->bf16 ? 2 : 4) / FAIR_BYTES;
+    pool_run(pool_chunks, call, call->batch * call->kv_heads * ((call->chunks + SPAN - 1) / SPAN),
+             fair < call->threads ? fair : call->threads);
+    return DONE;
+}

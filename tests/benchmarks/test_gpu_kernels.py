@@ -1,0 +1,25 @@
+"""`python -m benchmarks.gpu.kernels`, rehearsed on tiny shapes: every group runs and finds what its oracle finds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import kernels, timing
+
+
+def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kernels.json"
+    monkeypatch.setattr(sys, "argv", ["kernels", str(file), "--smoke", "--seconds", "600"])
+    monkeypatch.setattr(kernels, "interleaved", lambda timed, **_: timing.interleaved(timed, rounds=2, seconds=0))
+    kernels.main()
+    found = json.loads(file.read_text())
+    assert found["left_out"] == []
+    groups = {(row["context"], row["batch"], row["group"]) for row in found["rows"]}
+    every = ("attention", "selection", "layers", "hybrid", "resa")
+    assert groups == {(256, 2, name) for name in every} | {(512, 1, name) for name in (*every, "clusters")}
+    clusters = next(row for row in found["rows"] if row["variant"] == "cluster search")
+    assert clusters["build_seconds"] > 0 and clusters["index_bytes"] > 0
