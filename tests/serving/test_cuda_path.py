@@ -130,14 +130,17 @@ def test_every_row_gets_what_the_policy_says(
     requests.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
 
 
-def test_rows_that_the_budget_covers_go_to_the_parent_of_a_mixed_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
+@pytest.mark.parametrize(("policy", "captured"), [(PAGES, True), ("lychee_cluster:budget=64", False)])
+def test_rows_that_the_budget_covers_go_to_the_parent_unless_steps_are_captured(
+    policy: str, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = CudaEngine(monkeypatch, policy)
     requests = Requests(engine)
     requests.run([Row(0, 63, 63, True), Row(1, 90, 90, True)])
     for length in (64, 65, 66):
         rows = [Row(0, length), Row(1, 27 + length), Row(2, 2 * (length - 63), 2, True)]
         part = engine.builder.build(0, engine.metadata(rows)).part(0)
-        assert part.parent.seq_lens.shape[0] == (1 if length > 64 else 2)
+        assert part.parent.seq_lens.shape[0] == (1 if length > 64 or captured else 2)
         requests.run(rows)
 
 

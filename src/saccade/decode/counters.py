@@ -85,6 +85,10 @@ class Counters:
         with COUNTING:
             if not self._sums:
                 return [(0.0, 0.0, 0.0, 0.0)] * self.layers
+            for device in self._sums:
+                if device.type == "cuda":
+                    # Steps may run on other streams than that of the thread that asks.
+                    torch.cuda.synchronize(device)
             summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
         return [(tokens, share, overflow, steps) for tokens, share, overflow, steps in summed.tolist()]
 

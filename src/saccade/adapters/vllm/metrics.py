@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -117,12 +118,14 @@ class StepMetrics:
     """What the steps of one worker report.
 
     Reading the counters waits for the device they are on. On the host that costs nothing and happens at the end of
-    every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when the batch has emptied.
+    every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when no step has come for as
+    long: nobody says that a batch was the last one.
     """
 
     def __init__(self, counters: Counters, recall: RecallObserver | None, pause: float) -> None:
         self._counters, self._recall, self._pause = counters, recall, pause
-        self._read = time.monotonic()
+        self._read = self._latest = time.monotonic()
+        self._lock, self._waiting = threading.RLock(), False
         self._ours = True
         self._decoded = self._selecting = self._dense = self._measured = self._measured_before = 0
         self._attended_before = self._attended = self._skipped = 0.0
@@ -139,18 +142,23 @@ class StepMetrics:
         Those of `dense` attend to everything, because the budget covers them or in a dense pass; `measured`: recall is
         measured in the others.
         """
-        if not self._ours or (self._pause and time.monotonic() - self._read >= self._pause):
-            self.flush()
-        self._decoded += len(selecting) + len(dense)
-        self._selecting += sum(selecting)
-        self._dense += sum(dense)
-        self._measured += len(selecting) if measured else 0
+        self._latest = time.monotonic()
+        with self._lock:
+            if not self._ours or (self._pause and self._latest - self._read >= self._pause):
+                self.flush()
+            self._decoded += len(selecting) + len(dense)
+            self._selecting += sum(selecting)
+            self._dense += sum(dense)
+            self._measured += len(selecting) if measured else 0
+            if self._pause and not self._waiting:
+                self._wait(self._pause)
 
     def disregard(self) -> None:
         """The step to come is nobody's: a warm-up, whose counts are not reported."""
-        if self._ours:
-            self.flush()
-        self._ours = False
+        with self._lock:
+            if self._ours:
+                self.flush()
+            self._ours = False
 
     def layer_done(self, layer: int) -> None:
         """Note that a layer has attended; the last one ends the step."""
@@ -159,8 +167,27 @@ class StepMetrics:
 
     def flush(self) -> None:
         """Report the steps before this call."""
-        if self._ours and not self._decoded:
-            return
+        with self._lock:
+            if self._decoded or not self._ours:
+                self._flush()
+
+    def _wait(self, seconds: float) -> None:
+        """Look again after some seconds whether steps still come."""
+        self._waiting = True
+        timer = threading.Timer(seconds, self._look)
+        timer.daemon = True
+        timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            left = self._latest + self._pause - time.monotonic()
+            if left > 0:
+                self._wait(left)
+            else:
+                self._waiting = False
+                self.flush()
+
+    def _flush(self) -> None:
         self._read = time.monotonic()
         totals = self._counters.totals()
         before, self._attended_before = self._attended_before, sum(tokens for tokens, *_ in totals) / len(totals)

@@ -45,13 +45,13 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.groups = Groups(vllm_config, self.view)
         self._decode_steps: DecodeSteps | None = None
-        reasons = reasons_of(vllm_config)
+        reasons, longest = reasons_of(vllm_config), vllm_config.model_config.max_model_len
+        self.groups = Groups(vllm_config, self.view, longest=None if reasons else longest)
         if not reasons:
             captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
             most = max(vllm_config.scheduler_config.max_num_seqs, captured)
-            self._decode_steps = DecodeSteps(self.groups, most, vllm_config.model_config.max_model_len, device)
+            self._decode_steps = DecodeSteps(self.groups, most, longest, device)
         if vllm_config.parallel_config.rank == 0:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else "part of CUDA graphs"
             logger.info("saccade: decoding steps are %s", told)

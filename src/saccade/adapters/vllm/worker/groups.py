@@ -48,9 +48,12 @@ class Batch:
 
         `longest`: a bound on any row's length, where kernels are compiled for it; None: what the host knows of each.
         """
+        if longest is not None:
+            # None is whole, which is said as decoding steps say it: they are the same kernels then.
+            whole = torch.zeros_like(lengths, dtype=torch.bool)
+            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole)
         known = [self.lengths[row] for row in chosen]
-        bounds = tuple((0, length) for length in known) if longest is None else None
-        return Rows(table, torch.zeros_like(lengths), lengths, longest or max(known), bounds)
+        return Rows(table, torch.zeros_like(lengths), lengths, max(known), tuple((0, length) for length in known))
 
     def decodes(self, row: int, request: RequestRow) -> bool:
         """Whether a row decodes under the policy, whatever its length: one token behind the prompt, not opted out."""
@@ -58,10 +61,15 @@ class Batch:
 
 
 class Groups:
-    """Groups the rows of one step after the other."""
+    """Groups the rows of one step after the other.
 
-    def __init__(self, vllm_config: Any, view: Callable[[int, Rows], KVView]) -> None:
-        self._config = vllm_config
+    Args:
+        view: a layer's cache as some rows see it.
+        longest: a bound on the length of any row, where steps must not depend on lengths; None: they may.
+    """
+
+    def __init__(self, vllm_config: Any, view: Callable[[int, Rows], KVView], *, longest: int | None = None) -> None:
+        self._config, self._longest = vllm_config, longest
         self._serving = serving = serving_of(vllm_config)
         self._view = view
         self._slots: SlotIndexes | None = None
@@ -69,9 +77,12 @@ class Groups:
         self._measured = 0.0
 
     def covers(self, length: int) -> bool:
-        """Whether every head attends to all of a row of `length` tokens: then vLLM's own kernel serves it."""
+        """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them.
+
+        Not where decoding steps are captured: what they run is then compiled with them, and runs in other steps too.
+        """
         selector = self._serving.plan.selector
-        return selector is None or selector.covers(length)
+        return selector is None or (self._longest is None and selector.covers(length))
 
     def sparse_rows(self, batch: Batch) -> list[int]:
         """Rows that select in this step: one new token behind the prompt, not opted out, longer than the budget."""
@@ -113,9 +124,7 @@ class Groups:
             self._follow(batch, table.device)
         if not sparse:
             return []
-        # The host plans what an index of its own takes in by the rows' lengths.
-        exact = own or table.is_cpu
-        rows = batch.rows(sparse, table, lengths, longest=None if exact else self._config.model_config.max_model_len)
+        rows = batch.rows(sparse, table, lengths, longest=self._longest)
         if own and known:
             places = [batch.slots[row] for row in sparse]
             self._indexes(table.device).take_in(rows, self.requests(batch, sparse), places)
