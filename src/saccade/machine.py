@@ -6,6 +6,7 @@ import gc
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -74,14 +75,28 @@ def read_bandwidth(device: torch.device, *, megabytes: int = 1024, repeats: int 
     import torch
 
     buffer = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
+    return buffer.nbytes / _seconds(buffer.sum, device, repeats) / 1e9
+
+
+def copy_bandwidth(device: torch.device, *, megabytes: int = 4096, repeats: int = 15) -> float:
+    """GB/s read and written together where a buffer much larger than the caches is copied; median of `repeats`."""
+    import torch
+
+    source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device, repeats) / 1e9
+
+
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median of `repeats` runs, behind one that does not count."""
     times = []
     for _ in range(repeats + 1):
         synchronize(device)
         start = time.perf_counter()
-        buffer.sum()
+        work()
         synchronize(device)
         times.append(time.perf_counter() - start)
-    return buffer.nbytes / statistics.median(times[1:]) / 1e9
+    return statistics.median(times[1:])
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -2,41 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from engines import force_own_path
 
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
+from saccade.bench.variants import STOCK_AGAIN
 from saccade.checkpoints.bundled import model_path
 from saccade.methods.policy import Policy
 
+QUEST, TIDAL = "quest:budget=32", "tidal:budget=32,reselect=7"
+SETTINGS: dict[str, Any] = {
+    "shape": str(model_path()), "contexts": ["96"], "batches": ["1,2"], "threads": ["1"], "dtype": "float32",
+    "device": "cpu", "policies": [QUEST, TIDAL], "budgets": ["2048"], "steps": 3, "block": 32,
+}  # fmt: skip
+
 
 def test_rows_of_a_small_run() -> None:
-    settings = ServingSettings(
-        shape=str(model_path()), contexts=["96"], batches=["1,2"], threads=["1"], dtype="float32", device="cpu",
-        policies=["quest:budget=32", "tidal:budget=32,reselect=7"], budgets=["2048"], steps=3, block=32,
-    )  # fmt: skip
     done: list[int] = []
-    results = ServingJob.check(settings).run(lambda unit, results: done.append(len(results["rows"])))
+    job = ServingJob.check(ServingSettings(**SETTINGS))
+    results = job.run(lambda unit, results: done.append(len(results["rows"])))
     assert done == [3, 6, 9, 12]
+    assert len(done) == job.units
     assert [(row["context"], row["batch"]) for row in results["rows"][::3]] == [(16, 1), (16, 2), (96, 1), (96, 2)]
-    assert [row["policy"] for row in results["rows"][:3]] == ["stock", "quest:budget=32", "tidal:budget=32,reselect=7"]
+    assert [row["policy"] for row in results["rows"][:3]] == ["stock", QUEST, TIDAL]
     assert all(row["steps"] == 3 and row["ms_per_token"] > 0 for row in results["rows"])
     quest = results["rows"][-2]
     assert quest["bytes"] < results["rows"][-3]["bytes"]
+    assert results["notes"] == []
+    assert results["engines"]["stock"]["tokens"] >= 2 * 96
+
+
+def test_engines_one_after_another_as_on_a_gpu() -> None:
+    """Points of their own, every engine alone, stock first and last; a policy that vLLM refuses costs only its rows."""
+    settings = ServingSettings(**{**SETTINGS, "policies": [QUEST], "points": ["96x2", "40x1"], "steps": 2})
+    job = replace(ServingJob.check(settings), groups=(("stock",), (QUEST,), (STOCK_AGAIN,)), turn=2, warm=8)
+    done: list[str] = []
+    results = job.run(lambda unit, results: done.append(unit))
+    assert len(done) == job.units == 12
+    points = [(16, 2), (16, 1), (96, 2), (40, 1)]
+    expected = [(point, name) for point in points for name in ("stock", QUEST, STOCK_AGAIN)]
+    assert [((row["context"], row["batch"]), row["policy"]) for row in results["rows"]] == expected
+    assert all(isinstance(row["drift"], float) for row in results["rows"])
+    # A run that is cut off has other engines' rows; going on starts only what is missing.
+    cut = {**results, "rows": [row for row in results["rows"] if row["policy"] != QUEST]}
+    done.clear()
+    again = job.run(lambda unit, results: done.append(unit), before=cut)
+    assert len(done) == 4
+    assert all(QUEST in unit for unit in done)
+    kept = {(row["policy"], row["context"], row["batch"]): row["ms_per_token"] for row in cut["rows"]}
+    now = {(row["policy"], row["context"], row["batch"]): row["ms_per_token"] for row in again["rows"]}
+    assert len(now) == 12
+    assert kept.items() <= now.items()
 
 
 def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that attends to everything decodes what stock decodes from the same random keys."""
-    sizes = {"tokens": 512, "rows": 2, "block": 32, "dtype": "float32", "bytes_per_token": 2 * 12 * 4 * 32 * 4}
-    kinds = (None, ServeOptions(Policy.from_spec("quest:budget=512")))
     force_own_path(monkeypatch)
     told = []
-    for options in kinds:
-        engine = SyntheticEngine(str(model_path()), options, **sizes)  # type: ignore[arg-type]
+    sizes = {"max_model_len": 512, "max_num_seqs": 2, "max_num_batched_tokens": 128, "block_size": 32}
+    room = {"num_gpu_blocks_override": 300, "kv_cache_memory_bytes": 2**28, "skip_tokenizer_init": True}
+    for options in (None, ServeOptions(Policy.from_spec("quest:budget=512"))):
+        engine = SyntheticEngine(options, model=str(model_path()), dtype="float32", enforce_eager=True, **sizes, **room)
         engine.begin(200, 2)
-        told.append([engine.step()[1] for _ in range(6)])
+        answers = []
+        for _ in range(6):
+            engine.round()
+            answers.append(engine.tokens[:])
         engine.end()
         engine.close()
+        told.append(answers)
     assert told[0] == told[1]
+    assert len({tuple(answer) for answer in told[0]}) > 1

@@ -33,6 +33,7 @@ ROOM = 256
 class BenchSettings(PolicySettings):
     """What the user can choose; see `saccade bench decode --help`."""
 
+    steps: int
     baselines: Sequence[str]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -39,11 +40,11 @@ class GridSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings(GridSettings):
-    """What the user says of a benchmark of policies."""
+    """What the user says of a benchmark of policies; no steps are the device's default."""
 
     policies: Sequence[str]
     budgets: Sequence[str]
-    steps: int
+    steps: int | None
 
     def resolve(self, shape: ModelShape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
         """Policies at every budget, dense first, and notes; a SaccadeError if one is none or does not fit the shape."""
@@ -112,6 +113,17 @@ class Grid:
         return results
 
 
+def parse_points(given: Iterable[str]) -> tuple[tuple[int, int], ...]:
+    """Read contexts and batches such as `16x1,131072x4`, in their order; a SaccadeError about the first not valid."""
+    points = []
+    for text in ",".join(given).split(",") if given else ():
+        context, _, batch = text.strip().partition("x")
+        if not (re.fullmatch("[0-9]+x[0-9]+", text.strip()) and int(context) and int(batch)):
+            raise SaccadeError(f"point {text.strip()!r} is not valid: CONTEXTxBATCH, such as 131072x4")
+        points.append((int(context), int(batch)))
+    return tuple(dict.fromkeys(points))
+
+
 @dataclass(frozen=True, slots=True)
 class GridJob(ABC):
     """A checked benchmark.
@@ -122,6 +134,11 @@ class GridJob(ABC):
 
     grid: Grid
     notes: tuple[str, ...]
+
+    @property
+    def units(self) -> int:
+        """How often `run` tells of results."""
+        return self.grid.units
 
     @abstractmethod
     def run(self, on_unit: OnUnit) -> dict[str, Any]:

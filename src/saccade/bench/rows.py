@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from .clock import PARTS
-from .variants import STOCK, Variant
+from .variants import STOCK, STOCK_AGAIN, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,22 @@ class DecodeRow(Row):
     speedup_over_best_dense: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow(Row):
+    """A row of `saccade bench serve`.
+
+    Attributes:
+        drift: of stock's time at this setting between the first engine and the last, as a share; None: it ran once.
+        void: the drift is more than `DRIFT`, and nothing can be compared.
+    """
+
+    drift: float | None = None
+    void: bool = False
+
+
+DRIFT = 0.02
+"""Most that stock may differ from itself before a setting is void."""
+
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
@@ -118,6 +134,29 @@ def complete(rows: Sequence[AnyRow], *, empty_ms: float, empty_bytes: float, ban
         if isinstance(row, DecodeRow):
             more["speedup_over_best_dense"] = None if dense is None else dense / row.ms_per_token
         completed.append(replace(row, ideal_ms=ideal, share_of_ceiling=ideal / row.ms_per_token, **more))
+    return completed
+
+
+def compared(rows: Sequence[ServingRow], empty: int, bandwidth: float) -> list[ServingRow]:
+    """Rows of all settings, by setting, with what compares them; stock's time is the mean of its rows.
+
+    Args:
+        empty: the context from which the ceiling is counted; stock's row of every batch is there.
+        bandwidth: GB/s.
+    """
+    settings: dict[tuple[int, int], list[ServingRow]] = {}
+    for row in rows:
+        settings.setdefault((row.context, row.batch), []).append(row)
+    stock = {key: [row for row in held if row.policy in (STOCK, STOCK_AGAIN)] for key, held in settings.items()}
+    completed = []
+    for (context, batch), held in settings.items():
+        floor, here = stock[empty, batch], [row.ms_per_token for row in stock[context, batch]]
+        empty_ms = statistics.fmean(row.ms_per_token for row in floor)
+        drift = here[-1] / here[0] - 1 if len(here) > 1 else None
+        common = {"drift": drift, "void": drift is not None and abs(drift) > DRIFT}
+        for row in complete(held, empty_ms=empty_ms, empty_bytes=floor[0].bytes, bandwidth=bandwidth):
+            speedup = statistics.fmean(here) / row.ms_per_token if here else None
+            completed += [replace(row, speedup_over_stock=speedup, **common)]
     return completed
 
 

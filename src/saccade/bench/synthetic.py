@@ -1,4 +1,4 @@
-"""An engine in this process whose cache is filled with random numbers: to time long contexts nobody prefilled."""
+"""An engine whose cache is filled with random numbers: to time long contexts nobody prefilled."""
 
 from __future__ import annotations
 
@@ -6,120 +6,112 @@ import os
 import time
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..adapters.vllm.options import KEY, ServeOptions
-from ..types import Rows
+from ..errors import SaccadeError
+
+WORKER = "saccade.bench.synthetic_worker.SyntheticWorker"
 
 
-def prepare_process() -> None:
-    """Set what vLLM reads from the environment; before its first import."""
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind")
-    os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+def prepare_process(*, served: bool) -> None:
+    """Set what vLLM reads from the environment, before its first import; what the user has set stays.
+
+    Args:
+        served: engines run in their own processes, as a server's do; else in this one.
+    """
+    told = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(served)),
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    }
+    for name, value in told.items():
+        os.environ.setdefault(name, value)
 
 
 class SyntheticEngine:
     """vLLM with random weights and a random cache, decoding `batch` rows of `context` tokens.
 
     Args:
-        folder: with a `config.json`; weights are vLLM's dummy ones.
         options: of saccade; None is stock vLLM.
-        tokens: room of the cache, over all rows.
-        rows: most rows of a batch.
-        block: tokens of a block.
-        dtype: of weights and cache.
-        bytes_per_token: of keys and values, all layers.
+        settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
+
+    Attributes:
+        facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
+        tokens: the latest of each row.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        options: ServeOptions | None,
-        *,
-        tokens: int,
-        rows: int,
-        block: int,
-        dtype: str,
-        bytes_per_token: int,
-    ) -> None:
-        from vllm import LLM
+    def __init__(self, options: ServeOptions | None, **settings: Any) -> None:
+        start = time.perf_counter()
+        import vllm
 
         ours: dict[str, Any] = {}
         if options is not None:
             ours = {"attention_backend": "CUSTOM", "additional_config": {KEY: options.to_dict()}}
-        blocks = tokens // block + 8 * rows + 8
-        self._engine = LLM(
-            model=folder,
-            skip_tokenizer_init=True,
+        self._engine = vllm.LLM(
             load_format="dummy",
-            dtype=dtype,
-            enforce_eager=True,
-            max_model_len=tokens // rows + 4 * block,
-            max_num_seqs=rows,
-            max_num_batched_tokens=tokens + rows * block,
-            block_size=block,
-            num_gpu_blocks_override=blocks,
-            # The bounds' share of a page is at most a quarter.
-            kv_cache_memory_bytes=blocks * block * bytes_per_token * 5 // 4,
+            enable_chunked_prefill=True,
             enable_prefix_caching=False,
             disable_log_stats=True,
+            seed=0,
+            worker_extension_cls=WORKER,
             **ours,
+            **settings,
         )
-        self._runner = self._engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        self._fill(blocks, block)
+        seconds = time.perf_counter() - start
+        config = self._engine.llm_engine.vllm_config
+        self.facts = {
+            "start_seconds": round(seconds, 1),
+            "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "cudagraph_mode": config.compilation_config.cudagraph_mode.name,
+            "vllm": vllm.__version__,
+        }
+        self.tokens: list[int] = []
+        self._counts: dict[str, int] = {}
+        self._points = 0
+        self._engine.collective_rpc("fill_cache")
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        inner = self._engine.llm_engine
         params = SamplingParams(temperature=0, max_tokens=10**6, ignore_eos=True, detokenize=False)
-        self._names = [f"{context}-{batch}-{row}" for row in range(batch)]
-        for row, name in enumerate(self._names):
-            inner.add_request(name, TokensPrompt(prompt_token_ids=[7 + row] * context), params)
-        real, self._runner._model_forward = self._runner._model_forward, self._no_forward
-        try:
-            waiting = set(self._names)
-            while waiting:
-                waiting -= {output.request_id for output in inner.step() if output.outputs[0].token_ids}
-        finally:
-            self._runner._model_forward = real
+        self._points += 1
+        self._counts = {f"{self._points}-{row}": 0 for row in range(batch)}
+        self.tokens = [0] * batch
+        self._engine.collective_rpc("skip_model", args=(True,))
+        for row, name in enumerate(self._counts):
+            self._engine.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=[7 + row] * context), params)
+        self.round()
+        self._engine.collective_rpc("skip_model", args=(False,))
 
-    def step(self) -> tuple[float, list[int]]:
-        """Seconds that decoding one more token of every row takes, and the tokens."""
-        start = time.perf_counter()
-        outputs = self._engine.llm_engine.step()
-        elapsed = time.perf_counter() - start
-        return elapsed, [output.outputs[0].token_ids[-1] for output in outputs]
+    def round(self) -> float:
+        """Go on until every row has one more token, and say when that was, by `time.perf_counter`.
+
+        Raises:
+            SaccadeError: if a request ended, because rows have no room left.
+        """
+        before, inner = dict(self._counts), self._engine.llm_engine
+        while any(self._counts[name] == count for name, count in before.items()):
+            for output in inner.step():
+                # Steps that were under way when a batch was dropped may still tell of it.
+                if output.request_id in before:
+                    answer = output.outputs[0].token_ids
+                    self._counts[output.request_id] = len(answer)
+                    self.tokens[list(before).index(output.request_id)] = answer[-1]
+                if output.finished:
+                    raise SaccadeError("a request ended while it was timed: max_model_len leaves no room for its steps")
+        return time.perf_counter()
 
     def end(self) -> None:
         """Drop the requests."""
-        self._engine.llm_engine.abort_request(self._names)
-        self._engine.llm_engine.step()
+        self._engine.llm_engine.abort_request(list(self._counts))
+        while self._engine.llm_engine.has_unfinished_requests():
+            self._engine.llm_engine.step()
 
     def close(self) -> None:
         self._engine.llm_engine.engine_core.shutdown()
-
-    def _fill(self, blocks: int, block: int) -> None:
-        """Random keys and values, the same for every engine of the same sizes, and the bounds of them where needed."""
-        from ..adapters.vllm.worker.backend import SparseLayer
-        from ..adapters.vllm.worker.step import Written
-
-        rows = Rows.on_host(torch.arange(blocks, dtype=torch.int32)[None], [0], [blocks * block])
-        everything = Written(rows, torch.zeros(1, dtype=torch.int32), rows.max_len)
-        generator = torch.Generator().manual_seed(0)
-        layers = self._runner.compilation_config.static_forward_context
-        for layer in layers.values():
-            cache = layer.kv_cache
-            for held in cache:
-                held.normal_(generator=generator)
-            if isinstance(layer.impl, SparseLayer):
-                layer.impl.refresh(layer, cache, everything)
-
-    def _no_forward(self, input_ids: Tensor | None = None, **rest: Any) -> Tensor:
-        """Hidden states of a prefill that is not run."""
-        assert input_ids is not None
-        hidden = self._runner.model_config.get_hidden_size()
-        return torch.zeros((input_ids.shape[0], hidden), dtype=self._runner.model_config.dtype)

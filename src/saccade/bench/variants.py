@@ -24,7 +24,9 @@ from ..plans.rectify import Phase, Rectify
 from .check import checked
 from .clock import Clock
 
-STOCK = "stock"
+STOCK, STOCK_AGAIN = "stock", "stock (last)"
+"""As it comes; and once more, behind all others, where variants run one after another."""
+
 DENSE = Policy.from_spec("dense")
 
 

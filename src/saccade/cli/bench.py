@@ -8,7 +8,7 @@ import typer
 
 from . import options
 from .group import need_eval
-from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, words
+from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, count, flag, words
 
 CONTEXTS, POLICIES, BUDGET = ["0,4096,32768"], ["dense", "tidal", "less_is_more"], ["2048"]
 BASELINES = ["transformers", "torch-sdpa", "vllm"]
@@ -72,27 +72,50 @@ def serve(
     shape: Shape = "smollm2-135m",
     context: Annotated[list[str], words("N,N", "Cached tokens of every row.")] = SERVED_CONTEXTS,
     batch: options.Batches = SERVED_BATCHES,
+    points: Annotated[
+        list[str] | None, words("CxB,CxB", "Contexts and batches, such as 16x1,131072x4; instead of those two.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
     policy: options.Policies = SERVED_POLICIES,
     budget: options.TimedBudgets = BUDGET,
-    steps: Steps = 12,
-    block: Annotated[int, typer.Option(min=16, help="Tokens of a block of vLLM's cache.")] = 32,
+    steps: Annotated[int | None, typer.Option(min=2, help="Timed steps. Default: 64 on CUDA, 12 on a CPU.")] = None,
+    block: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of a block of vLLM's cache. Default: 16 on CUDA, 32 on a CPU.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, count("Most tokens of a row, which bounds buffers and grids. Default: what is needed.")
+    ] = None,
+    memory: Annotated[float, typer.Option(help="Share of a GPU's memory for vLLM.")] = 0.9,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     dtype: RandomDtype = "bfloat16",
+    device: Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")] = "auto",
     json: JsonFile = None,
+    resume: Annotated[bool, flag("--resume", "Go on with the rows that FILE of --json has already.")] = False,
 ) -> None:
-    """Time one output token of vLLM on the CPU, stock and under policies in turns, on a cache of random keys.
+    """Time one output token of vLLM, stock and under policies, on a cache of random keys.
 
     Nothing is prefilled: requests start with their blocks filled. The share of the ceiling is the time that the bytes
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
+    On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
+    first and last: a setting at which the two differ by more than 2% is void.
 
     Example:
 
       saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
+
+      saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
     """
     from ..bench.serving import ServingJob, ServingSettings
+    from ..eval.output import read_json
     from ..report.timings import serving_table
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    settings = ServingSettings(shape, context, batch, [str(threads)], dtype, "cpu", policy, budget, steps, block)
-    time_and_show(ServingJob.check(settings), serving_table, json)
+    settings = ServingSettings(
+        shape, context, batch, [str(threads)], dtype, device, policy, budget, steps,
+        points or (), block, max_model_len, memory, tensor_parallel,
+    )  # fmt: skip
+    job, before = ServingJob.check(settings), None
+    if resume and json is not None and json.is_file() and json.stat().st_size:
+        before = read_json(json)
+    time_and_show(job, serving_table, json, before=before)

@@ -84,19 +84,26 @@ def until_stopped(work: Work, keep: Callable[[bool], dict[str, Any]]) -> dict[st
     return results
 
 
-def time_and_show(job: GridJob, table: Callable[[Mapping[str, Any]], Table], json: Path | None) -> dict[str, Any]:
-    """Run a benchmark under a bar, print its table and notes; after every setting the file holds all rows so far."""
+def time_and_show(
+    job: GridJob, table: Callable[[Mapping[str, Any]], Table], json: Path | None, **more: Any
+) -> dict[str, Any]:
+    """Run a benchmark under a bar, print its table and notes; after every setting the file holds all rows so far.
+
+    `more` is what else the benchmark is told.
+    """
     if json is not None:
         check_file(json)
-    with progress(job.grid.units) as advance:
+    with progress(job.units) as advance:
 
         def on_unit(what: str, results: dict[str, Any]) -> None:
             advance(what)
             if json is not None:
                 write_json(json, results)
 
-        results = job.run(on_unit)
+        results = job.run(on_unit, **more)
+    if json is not None:
+        write_json(json, results)
     console = output()
     console.print(table(results))
-    say(console, *job.notes)
+    say(console, *job.notes, *results.get("notes", ()))
     return results

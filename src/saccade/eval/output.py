@@ -40,6 +40,17 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int = 1) -> None:
     replace_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` has written; an OutputError if it is something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OutputError(f"{str(path)!r} does not hold results to go on with")
+    return found
+
+
 class JsonLines:
     """A file that grows by a record a line, each written when `add` returns, so that a broken-off run is readable.
 

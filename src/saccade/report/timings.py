@@ -35,22 +35,24 @@ SERVING_COLUMNS: Columns = {
     "context": SETTING["context"],
     "batch": SETTING["batch"],
     "policy": lambda row: row["policy"],
-    "ms per token": lambda row: f"{row['ms_per_token']:.1f}",
-    "quartiles": lambda row: f"{row['ms_fast']:.1f} to {row['ms_slow']:.1f}",
+    "ms per token": lambda row: f"{row['ms_per_token']:.2f}",
+    "quartiles": lambda row: f"{row['ms_fast']:.2f} to {row['ms_slow']:.2f}",
     "bytes": lambda row: f"{row['bytes'] / 1e9:.2f} GB",
-    "ideal ms": lambda row: f"{row['ideal_ms']:.1f}",
+    "ideal ms": lambda row: f"{row['ideal_ms']:.2f}",
     "share of ceiling": lambda row: f"{row['share_of_ceiling']:.0%}",
     "over stock": lambda row: number(row["speedup_over_stock"], "{:.2f}×"),
+    "stock's drift": lambda row: number(row["drift"], "{:+.1%}") + (" void" if row["void"] else ""),
 }
 
 
 def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
     """Rows of a benchmark, one section per context, batch and number of threads."""
     here = results["environment"]
-    title = (
-        f"{results['shape']}, {here['dtype']}, {here['processor']}, "
-        f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
-    )
+    bandwidth = f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
+    if "copy_bandwidth_gb_s" in here:
+        bandwidth = f"copy bandwidth {here['copy_bandwidth_gb_s']} GB/s"
+    where = here["processor"] if here["device"] == "cpu" else here["device"]
+    title = f"{results['shape']}, {here['dtype']}, {where}, {bandwidth}"
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"))
     return fill(table, results["rows"], columns.values(), "context", "batch", "threads")
 

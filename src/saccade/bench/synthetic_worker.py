@@ -1,0 +1,68 @@
+"""What `saccade bench serve` asks of vLLM's workers, in whatever process they run: a random cache, and no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+
+from ..adapters.vllm.worker.backend import SparseLayer
+from ..adapters.vllm.worker.step import Written
+from ..types import Rows
+
+FILLED = 256
+"""Blocks that are filled at once: the same numbers whatever the cache's size and strides."""
+
+
+class SkippedModel:
+    """Stands in for a model and answers every token with zeros; all but the call is the model's own."""
+
+    def __init__(self, real: Any, hidden: int, dtype: torch.dtype) -> None:
+        self.real = real
+        self._hidden, self._dtype = hidden, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def __call__(self, input_ids: Tensor, **rest: Any) -> Tensor:
+        """Hidden states `[tokens, hidden]`, which take no memory."""
+        zero = torch.zeros((1, 1), dtype=self._dtype, device=input_ids.device)
+        return zero.expand(input_ids.shape[0], self._hidden)
+
+
+class SyntheticWorker:
+    """Mixed into vLLM's worker, of either model runner and of every rank: `worker_extension_cls`."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    @torch.inference_mode()
+    def fill_cache(self) -> None:
+        """Random keys and values, the same in every engine, and the page bounds of them where a policy has some."""
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention).values()
+        for seed, layer in enumerate(layers):
+            cache = layer.kv_cache
+            generator = torch.Generator(cache.device).manual_seed(seed)
+            for start in range(0, cache.shape[0], FILLED):
+                part = cache[start : start + FILLED]
+                part.copy_(torch.randn(part.shape, generator=generator, dtype=cache.dtype, device=cache.device))
+                if isinstance(layer.impl, SparseLayer):
+                    table = torch.arange(start, start + part.shape[0], dtype=torch.int32, device=cache.device)
+                    rows = Rows.on_host(table[None], [0], [part.shape[0] * part.shape[2]])
+                    layer.impl.refresh(layer, cache, Written(rows, torch.zeros_like(rows.seq_lens), rows.max_len))
+
+    def skip_model(self, skip: bool) -> None:
+        """Leave the model out of the steps that follow, or take it back in; full CUDA graphs may replay it anyway."""
+        runner, config = self.model_runner, self.vllm_config.model_config
+        graphs = getattr(runner, "cudagraph_manager", None)
+        if skip:
+            runner.model = SkippedModel(runner.model, config.get_hidden_size(), config.dtype)
+            if graphs is not None:
+                graphs.run_pw_graph = lambda model, inputs: model(**inputs)
+        else:
+            runner.model = runner.model.real
+            if graphs is not None:
+                del graphs.run_pw_graph
