@@ -1,17 +1,23 @@
-"""What `saccade bench serve` cannot measure is refused in one line, before any work and without vLLM."""
+"""`saccade bench serve` without vLLM: what is refused in one line, and what figures mean beside each other."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import replace
+from io import StringIO
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from saccade import SaccadeError, machine
-from saccade.bench import serving
+from saccade.bench import grid, serving
 from saccade.bench.serving import EMPTY, ServingJob, ServingSettings
+from saccade.bench.variants import STOCK_AGAIN
 from saccade.cli import app
+from saccade.report.timings import serving_table
 
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m",
@@ -43,6 +49,12 @@ def checked(**changed: Any) -> ServingJob:
         ({"policies": ["quest:page=24"]}, "pass --block 48"),
         ({"block": 24}, "block=24 is not valid"),
         ({"dtype": "int4"}, "unknown dtype 'int4'"),
+        ({"points": ["16x1,131072"]}, "point '131072' is not valid: CONTEXTxBATCH"),
+        ({"points": ["0x1"]}, "point '0x1' is not valid"),
+        ({"points": ["4096x1"], "max_model_len": 4096}, "max-model-len=4096 has no room for a context of 4096 tokens"),
+        ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
+        ({"memory": 1.5}, "memory=1.5 is not valid"),
+        ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
     ],
 )
 def test_refusals(changed: dict[str, Any], words: str) -> None:
@@ -54,8 +66,9 @@ def test_refusals(changed: dict[str, Any], words: str) -> None:
 
 def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> None:
     job = checked()
-    assert job.grid.contexts == (EMPTY, 8192)
+    assert job.points == ((EMPTY, 1), (EMPTY, 4), (8192, 1), (8192, 4))
     assert list(job.policies) == ["stock", "quest:budget=2048"]
+    assert job.units == 4
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
 
 
@@ -67,18 +80,52 @@ def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.Monk
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_shares_and_speedups_are_those_of_the_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Milliseconds of engines that are not started: 10 per row, and one per 512 tokens of a row that are read."""
+class Clocked:
+    """Stands in for an engine: a round takes 10 parts per row, and one per 512 tokens of a row that are read."""
 
-    def times(job: ServingJob, engines: object, context: int, batch: int) -> dict[str, list[float]]:
-        read = {"stock": context, "quest:budget=2048": min(context, 2048)}
-        return {name: [(10 * batch + batch * tokens / 512) / 1e3] for name, tokens in read.items()}
+    started: ClassVar[list[str]] = []
+    given: ClassVar[list[dict[str, Any]]] = []
+    slower = 1.0
 
-    monkeypatch.setattr(ServingJob, "_measure", times)
-    monkeypatch.setattr(ServingJob, "_engines", lambda job, folder: {})
-    monkeypatch.setattr(serving, "prepare_process", lambda: None)
+    def __init__(self, options: Any, **settings: Any) -> None:
+        self.name = "stock" if options is None else str(options.policy)
+        self.given.append(settings)
+        if self.name == "streaming:budget=2048":
+            raise RuntimeError("no such kernel\nand much more")
+        self.facts = {"tokens": 50_000}
+        self.started.append(self.name)
+        self.again = self.started.count("stock") > 1
+        self.now = 0.0
+
+    def begin(self, context: int, batch: int) -> None:
+        read = min(context, 2048) if self.name.startswith("quest") else context
+        self.ms = 10 * batch + batch * read / 512
+        if self.again and context > EMPTY:
+            self.ms *= Clocked.slower
+
+    def round(self) -> float:
+        self.now += self.ms / 1024
+        return self.now
+
+    def end(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clocked, "started", [])
+    monkeypatch.setattr(Clocked, "given", [])
+    monkeypatch.setattr(serving, "SyntheticEngine", Clocked)
+    monkeypatch.setattr(serving, "prepare_process", lambda served: None)
     monkeypatch.setattr(machine, "read_bandwidth", lambda device: 100.0)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+
+
+@pytest.mark.usefixtures("clocked")
+def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
     rows = checked().run(lambda unit, results: None)["rows"]
     found = {(row["policy"], row["context"], row["batch"]): row for row in rows}
     assert len(found) == len(rows) == 8
@@ -88,7 +135,94 @@ def test_shares_and_speedups_are_those_of_the_same_batch(monkeypatch: pytest.Mon
         assert row["ideal_ms"] == pytest.approx(ideal)
         assert row["share_of_ceiling"] == pytest.approx(ideal / row["ms_per_token"])
         assert row["speedup_over_stock"] == pytest.approx(stock["ms_per_token"] / row["ms_per_token"])
+        assert (row["drift"], row["void"], row["steps"]) == (None, False, 4)
     assert found["quest:budget=2048", 8192, 4]["speedup_over_stock"] == pytest.approx((10 + 16) / (10 + 4))
     token = 2 * 30 * 3 * 64 * 2  # keys and values, layers, heads, head dim, bytes
     grown = found["stock", 8192, 4]["bytes"] - found["stock", EMPTY, 4]["bytes"]
     assert grown == 4 * (8192 - EMPTY) * token
+
+
+def alone(**changed: Any) -> ServingJob:
+    """A job whose engines run as on a GPU: one after another, stock first and last."""
+    job = checked(**changed)
+    return replace(job, groups=tuple((name,) for name in (*job.policies, STOCK_AGAIN)))
+
+
+@pytest.mark.usefixtures("clocked")
+@pytest.mark.parametrize(("slower", "void"), [(1.01, False), (0.985, False), (1.03, True), (0.97, True)])
+def test_a_setting_at_which_stock_has_drifted_is_void(
+    monkeypatch: pytest.MonkeyPatch, slower: float, void: bool
+) -> None:
+    monkeypatch.setattr(Clocked, "slower", slower)
+    results = alone(points=["8192x1"]).run(lambda unit, results: None)
+    found = {(row["policy"], row["context"]): row for row in results["rows"]}
+    assert {(row["context"], row["void"]) for row in found.values()} == {(EMPTY, False), (8192, void)}
+    quest = found["quest:budget=2048", 8192]
+    assert quest["drift"] == pytest.approx(slower - 1)
+    # Over the mean of both.
+    assert quest["speedup_over_stock"] == pytest.approx(26 * (1 + slower) / 2 / 14)
+    said = StringIO()
+    Console(file=said, width=200).print(serving_table(results))
+    assert said.getvalue().count("void") == (3 if void else 0)
+
+
+@pytest.mark.usefixtures("clocked")
+def test_a_run_that_was_cut_off_goes_on_with_what_is_missing() -> None:
+    job, seen = alone(points=["8192x1", "4096x2"]), []
+
+    def cut(unit: str, results: dict[str, Any]) -> None:
+        seen.append(json.dumps(results))
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.run(cut)
+    before = json.loads(seen[-1])
+    assert [row["policy"] for row in before["rows"]].count("quest:budget=2048") == 2
+    Clocked.started.clear()
+    units: list[str] = []
+    whole = job.run(lambda unit, results: units.append(unit), before=before)
+    assert Clocked.started == ["quest:budget=2048", "stock"]
+    assert len(units) == 6
+    assert whole["rows"] == alone(points=["8192x1", "4096x2"]).run(lambda unit, results: None)["rows"]
+    with pytest.raises(SaccadeError, match="of other settings"):
+        alone(points=["8192x1"]).run(lambda unit, results: None, before=before)
+
+
+@pytest.mark.usefixtures("clocked")
+def test_what_has_no_room_or_fails_is_left_out_and_said() -> None:
+    results = alone(points=["30000x2", "8192x1"], policies=["streaming", "quest"]).run(lambda unit, results: None)
+    assert {(row["policy"], row["context"]) for row in results["rows"]} == {
+        (name, context) for name in ("stock", "quest:budget=2048", STOCK_AGAIN) for context in (EMPTY, 8192)
+    }
+    assert "streaming:budget=2048: failed, no such kernel" in results["notes"]
+    assert "context 30000, batch 2, stock: left out, the cache has no room" in results["notes"]
+
+
+def test_points_are_measured_as_given_behind_the_empty_contexts() -> None:
+    job = checked(points=["131072x4,16x1", "2048x28"])
+    assert job.points == ((EMPTY, 4), (EMPTY, 1), (EMPTY, 28), (131072, 4), (2048, 28))
+    assert job.longest == 131072 + job.room
+    assert checked(points=["4096x1"], max_model_len=131072).longest == 131072
+
+
+@pytest.mark.usefixtures("clocked")
+def test_on_cuda_engines_run_as_served_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "pick_device", torch.device)
+    monkeypatch.setattr(machine, "device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(serving, "copy_bandwidth", lambda device: 4100.0)
+    monkeypatch.setattr(serving, "free_memory", lambda device: 2**37)
+    job = checked(device="cuda", points=["8192x4"], steps=None, block=None, tensor_parallel=2, max_model_len=131072)
+    assert (job.steps, job.block, job.units) == (64, 16, 6)
+    results = job.run(lambda unit, results: None)
+    assert Clocked.started == ["stock", "quest:budget=2048", "stock"]
+    for settings in Clocked.given:
+        assert {"enforce_eager", "num_gpu_blocks_override", "kv_cache_memory_bytes"}.isdisjoint(settings)
+        assert settings["gpu_memory_utilization"] == 0.9
+        assert (settings["tensor_parallel_size"], settings["max_model_len"], settings["max_num_seqs"]) == (2, 131072, 4)
+    assert results["notes"] == ["this H200 copies 4,100 GB/s, less than 4,200: others use it"]
+    found = {(row["policy"], row["context"]): row for row in results["rows"]}
+    empty, quest = found["stock", EMPTY], found["quest:budget=2048", 8192]
+    # Two GPUs read their shares at once.
+    assert quest["ideal_ms"] == pytest.approx(empty["ms_per_token"] + (quest["bytes"] - empty["bytes"]) / 8200e9 * 1e3)
+    assert quest["steps"] == 64

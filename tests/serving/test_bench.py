@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import force_own_path
+import torch
+from engines import force_own_path, runner
 
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
+from saccade.bench.synthetic_worker import SyntheticWorker
 from saccade.bench.variants import STOCK_AGAIN
 from saccade.checkpoints.bundled import model_path
 from saccade.methods.policy import Policy
@@ -61,14 +64,27 @@ def test_engines_one_after_another_as_on_a_gpu() -> None:
 
 
 def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that attends to everything decodes what stock decodes from the same random keys."""
+    """Policies that attend to everything decode what stock decodes from the same random keys, which stay as they were.
+
+    The second reads text, and finds the index of what was not prefilled in its first step.
+    """
     force_own_path(monkeypatch)
     told = []
     sizes = {"max_model_len": 512, "max_num_seqs": 2, "max_num_batched_tokens": 128, "block_size": 32}
-    room = {"num_gpu_blocks_override": 300, "kv_cache_memory_bytes": 2**28, "skip_tokenizer_init": True}
-    for options in (None, ServeOptions(Policy.from_spec("quest:budget=512"))):
+    room = {
+        "num_gpu_blocks_override": 300,
+        "kv_cache_memory_bytes": 2**28,
+    }
+    for options in (
+        None,
+        *(ServeOptions(Policy.from_spec(f"{name}:budget=512")) for name in ("quest", "lychee_cluster")),
+    ):
         engine = SyntheticEngine(options, model=str(model_path()), dtype="float32", enforce_eager=True, **sizes, **room)
+        caches = [layer.kv_cache for layer in runner(engine.llm).compilation_config.static_forward_context.values()]
+        filled = [cache.clone() for cache in caches]
         engine.begin(200, 2)
+        # No prompt was run.
+        assert all(cache.equal(before) for cache, before in zip(caches, filled, strict=True))
         answers = []
         for _ in range(6):
             engine.round()
@@ -76,5 +92,30 @@ def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) 
         engine.end()
         engine.close()
         told.append(answers)
-    assert told[0] == told[1]
+    assert told[1:] == [told[0]] * 2
     assert len({tuple(answer) for answer in told[0]}) > 1
+
+
+class Graphs:
+    """What runner V2 keeps piecewise graphs in."""
+
+    def run_pw_graph(self, model: Any, inputs: dict[str, Any]) -> Any:
+        return "graph"
+
+
+def test_the_model_is_left_out_of_model_runner_v2_too() -> None:
+    worker = SyntheticWorker()
+    config = SimpleNamespace(get_hidden_size=lambda: 48, dtype=torch.bfloat16)
+    worker.vllm_config = SimpleNamespace(model_config=config)
+    model = SimpleNamespace(compute_logits=lambda hidden: "logits")
+    worker.model_runner = runner = SimpleNamespace(model=model, cudagraph_manager=Graphs())
+    inputs = {"input_ids": torch.zeros(1000, dtype=torch.int32), "positions": None}
+    worker.skip_model(True)
+    answers = runner.model(**inputs), runner.cudagraph_manager.run_pw_graph(runner.model, inputs)
+    for hidden in answers:
+        assert (hidden.shape, hidden.dtype, hidden.untyped_storage().nbytes()) == ((1000, 48), torch.bfloat16, 2)
+        assert not hidden.any()
+    assert runner.model.compute_logits(answers[0]) == "logits"
+    worker.skip_model(False)
+    assert runner.model is model
+    assert runner.cudagraph_manager.run_pw_graph(model, inputs) == "graph"

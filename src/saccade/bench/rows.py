@@ -153,10 +153,10 @@ def compared(rows: Sequence[ServingRow], empty: int, bandwidth: float) -> list[S
         floor, here = stock[empty, batch], [row.ms_per_token for row in stock[context, batch]]
         empty_ms = statistics.fmean(row.ms_per_token for row in floor)
         drift = here[-1] / here[0] - 1 if len(here) > 1 else None
-        common = {"drift": drift, "void": drift is not None and abs(drift) > DRIFT}
+        void = drift is not None and abs(drift) > DRIFT
         for row in complete(held, empty_ms=empty_ms, empty_bytes=floor[0].bytes, bandwidth=bandwidth):
             speedup = statistics.fmean(here) / row.ms_per_token if here else None
-            completed += [replace(row, speedup_over_stock=speedup, **common)]
+            completed += [replace(row, speedup_over_stock=speedup, drift=drift, void=void)]
     return completed
 
 

@@ -38,6 +38,7 @@ class SyntheticEngine:
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
+        llm: vLLM's.
         facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
         tokens: the latest of each row.
     """
@@ -49,7 +50,7 @@ class SyntheticEngine:
         ours: dict[str, Any] = {}
         if options is not None:
             ours = {"attention_backend": "CUSTOM", "additional_config": {KEY: options.to_dict()}}
-        self._engine = vllm.LLM(
+        self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,
             enable_prefix_caching=False,
@@ -60,34 +61,34 @@ class SyntheticEngine:
             **settings,
         )
         seconds = time.perf_counter() - start
-        config = self._engine.llm_engine.vllm_config
+        config = self.llm.llm_engine.vllm_config
         self.facts = {
             "start_seconds": round(seconds, 1),
             "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
             "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
-            "cudagraph_mode": config.compilation_config.cudagraph_mode.name,
             "vllm": vllm.__version__,
+            **self.llm.collective_rpc("fill_cache")[0],
         }
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
         self._points = 0
-        self._engine.collective_rpc("fill_cache")
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        params = SamplingParams(temperature=0, max_tokens=10**6, ignore_eos=True, detokenize=False)
+        most = self.llm.llm_engine.model_config.max_model_len - context
+        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
         self._points += 1
         self._counts = {f"{self._points}-{row}": 0 for row in range(batch)}
         self.tokens = [0] * batch
-        self._engine.collective_rpc("skip_model", args=(True,))
+        self.llm.collective_rpc("skip_model", args=(True,))
         for row, name in enumerate(self._counts):
-            self._engine.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=[7 + row] * context), params)
+            self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=[7 + row] * context), params)
         self.round()
-        self._engine.collective_rpc("skip_model", args=(False,))
+        self.llm.collective_rpc("skip_model", args=(False,))
 
     def round(self) -> float:
         """Go on until every row has one more token, and say when that was, by `time.perf_counter`.
@@ -95,7 +96,7 @@ class SyntheticEngine:
         Raises:
             SaccadeError: if a request ended, because rows have no room left.
         """
-        before, inner = dict(self._counts), self._engine.llm_engine
+        before, inner = dict(self._counts), self.llm.llm_engine
         while any(self._counts[name] == count for name, count in before.items()):
             for output in inner.step():
                 # Steps that were under way when a batch was dropped may still tell of it.
@@ -109,9 +110,9 @@ class SyntheticEngine:
 
     def end(self) -> None:
         """Drop the requests."""
-        self._engine.llm_engine.abort_request(list(self._counts))
-        while self._engine.llm_engine.has_unfinished_requests():
-            self._engine.llm_engine.step()
+        self.llm.llm_engine.abort_request(list(self._counts))
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.llm.llm_engine.step()
 
     def close(self) -> None:
-        self._engine.llm_engine.engine_core.shutdown()
+        self.llm.llm_engine.engine_core.shutdown()
