@@ -59,13 +59,9 @@ class Contest:
     gain: float = 0.0
     asked: int = 12
 
-    def chosen(self, runs: int, rng: numpy.random.Generator, first: int | None = None) -> dict[str, Counter[float]]:
-        """How often which loss was chosen by both ways; -1: nothing was, dense attention stays.
-
-        Args:
-            first: texts that screen; None: as many as in `saccade tune`.
-        """
-        first = texts_to_screen(self.quality, self.asked) if first is None else first
+    def chosen(self, runs: int, rng: numpy.random.Generator) -> dict[str, Counter[float]]:
+        """How often which loss was chosen by both ways; -1: nothing was, dense attention stays."""
+        first = texts_to_screen(self.quality, self.asked)
         all_judged, behind = (
             texts_needed(self.quality, self.asked, count, margin=MARGIN) for count in (len(self.losses), FINALISTS)
         )
@@ -123,11 +119,13 @@ def contests(
         made += [Contest(FAILING, just, *world), Contest(FAILING, ((1.0,) * 5,) * FAMILIES, *world)]
         made += [Contest(FAILING, just, *world, accuracy=0.9, gain=0.5)]
         made += [Contest("all answer as dense attention does", ((0.0,),) * FAMILIES, *world, accuracy=0.9)]
-        for loss, cheaper in product((1.0, 2.0, 5.0), (4, 7)):
+        for own, loss, cheaper in (*product((0.0,), (1.0, 2.0, 5.0), (4, 7)), (0.1, 5.0, 0), (0.1, 5.0, 7)):
             losses = [(loss,)] * FAMILIES
-            losses[cheaper] = (0.0,)
-            name = f"one does; {cheaper} cheaper ones lose {loss:g} times what they may"
-            made.append(Contest(name, tuple(losses), *world))
+            losses[cheaper] = (own,)
+            lost = f"loses {own:g} of what it may" if own else "does"
+            made.append(
+                Contest(f"one {lost}; {cheaper} cheaper ones lose {loss:g} times what they may", tuple(losses), *world)
+            )
     return made
 
 
