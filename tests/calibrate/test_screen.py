@@ -74,17 +74,16 @@ def test_as_many_texts_screen_as_fit_the_ones_that_judge(quality: float, texts: 
 
 @pytest.mark.parametrize("quality", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("asked", [1, 12])
-def test_a_screen_wants_what_lies_halfway_to_what_can_pass(quality: float, asked: int) -> None:
-    usual = texts_needed(quality, asked, FINALISTS, margin=MARGIN)
-    wanted = [ratio_to_screen(quality, texts, asked) for texts in (usual, 4 * usual, 10**7)]
-    assert wanted == sorted(wanted, reverse=True) and wanted[0] < 1
-    for ratio, texts in zip(wanted, (usual, 4 * usual, 10**7), strict=True):
-        least = 1 - 2 * (1 - ratio) + (1 - quality)  # the other end
-        for hundredth, passes in ((-0.011, True), (0.011, False)):
-            losing = 1 - least + hundredth * (1 - quality)
-            shown = best_shown(texts, asked, FINALISTS, losing=losing)
-            assert (shown >= quality) == passes or losing > 1 - quality
-    assert wanted[-1] == pytest.approx(quality, abs=0.01 * (1 - quality))
+def test_a_screen_wants_the_least_that_passes(quality: float, asked: int) -> None:
+    fewest, usual = (texts_needed(quality, asked, FINALISTS, margin=margin) for margin in (0, MARGIN))
+    wanted = {texts: ratio_to_screen(quality, texts, asked) for texts in (fewest, usual, 4 * usual, 10**7)}
+    assert [*wanted.values()] == sorted(wanted.values(), reverse=True) and wanted[fewest] <= 1
+    for texts, ratio in wanted.items():
+        for hundredths, passes in ((0, True), (1, False)):
+            losing = 1 - ratio + hundredths / 100 * (1 - quality)
+            assert (best_shown(texts, asked, FINALISTS, losing=losing) >= quality) == passes
+    assert wanted[usual] <= 1 - MARGIN * (1 - quality)
+    assert wanted[10**7] == pytest.approx(quality, abs=0.02 * (1 - quality))
 
 
 # --- simulated ----------------------------------------------------------------------------------------------------

@@ -196,12 +196,12 @@ def texts_to_screen(quality: float, asked: int) -> int:
 
 
 def ratio_to_screen(quality: float, texts: int, asked: int) -> float:
-    """What a screen wants: halfway between the least ratio that passes on the `texts` that judge, and `quality`.
+    """The least ratio of accuracies that passes on the `texts` that judge, to a hundredth of what may be lost.
 
-    Few who lose more would pass; at `quality` itself they would often take the place of one who does.
+    A screen wants it too: who has less there would hardly pass, and take the place of one who does.
     """
 
     def fails(hundredths: int) -> bool:
         return best_shown(texts, asked, FINALISTS, losing=hundredths / 100 * (1 - quality)) < quality
 
-    return 1 - (1 - quality) * (1 + bisect_left(range(100), True, key=fails) / 100) / 2
+    return 1 - (1 - quality) * bisect_left(range(1, 100), True, key=fails) / 100
