@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from vllm import LLM, SamplingParams
+from vllm.compilation.monitor import set_cudagraph_capturing_enabled
 from vllm.inputs import TokensPrompt
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor as BatchProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotProcessor
@@ -88,6 +89,8 @@ class CudaEngines:
     def make(self, policy: str | None, **settings: Any) -> LLM:
         """Stock without a policy; what a rectified one needs is added."""
         self.close()
+        # A runner of version 1 that was captured before forbids every later capture in the process.
+        set_cudagraph_capturing_enabled(True)
         GivenTokens.texts, GivenTokens.logits = {}, {}
         ours: dict[str, Any] = {}
         if policy is not None:
@@ -96,7 +99,7 @@ class CudaEngines:
                 ours |= {"scheduler_cls": SCHEDULER, "async_scheduling": False, "block_size": 32}
         defaults = {
             "model": str(model_path()),
-            "dtype": "bfloat16",
+            "dtype": "float16",
             "seed": 0,
             "max_model_len": 4096,
             "max_num_seqs": 8,

@@ -1,8 +1,8 @@
 """Captured decoding steps on a CUDA device: the logits of given tokens, in batches that grow, shrink and are padded.
 
-bfloat16 rounds at every layer, and rounding may move a token into a set or out of it. How far that carries logits is
-measured on stock vLLM and on the transformers adapter, both in bfloat16, against float32 on the same tokens: our
-engines may be twice as far, for two roundings (of what chooses, and of what is computed) against one.
+float16 rounds at every layer, and rounding may move a token into a set or out of it. How far that carries logits is
+measured on stock vLLM and on the transformers adapter, both in float16, against float32 on the same tokens: our engines
+may be twice as far, for two roundings (of what chooses, and of what is computed) against one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def truth() -> Iterator[Truth]:
 
 @pytest.fixture(scope="module")
 def stock_distance(truth: Truth) -> dict[str, float]:
-    """How far stock vLLM in bfloat16 is from float32, by request."""
+    """How far stock vLLM in float16 is from float32, by request."""
     engines = CudaEngines()
     found = feed(engines.make(None), REQUESTS)
     engines.close()
@@ -119,7 +119,7 @@ def test_logits_are_those_of_the_transformers_adapter(
             assert not seen
     for request in REQUESTS:
         exact = truth.logits(policy, request)
-        ours = truth.logits(policy, request, torch.bfloat16)
+        ours = truth.logits(policy, request, torch.float16)
         allowed = 2 * max(stock_distance[request.name], distance(ours, exact))
         for mode, logits in found.items():
             far = distance(logits[request.name], exact)
@@ -141,7 +141,7 @@ def test_model_runner_v1_replays_the_same_graph(
     assert len(modes) < 12 * len(REQUESTS) * 4
     for request in REQUESTS:
         exact = truth.logits("quest:budget=256", request)
-        ours = truth.logits("quest:budget=256", request, torch.bfloat16)
+        ours = truth.logits("quest:budget=256", request, torch.float16)
         far = distance(found[request.name], exact)
         say(f"V1 {request.name}: {far:.4f}")
         assert far <= 2 * max(stock_distance[request.name], distance(ours, exact))
@@ -234,5 +234,5 @@ def test_rectified_keys_are_those_of_a_dense_prefill(engines: CudaEngines) -> No
         for stretch in (slice(0, 600), slice(600, clean)):
             error = (one[stretch] - other[stretch]).square().mean().sqrt() / other[stretch].square().mean().sqrt()
             say(f"layer {number} {stretch}: {float(error):.5f}")
-            # Rounded to 8 bits in every layer below, in other orders of summation.
-            assert float(error) <= 2.0**-8 * (2 + number)
+            # Rounded to 11 bits in every layer below, in other orders of summation.
+            assert float(error) <= 2.0**-11 * (2 + number)
