@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+collect_ignore = [] if torch.cuda.device_count() > 1 else ["test_two_devices.py"]
 
 # The engine in this process, so that what it computed can be looked at.
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")

@@ -25,23 +25,24 @@ from saccade.eval.document import language_reference
 from saccade.methods.policy import Policy
 
 KEY = "given"
+SHOWN = 20
+"""Log-probabilities that vLLM answers with, of the likeliest tokens."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """The CPU serves to rehearse."""
 
-Given = dict[str, list[int]]
-"""By the name of a request, its prompt and all that is to follow."""
+Given = tuple[str, list[int]]
+"""A request's name, and its prompt with all that is to follow."""
 
 
 class GivenTokens(BatchProcessor, SlotProcessor):  # type: ignore[misc]
     """Lets requests that name a text go on with it, and keeps the logits that they would have gone by."""
 
-    texts: ClassVar[Given] = {}
     logits: ClassVar[dict[tuple[str, int], Tensor]] = {}
     """Of the next token, by the request's name and the number of tokens before it; on the host, float32."""
 
     def __init__(self, *_: Any) -> None:
-        self._rows: dict[int, tuple[str, int, Sequence[int]]] = {}
-        self._slots: dict[int, str | None] = {}
+        self._rows: dict[int, tuple[Given | None, int, Sequence[int]]] = {}
+        self._slots: dict[int, Given | None] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -66,14 +67,15 @@ class GivenTokens(BatchProcessor, SlotProcessor):  # type: ignore[misc]
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
         if ctx is None:
-            rows = [(row, name, prompt + len(output)) for row, (name, prompt, output) in self._rows.items() if name]
+            rows = [(row, given, prompt + len(output)) for row, (given, prompt, output) in self._rows.items()]
         else:
             seen = ctx.seq_lens_upper_bound_np.tolist()
-            names = [self._slots.get(slot) for slot in ctx.idx_mapping_np.tolist()]
-            rows = [(row, name, seen[row]) for row, name in enumerate(names) if name]
-        for row, name, length in rows:
+            rows = [(row, self._slots.get(slot), seen[row]) for row, slot in enumerate(ctx.idx_mapping_np.tolist())]
+        for row, given, length in rows:
+            if given is None:
+                continue
+            name, text = given
             self.logits[name, length] = logits[row].float().cpu().clone()
-            text = self.texts[name]
             if length < len(text):
                 logits[row] = -torch.inf
                 logits[row, text[length]] = 0
@@ -91,7 +93,7 @@ class CudaEngines:
         self.close()
         # A runner of version 1 that was captured before forbids every later capture in the process.
         set_cudagraph_capturing_enabled(True)
-        GivenTokens.texts, GivenTokens.logits = {}, {}
+        GivenTokens.logits = {}
         ours: dict[str, Any] = {}
         if policy is not None:
             ours = {"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}}
@@ -160,8 +162,10 @@ class Request:
         return range(self.prompt, self.prompt + self.new)
 
     def params(self) -> SamplingParams:
-        extra: dict[str, Any] = {KEY: self.name} if self.sparse else {KEY: self.name, "saccade": "off"}
-        return SamplingParams(temperature=0, max_tokens=self.new, ignore_eos=True, detokenize=False, extra_args=extra)
+        extra: dict[str, Any] = {KEY: (self.name, self.ids), **({} if self.sparse else {"saccade": "off"})}
+        return SamplingParams(
+            temperature=0, max_tokens=self.new, ignore_eos=True, detokenize=False, logprobs=SHOWN, extra_args=extra
+        )
 
 
 def feed(engine: LLM, requests: Sequence[Request]) -> dict[str, Tensor]:
@@ -173,7 +177,6 @@ def feed(engine: LLM, requests: Sequence[Request]) -> dict[str, Tensor]:
 
 
 def begin(engine: LLM, request: Request) -> None:
-    GivenTokens.texts[request.name] = request.ids
     prompt = TokensPrompt(prompt_token_ids=request.ids[: request.prompt])
     engine.llm_engine.add_request(request.name, prompt, request.params())
 
@@ -185,6 +188,16 @@ def finish(engine: LLM) -> None:
 
 def logits_of(request: Request) -> Tensor:
     return torch.stack([GivenTokens.logits[request.name, length] for length in request.lengths])
+
+
+def shown(engine: LLM, requests: Sequence[Request]) -> dict[str, list[dict[int, float]]]:
+    """The largest log-probabilities of every step and request, as a server answers them."""
+    prompts = [TokensPrompt(prompt_token_ids=request.ids[: request.prompt]) for request in requests]
+    outputs = engine.generate(prompts, [request.params() for request in requests], use_tqdm=False)
+    return {
+        request.name: [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
+        for request, output in zip(requests, outputs, strict=True)
+    }
 
 
 @dataclass
@@ -208,6 +221,16 @@ class Truth:
 def distance(one: Tensor, other: Tensor) -> float:
     """Root of the mean squared difference of log-probabilities, which no constant added to logits changes."""
     return float((one.log_softmax(-1) - other.log_softmax(-1)).square().mean().sqrt())
+
+
+def distance_shown(one: Sequence[dict[int, float]], other: Tensor) -> float:
+    """As `distance`, over the tokens that are shown but the given one, which may be any."""
+    chances, total, count = other.log_softmax(-1), 0.0, 0
+    for step, wanted in zip(one, chances, strict=True):
+        best = sorted(step, key=lambda token: -step[token])[:SHOWN]
+        total += sum((step[token] - float(wanted[token])) ** 2 for token in best)
+        count += len(best)
+    return (total / count) ** 0.5
 
 
 def say(text: str) -> None:
