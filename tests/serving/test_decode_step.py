@@ -201,7 +201,10 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
             assert one is None
             assert other == MeanRecall(None, None, 0.0)
         else:
-            assert one == other
+            assert one is not None
+            assert other is not None
+            # Float32 sums over rows that are padded to other widths.
+            assert tuple(other) == pytest.approx(tuple(one), rel=1e-5)
 
 
 class OfRows:

@@ -1,4 +1,4 @@
-"""What heads asked and chose in a captured step, kept where a graph can write it: recall is measured behind the step."""
+"""What heads asked and chose in a captured step, kept where a graph can write it: recall is measured behind it."""
 
 from __future__ import annotations
 
