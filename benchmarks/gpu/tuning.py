@@ -17,9 +17,8 @@ from saccade.calibrate.asking import Reading, rows_that_fit
 from saccade.calibrate.candidates import families, ladder, rungs
 from saccade.calibrate.gold import GoldObserver
 from saccade.calibrate.problems import Ask, Problem
-from saccade.calibrate.promise import MARGIN, texts_needed
+from saccade.calibrate.promise import FINALISTS, MARGIN, RUNGS, texts_needed, texts_to_screen
 from saccade.calibrate.proxy import ProxyObserver
-from saccade.calibrate.tune import FEWEST, PARTS
 from saccade.checkpoints.presets import random_model
 from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--context", type=int, default=32_768)
-    parser.add_argument("--texts", type=int, help="of the run extrapolated to; not given: a default run's")
+    parser.add_argument("--texts", type=int, help="that judge in the run extrapolated to; not given: a default run's")
     parser.add_argument("--asked", type=int, default=12, help="questions about each")
     given = parser.parse_args()
     if given.smoke:
@@ -65,8 +64,8 @@ def main() -> None:
         "answer_tokens": ANSWER,
         "left_out": [],
     }
-    families = len(candidates(shape_of(model.config)))
-    results["texts"] = given.texts or texts_needed(QUALITY, given.asked, families, margin=MARGIN)
+    results["texts_that_screen"] = texts_to_screen(QUALITY, given.asked)
+    results["texts_that_judge"] = given.texts or texts_needed(QUALITY, given.asked, FINALISTS, margin=MARGIN)
     Slice(model, given, results, Deadline(given.seconds)).measure()
 
 
@@ -154,9 +153,8 @@ def candidates(shape: ModelShape) -> tuple[Policy, ...]:
 def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str, Any]:
     """Hours of the whole run on this machine, and the parts that they are products and sums of; nothing of it is timed.
 
-    `most`: every family keeps its promise down to its smallest budget, or `--full`. `least`: every family loses at its
-    largest budget, which shows after the first part of the texts. What could not be measured is counted as nothing, and
-    named.
+    `most`: the dearest rungs of the dearest families are judged to the end. `least`: the screen lets nothing through.
+    What could not be measured is counted as nothing, and named.
     """
     unmeasured: list[str] = []
 
@@ -165,26 +163,29 @@ def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str
             unmeasured.append(row.get("spec", "a part without a policy"))
         return float(row.get("seconds", 0.0))
 
-    texts, reading, dense = results["texts"], seconds(results["reading"]), seconds(results["dense"])
+    reading, dense = seconds(results["reading"]), seconds(results["dense"])
     rows = [[seconds(row) for row in family] for family in results["families"].values()]
     everything = sum(map(sum, rows))
+    dearest = [max(sum(family[place : place + RUNGS]) for place in range(len(family))) for family in rows]
+    finalists = sum(sorted(dearest)[-FINALISTS:])
+    screening, judging = results["texts_that_screen"], results["texts_that_judge"]
     parts = {
-        "texts": texts,
+        "texts_that_screen": screening,
+        "texts_that_judge": judging,
         "reading_a_text": reading,
         "dense_per_text": dense,
         "all_candidates_per_text": everything,
-        "texts_asked_everything": min(max(texts // PARTS[0], FEWEST), texts),
+        "dearest_finalists_per_text": finalists,
     }
-    walk = {
-        "most": texts * (reading + dense + everything),
-        "least": texts * (reading + dense) + parts["texts_asked_everything"] * everything,
-    }
+    screen = screening * (reading + dense + everything)
+    walk = {"most": screen + judging * (reading + dense + finalists), "least": screen}
     found: dict[str, Any] = {
-        "how": "most = texts * (reading + dense + all candidates); least = texts * (reading + dense) + texts asked "
-        "everything * all candidates; search = its texts * (2 * reading + dense pass + dense + layers tried * tidal at "
-        "all budgets), recall measured",
+        "how": "least = texts that screen * (reading + dense + all candidates); most = least + texts that judge * "
+        "(reading + dense + dearest finalists: of each of the two dearest families the two dearest rungs in a row); "
+        "search = its texts * (2 * reading + dense pass + dense + layers tried * tidal at all budgets)",
         "not_counted": "loading weights, making texts (0.3 s each on a CPU), compiling kernels",
         "parts_in_seconds": parts,
+        "hours_of_the_screen": screen / 3600,
         "hours_of_the_walk": {name: value / 3600 for name, value in walk.items()},
     }
     if "search" in results:

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 from saccade.cli.options import Seed, count, words
 
+FAILING = "all fail"
+"""Contests in which whatever is chosen breaks the promise."""
+
 
 def promise(
     runs: Annotated[int, count("Runs of every world.")] = 600,
@@ -17,7 +20,8 @@ def promise(
     """Simulate answers whose questions fail together by text, and judge them as `saccade tune` does.
 
     Candidates whose ratio of accuracies is just below what is wanted: how often do they pass? And candidates that
-    answer as dense attention does. Designs with too few texts are refused, and counted. You get two tables and JSON.
+    answer as dense attention does. Designs with too few texts are refused, and counted. Then whole choices among eight
+    families, all judged or screened first, a third as many runs of each. You get three tables and JSON.
 
     Example:
 
@@ -30,16 +34,21 @@ def promise(
     from saccade.machine import versions
 
     from .simulation import Grid, errors, power
+    from .stages import compared, contests
 
     json.parent.mkdir(parents=True, exist_ok=True)
     check_file(json)
     same = Grid((30, 60, 100, 200), (4, 12, 24), (0.5, 0.75, 0.9, 1.0), (0.0,), (0.1, 0.3, 0.6), gains=(0.0,))
     results: dict[str, Any] = {"alpha": ALPHA, "correlation": CORRELATION, "seed": seed, "versions": versions()}
     results |= {"errors": errors(Grid(), runs, again, seed), "power": power(same, 0.97, runs, seed)}
+    results["contests"] = compared(contests(), max(runs // 3, 1), again, seed)
     write_json(json, results)
     found = results["errors"]
     counted = f"{found['worlds']:,} worlds, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
     say(output(), counted, "", *error_table(found), "", *power_table(results["power"]))
+    found = results["contests"]
+    counted = f"{found['contests']:,} contests, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
+    say(output(), "", counted, "", *contest_table(found["rows"]))
 
 
 def halvings(
@@ -110,4 +119,20 @@ def power_table(rows: list[dict[str, Any]]) -> list[str]:
                 for accuracy in accuracies
             ]
             lines.append(f"| {texts} × {asked} | {correlation:g} | " + " | ".join(f"{one:.1%}" for one in cells) + " |")
+    return lines
+
+
+def contest_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: the worst world's rate, screened and with all judged; what fails is chosen, or what does not."""
+    correlations = sorted({row["correlation"] for row in rows})
+    lines = ["| chosen | " + " | ".join(f"correlation {one:g}" for one in correlations) + " |"]
+    lines += ["|---" * (len(correlations) + 1) + "|"]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        what, worst = ("failing", max) if name == FAILING else ("passing", min)
+        cells = []
+        for correlation in correlations:
+            own = [row for row in rows if (row["name"], row["correlation"]) == (name, correlation)]
+            rates = [worst(row[way][what] / row["runs"] for row in own) for way in ("screened", "all judged") if own]
+            cells.append("{:.1%} ({:.1%})".format(*rates) if rates else "–")
+        lines.append(f"| {what}: {name} | " + " | ".join(cells) + " |")
     return lines

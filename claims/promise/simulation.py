@@ -74,11 +74,19 @@ class World:
 
     def _draw(self, runs: int, rng: numpy.random.Generator) -> tuple[Counts, Counts, Counts]:
         """Counts `[runs, texts]`: lost, gained, right."""
+        wrong, one = self.wrong(runs, rng)
+        return *self.changes(wrong, one, rng), self.asked - wrong
+
+    def wrong(self, runs: int, rng: numpy.random.Generator) -> tuple[Counts, Counts | None]:
+        """Counts `[runs, texts]` of dense attention's wrong answers, and which texts have one outcome for everyone."""
         shape, asked = (runs, self.texts), numpy.full((runs, self.texts), self.asked)
         one = rng.random(shape) < self.correlation if self.way == "joint" else None
-        wrong = self._events(1 - self.accuracy, asked, one, rng)
-        lost = self._events(self._losses, asked - wrong, one, rng)
-        return lost, self._events(self._gains, wrong, one, rng), asked - wrong
+        return self._events(1 - self.accuracy, asked, one, rng), one
+
+    def changes(self, wrong: Counts, one: Counts | None, rng: numpy.random.Generator) -> tuple[Counts, Counts]:
+        """What the candidate loses and gains, counts `[runs, texts]`, beside dense attention's wrong answers."""
+        lost = self._events(self._losses, self.asked - wrong, one, rng)
+        return lost, self._events(self._gains, wrong, one, rng)
 
     def _events(self, mean: float, among: Counts, one: Counts | None, rng: numpy.random.Generator) -> Counts:
         """How many of the questions of each text something happens to."""

@@ -33,3 +33,5 @@ def test_help_speaks_of_the_ratio(invoke: Invoke) -> None:
     said = " ".join(invoke("tune", "--help").stdout.replace("│", " ").split())
     assert "ratio of its accuracy to dense attention's" in said
     assert "as many as the promise needs" in said
+    assert "Some texts screen all candidates." in said and "judged on other texts" in said
+    assert "Ask everything of every candidate: no screen" in said

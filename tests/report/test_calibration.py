@@ -287,7 +287,7 @@ def row(family: str, spec: str, size: float, correct: int, shown: float, status:
     return {
         "family": family, "spec": spec, "bytes": size, "correct": correct, "n": 2400, "share_attended": 0.1,
         "ratio": correct / 2380, "kept": (correct - 1) / 2400, "shown": shown, "passed": status != "failed",
-        "status": status,
+        "screened": None, "status": status,
     }  # fmt: skip
 
 
@@ -315,6 +315,7 @@ def front_results(**changes: Any) -> dict[str, Any]:
         "n": 2400,
         "best_shown": 0.9951,
         "families": 4,
+        "screened": None,
         "rows": ROWS,
         "chosen": "tidal:budget=128,reselect=7",
         **changes,
@@ -402,6 +403,41 @@ def test_the_front_is_drawn(
 def test_the_front_line_is_what_nothing_cheaper_reaches() -> None:
     best = tune_module._best(ROWS)
     assert [one["spec"] for one in best] == ["quest:budget=64", "tidal:budget=128,reselect=7"]
+
+
+def screened_results(**changes: Any) -> dict[str, Any]:
+    """Two families of four were judged, the others on 16 texts only."""
+    rows = []
+    for one in ROWS:
+        unseen = {"shown": None, "passed": False, "correct": 180, "n": 192, "ratio": 0.9474, "kept": 0.9375}
+        judged = one["family"].startswith(("quest", "tidal"))
+        rows.append(one | {"screened": 0.9474} | ({} if judged else unseen | {"status": "screened out"}))
+    screen = {"texts": list(range(0, 160, 10)), "families": 4, "wanted": 0.9945}
+    return front_results(**{"rows": rows, "families": 2, "screened": screen, **changes})
+
+
+def test_a_screen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, text = cells(front_table(screened_results())), said(front_table(screened_results()))
+    assert ["quest", "1,024", "2,378", "0.9992", "0.9904", "0.9921", "0.9474", "8", "kept"] in lines
+    assert ["ratio=0.125", "180", "of", "192", "0.9474", "0.9375", "-", "0.9474", "7.2", "screened", "out"] in lines
+    assert "all candidates of 2 families counted" in text
+    assert "screened: 4 families on 16 other texts, for candidates with a ratio of 0.9945 or more; the 2 with" in text
+    assert max(map(len, printed(front_table(screened_results()), 80))) <= 80
+    figures = kept_figures(tune_module, monkeypatch)
+    assert "small: screened, not judged" in drawn_twice(front_report, screened_results(), tmp_path, "front.svg")
+    sizes = [line.get_markersize() for line in figures[0].axes[0].get_lines() if len(line.get_xdata()) == 1]
+    assert sizes.count(3.5) == sizes.count(6.5) == 3
+    (step,) = (line for line in figures[0].axes[0].get_lines() if line.get_label() == "largest ratio for the bytes")
+    assert 0.9474 not in step.get_ydata()  # of other texts, and of fewer
+
+
+def test_where_a_screen_lets_nobody_through_it_is_told(tmp_path: Path) -> None:
+    rows = [one | {"shown": None, "passed": False, "status": "screened out"} for one in screened_results()["rows"]]
+    results = screened_results(rows=rows, families=0, best_shown=None, chosen=None, texts=16, n=192, dense_correct=190)
+    text = said(front_table(results))
+    assert "none had one, so that none was judged" in text and "independent texts" not in text
+    assert "nothing is shown to keep the promise: dense attention stays" in text
+    drawn_twice(front_report, results, tmp_path, "front.svg")
 
 
 @pytest.mark.parametrize(("size", "unit"), [(2e9, "GB"), (2e6, "MB"), (2e3, "kB")])

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cuda_engine import LAYERS, MAX_LEN, CudaEngine, Row
+from cuda_engine import LAYERS, MAX_LEN, CudaEngine, Row, mixed_roles
 from torch import Tensor
-from vllm.config import set_current_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from host_reads import watching
-from saccade.adapters.vllm import metrics
 from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.adapters.vllm.worker.worker import serving_of
+from saccade.decode.recall import MeanRecall, RecallObserver
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 
@@ -162,11 +161,58 @@ def test_who_is_captured_and_who_says_why_not(
         assert told == [f"saccade: decoding steps are not part of CUDA graphs: {reason}"]
 
 
-def test_sampled_recall_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "exported", lambda: True)
-    engine = CudaEngine(monkeypatch, PAGES)
-    engine.config.additional_config["saccade"]["recall"] = 0.5
-    vars(engine.config).pop("_saccade_serving")
-    with set_current_vllm_config(engine.config):
-        assert serving_of(engine.config).recall is not None
-        assert SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec) is AttentionCGSupport.NEVER
+@pytest.mark.parametrize(
+    "policy", [PAGES, "tidal:budget=64,reselect=7", "composed:scorer=exact,budget=64,roles={roles}"]
+)
+def test_recall_behind_a_captured_step_is_that_of_the_step(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured once the next step is prepared, whose rows are others; rows outside of the policy do not count."""
+    policy = policy.format(roles=mixed_roles(tmp_path))
+    means = []
+    for kept in (False, True):
+        torch.manual_seed(0)
+        engine = CudaEngine(monkeypatch, policy)
+        engine.requests.rows[2] = RequestRow(sparse=False)
+        engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 80, 80, True)], engine.random_qkv(329))
+        recall = RecallObserver(LAYERS)
+        groups = engine.builder.groups
+        vars(groups)["_serving"] = replace(
+            groups._serving, recall=recall, options=replace(groups._serving.options, recall=1.0)
+        )
+        qkv = engine.random_qkv(3)
+        if kept:
+            groups.keep(4)
+            engine.step([Row(0, 151), Row(1, 100), Row(2, 81)], qkv)
+            assert all(layer is None for layer in recall.per_layer())
+            # Other rows, and other lengths, in the same memory.
+            engine.step([Row(2, 82), Row(3, 0, 0)], engine.random_qkv(2))
+        else:
+            step = engine.builder.build(0, engine.metadata([Row(0, 151), Row(1, 100), Row(2, 81)]))
+            common = engine.metadata([Row(0, 151), Row(1, 100), Row(2, 81)])
+            groups._state.observers = (OfRows(recall, [True, True, False]),)
+            engine.layers_of(step, common, qkv)
+            groups._state.observers = ()
+        means.append(recall.per_layer())
+    alone, behind = means
+    for layer, (one, other) in enumerate(zip(alone, behind, strict=True)):
+        # Layers whose heads are all dense are vLLM's, and seen behind the step only.
+        if engine.serving.plan.roles.passive[layer]:
+            assert one is None
+            assert other == MeanRecall(None, None, 0.0)
+        else:
+            assert one is not None
+            assert other is not None
+            # Float32 sums over rows that are padded to other widths.
+            for got, wanted in zip(other, one, strict=True):
+                assert got == (wanted if wanted is None else pytest.approx(wanted, rel=1e-5))
+
+
+class OfRows:
+    """An observer of some rows."""
+
+    def __init__(self, recall: RecallObserver, rows: list[bool]) -> None:
+        self._recall, self._rows = recall, rows
+
+    def observe(self, *seen: Any) -> None:
+        self._recall.observe(*seen, rows=self._rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -371,3 +372,12 @@ def test_vllm_that_gives_up_is_one_line(made: Callable[..., Server], monkeypatch
     monkeypatch.setattr("vllm.entrypoints.launchers.api_server.entry.run_server", fail)
     with pytest.raises(ServingError, match=r"^vLLM stopped: Engine core initialization failed\. See root"):
         made().run()
+
+
+def test_weights_are_asked_for_unless_vllm_is_told_where_they_come_from(
+    reasons: Reasons, made: Callable[..., Server], tmp_path: Path
+) -> None:
+    shutil.copytree(model_path(), tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "saccade.json"))
+    folder = str(tmp_path / "model")
+    assert any("model.safetensors" in reason for reason in reasons(model=folder, policy="quest"))
+    assert made("--load-format", "dummy", model=folder, policy="quest").args.load_format == "dummy"

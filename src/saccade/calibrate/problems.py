@@ -64,20 +64,6 @@ class Problems(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """The first `count` problems of others."""
-
-    problems: Problems
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> Problem:
-        return self.problems[number]
-
-
-@dataclass(frozen=True, slots=True)
 class Style:
     """How a task states a needle, asks for it and answers; the most needles of a text, and the tokens each needs."""
 

@@ -20,7 +20,8 @@ often a candidate passes that fails.
 Many candidates are tried, and the cheapest that passes is taken: without a correction some would pass by luck.
 Candidates come in families, each walked from its most expensive one down to the first that fails, so that a family
 spends its alpha once (fixed-sequence testing); families share alpha evenly (Bonferroni). So with probability 1 - alpha
-nothing passes that does not keep the promise.
+nothing passes that does not keep the promise. Where some texts screen all families, only `finalists` are judged, on
+other texts: whom the screen chose tells nothing of those, so that alpha is shared by the finalists alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy
@@ -39,6 +41,10 @@ _SPLIT = (0.95, 0.05)
 """Shares of alpha: losses against dense attention decide, gains hardly matter."""
 MARGIN = 0.1
 """Where the user names no number of questions, a candidate passes that loses this share of what it may lose."""
+FEWEST, SCREENED = 8, 32
+"""Texts of which anything is concluded before all are asked, at least; and that screen families, at most."""
+FINALISTS, RUNGS = 2, 2
+"""Families that are judged behind a screen, and candidates of each."""
 
 Marks = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 """Right or not, `[texts, questions]`."""
@@ -145,6 +151,27 @@ def cheapest(verdicts: Mapping[str, Verdict], costs: Mapping[str, float]) -> str
     return min(passed, key=lambda spec: costs[spec]) if passed else None
 
 
+def screen(families: Families, tables: Tables, dense: Marks, wanted: float) -> dict[str, list[str]]:
+    """What a screen lets through: of every family, from its most expensive candidate down, those whose ratio of
+    accuracies is at least `wanted`, up to the first whose ratio is not."""
+    right = max(dense.sum(), 1)
+    return {
+        family: list(takewhile(lambda spec: tables[spec].sum() / right >= wanted, members))
+        for family, members in families.items()
+    }
+
+
+def finalists(through: Families, costs: Mapping[str, float]) -> dict[str, list[str]]:
+    """Whom other texts judge, of what a `screen` let through; nobody if that is nothing.
+
+    A family's candidate is the cheapest of those; its fallback is the one above it, if there is one. Both go on from
+    the two families whose candidates are cheapest.
+    """
+    able = [family for family, members in through.items() if members]
+    going = sorted(able, key=lambda family: costs[through[family][-1]])[:FINALISTS]
+    return {family: list(through[family][-RUNGS:]) for family in going}
+
+
 def best_shown(texts: int, asked: int, families: int, *, losing: float = 0.0, alpha: float = ALPHA) -> float:
     """The ratio that texts of `asked` questions show, where dense attention is right and a candidate loses a share."""
     answers = numpy.float64(texts * asked / (1 + (asked - 1) * CORRELATION))
@@ -161,3 +188,20 @@ def texts_needed(quality: float, asked: int, families: int, *, margin: float = 0
     while not enough(high):
         high *= 2
     return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)
+
+
+def texts_to_screen(quality: float, asked: int) -> int:
+    """Texts that screen: about a tenth of those that then judge."""
+    return min(max(texts_needed(quality, asked, FINALISTS, margin=MARGIN) // 10, FEWEST), SCREENED)
+
+
+def ratio_to_screen(quality: float, texts: int, asked: int) -> float:
+    """The least ratio of accuracies that passes on the `texts` that judge, to a hundredth of what may be lost.
+
+    A screen wants it too: who has less there would hardly pass, and take the place of one who does.
+    """
+
+    def fails(hundredths: int) -> bool:
+        return best_shown(texts, asked, FINALISTS, losing=hundredths / 100 * (1 - quality)) < quality
+
+    return 1 - (1 - quality) * bisect_left(range(1, 100), True, key=fails) / 100

@@ -59,7 +59,8 @@ class Outcome:
 class Sweep:
     """Candidates asked problems, by as many workers of so many `threads` as fit; the ledger's key is `KEY`.
 
-    `recall`: measure both recalls too. `rows` questions of a text are decoded together; None: as many as fit.
+    `recall`: measure both recalls too. `rows` questions of a text are decoded together; None: as many as fit. `part` of
+    the problems by number; None: all.
     """
 
     model: Any
@@ -69,11 +70,16 @@ class Sweep:
     threads: int = 1
     recall: bool = True
     rows: int | None = None
+    part: Sequence[int] | None = None
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        return range(len(self.problems)) if self.part is None else self.part
 
     def run(self, specs: Sequence[str], advance: Callable[[str], None]) -> None:
         """Ask what the ledger does not hold yet, everything about a text at once."""
         done, missing = self.ledger.records, []
-        for number in range(len(self.problems)):
+        for number in self.numbers:
             unasked = [spec for spec in specs if (number, spec) not in done]
             missing += [(number, unasked)] if unasked else []
         count, cores, device = len(missing), torch.get_num_threads(), self.model.device.type
@@ -90,8 +96,8 @@ class Sweep:
             torch.set_num_threads(cores)
 
     def outcome(self, spec: str) -> Outcome:
-        """What a candidate has achieved on all problems."""
-        records = [self.ledger.records[number, spec] for number in range(len(self.problems))]
+        """What a candidate has achieved on all of these problems."""
+        records = [self.ledger.records[number, spec] for number in self.numbers]
         measured = ([MeanRecall(*layer) for layer in record.get("recalls", ())] for record in records)
         recalls = tuple(MeanRecall.over(layer) for layer in zip(*measured, strict=True))
         right = tuple(tuple(map(bool, record["right"])) for record in records)

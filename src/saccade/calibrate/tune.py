@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, takewhile
 from typing import Any
@@ -18,8 +18,25 @@ from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .layers import LayerSearch, LayerSettings
-from .problems import Beginning, NeedleProblems, Problems, needles_in
-from .promise import ALPHA, MARGIN, Marks, best_shown, cheapest, judge, texts_needed, walk
+from .problems import NeedleProblems, Problems, needles_in
+from .promise import (
+    ALPHA,
+    FEWEST,
+    FINALISTS,
+    MARGIN,
+    RUNGS,
+    Families,
+    Marks,
+    best_shown,
+    cheapest,
+    finalists,
+    judge,
+    ratio_to_screen,
+    screen,
+    texts_needed,
+    texts_to_screen,
+    walk,
+)
 from .sweep import Outcome, Sweep
 from .target import ASKED, TUNING, Target, TargetSettings
 from .task_file import FileProblems
@@ -30,8 +47,8 @@ Ladders = Mapping[str, Mapping[str, float]]
 
 RESULTS, SEARCH = "tune.json", "layers"
 SEARCHED_QUESTIONS = 96
-PARTS, FEWEST = (16, 4, 1), 8
-"""After which parts of the texts, and of how many at least, candidates are left out that can no longer pass."""
+PARTS = 16, 4, 1
+"""After which parts of the texts candidates are left out that can no longer pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,23 @@ class TuneSettings:
     full: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of asking; outcomes by spec, dense attention's among them.
+
+    Attributes:
+        first: about the texts that screen; none without a screen.
+        through: whom the screen let through.
+        going: whom the others judge; none where nothing came through.
+        judging: about those.
+    """
+
+    first: Mapping[str, Outcome]
+    through: Families
+    going: Families
+    judging: Mapping[str, Outcome]
+
+
 @dataclass(frozen=True)
 class Tuning:
     """A checked tuning; `run` it.
@@ -54,6 +88,7 @@ class Tuning:
     Attributes:
         budgets: largest first.
         problems: every one of another text.
+        screening: numbers of those that screen all families, the others judge; none: all judge all families.
         known: what is known of the model before any weight is read.
         search: for re-selection layers, if none are known and none were named.
         most_families: how many there will be, at most: a layer that is searched gives three more.
@@ -63,6 +98,7 @@ class Tuning:
     target: Target
     budgets: tuple[int, ...]
     problems: Problems
+    screening: tuple[int, ...]
     known: Recipe
     search: LayerSearch | None
     most_families: int
@@ -81,7 +117,7 @@ class Tuning:
         searches = not settings.policies and known.reselect is None and not target.from_file
         most = len(families(known, settings.policies)) + 3 * searches
         named = () if settings.budgets is None else parse_budgets(settings.budgets)
-        target, problems = _texts(target, quality, most)
+        target, problems, screening = _texts(target, quality, most, full=settings.full)
         common = target.settings
         budgets = named or ladder(common.context)
         search = None
@@ -90,7 +126,7 @@ class Tuning:
             questions = min(SEARCHED_QUESTIONS, common.questions)
             other = replace(common, output_dir=folder, recipe=None, questions=questions)
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
-        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, known, search, most)
+        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, screening, known, search, most)
         for family in families(known, settings.policies):
             for policy in rungs(family, tuning.budgets, common.context):
                 policy.plan(target.subject.shape)
@@ -99,17 +135,34 @@ class Tuning:
     @property
     def design(self) -> str:
         """What will be asked, and what that can show at best, in one line."""
-        texts, asked = len(self.problems), len(self.problems[0].asks)
-        shown = best_shown(texts, asked, self.most_families)
+        asked, most, judging = len(self.problems[0].asks), self.most_families, len(self.judging)
+        begin, judged, why = f"asking {judging:,} texts", most, ""
+        if self.screening:
+            begin = f"screening on {len(self.screening):,} texts, judging on {judging:,} others,"
+            judged, why = FINALISTS, f", of which at most {FINALISTS} are judged"
+        elif most > FINALISTS and not self.settings.full:
+            why = ", too few texts to screen them first"
         return (
-            f"asking {texts:,} texts {asked} questions each; that shows a ratio of accuracies of {shown:.4f} at best, "
-            f"if a candidate loses no answer (families: {self.most_families})"
+            f"{begin} {asked} questions each; that shows a ratio of accuracies of "
+            f"{best_shown(judging, asked, judged):.4f} at best, if a candidate loses no answer (families: {most}{why})"
         )
+
+    @property
+    def judging(self) -> list[int]:
+        """Numbers of the texts that judge."""
+        return sorted({*range(len(self.problems))} - {*self.screening})
+
+    @property
+    def screen_wants(self) -> float:
+        """The least ratio of accuracies that the screen lets through."""
+        return ratio_to_screen(self.settings.quality, len(self.judging), len(self.problems[0].asks))
 
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, at most."""
-        asked = len(self.problems) * (1 + self.most_families * len(self.budgets))
+        every = self.most_families * len(self.budgets)
+        judged = FINALISTS * min(RUNGS, len(self.budgets)) if self.screening else every
+        asked = len(self.screening) * (1 + every) + len(self.judging) * (1 + judged)
         return asked + (self.search.units if self.search else 0)
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
@@ -124,8 +177,7 @@ class Tuning:
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
         with self.target.sweep(model, self.problems, recall=False, **self._source) as sweep:
-            outcomes = self._outcomes(sweep, ladders, advance)
-        results = self._results(ladders, dense_bytes, outcomes)
+            results = self._results(ladders, dense_bytes, self._asked(sweep, ladders, advance))
         if self.settings.measure:
             self._measure(model, results)
         written = self.target.write_results(RESULTS, results)
@@ -158,52 +210,74 @@ class Tuning:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
         return ladders, dense
 
-    def _outcomes(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> dict[str, Outcome]:
-        """Dense attention's answers and all candidates'.
+    def _asked(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> Asked:
+        going: Families = {name: list(ladder) for name, ladder in ladders.items()}
+        through, first = going, dict[str, Outcome]()
+        if self.screening:
+            first = self._answers(sweep, self.screening, going, advance)
+            tables = {spec: _marks(outcome) for spec, outcome in first.items()}
+            through = screen(going, tables, tables["dense"], self.screen_wants)
+            going = finalists(through, _costs(ladders))
+        return Asked(first, through, going, self._outcomes(sweep, going, advance) if going else {})
+
+    def _answers(
+        self, sweep: Sweep, texts: Sequence[int], families: Families, advance: Callable[[str], None]
+    ) -> dict[str, Outcome]:
+        """Dense attention's answers about some texts and all candidates'. A text is read once for all of them."""
+        part, specs = replace(sweep, part=texts), ["dense", *chain.from_iterable(families.values())]
+        part.run(specs, advance)
+        outcomes = {spec: part.outcome(spec) for spec in specs}
+        dense = outcomes["dense"]
+        self.target.refuse_unanswered(dense.correct, dense.count, "there is nothing to keep")
+        return outcomes
+
+    def _outcomes(self, sweep: Sweep, families: Families, advance: Callable[[str], None]) -> dict[str, Outcome]:
+        """Dense attention's answers and all candidates' about the texts that judge.
 
         Some texts come first: a candidate that would fail even if both had all others right has failed, and those
-        behind it in its family are asked no more either. A text is read once for all candidates.
+        behind it in its family are asked no more either.
         """
-        possible, outcomes = {name: list(ladder) for name, ladder in ladders.items()}, dict[str, Outcome]()
-        total, full = len(self.problems), self.settings.full
+        possible, outcomes = dict(families), dict[str, Outcome]()
+        judging, total, full = self.judging, len(self.judging), self.settings.full
 
         def could_pass(spec: str) -> bool:
             others = numpy.ones((total - len(dense), dense.shape[1]), dtype=bool)
             table, standard = (numpy.concatenate([one, others]) for one in (_marks(outcomes[spec]), dense))
-            return judge(table, standard, self.settings.quality, ALPHA / len(ladders)).passed
+            return judge(table, standard, self.settings.quality, ALPHA / len(families)).passed
 
         for texts in sorted({total if full else min(max(total // part, FEWEST), total) for part in PARTS}):
-            piece = replace(sweep, problems=Beginning(self.problems, texts))
-            specs = ["dense", *chain.from_iterable(possible.values())]
-            piece.run(specs, advance)
-            outcomes |= {spec: piece.outcome(spec) for spec in specs}
+            outcomes |= self._answers(sweep, judging[:texts], possible, advance)
             dense = _marks(outcomes["dense"])
-            self.target.refuse_unanswered(int(dense.sum()), dense.size, "there is nothing to keep")
             if not full:
                 possible = {name: list(takewhile(could_pass, ladder)) for name, ladder in possible.items()}
         return outcomes
 
-    def _results(self, ladders: Ladders, dense_bytes: float, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    def _results(self, ladders: Ladders, dense_bytes: float, asked: Asked) -> dict[str, Any]:
+        """What stands in `tune.json`; totals are of the texts that judged, or of those that let nothing through."""
+        outcomes, quality = {**asked.first, **asked.judging}, self.settings.quality
         tables = {spec: _marks(outcome) for spec, outcome in outcomes.items()}
-        dense = tables.pop("dense")
-        quality = self.settings.quality
-        asked = {family: list(ladder) for family, ladder in ladders.items()}
-        costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
-        alpha = ALPHA / len(ladders)
-        walked = walk(asked, tables, dense, quality)
-        verdicts = {spec: judge(table, dense, quality, alpha) for spec, table in tables.items()}
+        dense, screens = tables.pop("dense"), {spec: _marks(outcome) for spec, outcome in asked.first.items()}
+        costs, count = _costs(ladders), len(asked.going)
+        walked = walk(asked.going, tables, dense, quality)
 
-        def status(spec: str) -> str:
-            if verdicts[spec].passed:
-                return "kept" if spec in walked else "behind a failed one"
-            return "failed" if spec in walked or len(tables[spec]) == len(dense) else "behind a failed one"
+        def row(family: str, spec: str) -> dict[str, Any]:
+            outcome, judged = outcomes[spec], spec in asked.judging
+            told = asdict(judge(tables[spec], dense if judged else screens["dense"], quality, ALPHA / max(count, 1)))
+            if not judged:
+                told |= {"shown": None, "passed": False}
+                status = "not judged" if spec in asked.through[family] else "screened out"
+            elif told["passed"]:
+                status = "kept" if spec in walked else "behind a failed one"
+            else:
+                last = spec in walked or outcome.count == dense.size
+                status = "failed" if last else "behind a failed one"
+            screened = float(screens[spec].sum() / screens["dense"].sum()) if screens else None
+            return {
+                "family": family, "spec": spec, "bytes": costs[spec], "correct": outcome.correct, "n": outcome.count,
+                "share_attended": outcome.share, **told, "screened": screened, "status": status,
+            }  # fmt: skip
 
-        rows = [
-            {"family": family, "spec": spec, "bytes": costs[spec], "correct": int(tables[spec].sum()),
-             "n": int(tables[spec].size), "share_attended": outcomes[spec].share, **asdict(verdicts[spec]),
-             "status": status(spec)}
-            for family, members in asked.items() for spec in members
-        ]  # fmt: skip
+        about = {"texts": list(self.screening), "families": len(ladders), "wanted": self.screen_wants}
         return {
             "quality": quality,
             "full": self.settings.full,
@@ -212,10 +286,11 @@ class Tuning:
             "texts": dense.shape[0],
             "dense_correct": int(dense.sum()),
             "n": int(dense.size),
-            "best_shown": best_shown(dense.shape[0], dense.shape[1], len(ladders)),
-            "families": len(ladders),
+            "best_shown": best_shown(dense.shape[0], dense.shape[1], count) if count else None,
+            "families": count,
+            "screened": about if screens else None,
             "dense_bytes": dense_bytes,
-            "rows": rows,
+            "rows": [row(family, spec) for family, ladder in ladders.items() for spec in ladder],
             "chosen": cheapest(walked, costs),
         }
 
@@ -235,7 +310,7 @@ class Tuning:
     def _write(self, results: dict[str, Any], earlier: Recipe) -> None:
         """The recipe: what was chosen, or dense if nothing keeps the promise."""
         found = {"chosen_by": "measured time" if self.settings.measure else "bytes per token"}
-        found |= {name: results[name] for name in ("quality", "batch", "families")}
+        found |= {name: results[name] for name in ("quality", "batch", "families", "screened")}
         scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
         row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
         if row is not None:
@@ -244,12 +319,17 @@ class Tuning:
         self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
 
 
+def _costs(ladders: Ladders) -> dict[str, float]:
+    return {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
+
+
 def _marks(outcome: Outcome) -> Marks:
     return numpy.array(outcome.right, dtype=bool)
 
 
-def _texts(target: Target, quality: float, families: int) -> tuple[Target, Problems]:
-    """What is asked, every text one of its own, and the target with the context or number of questions that it gives.
+def _texts(target: Target, quality: float, families: int, *, full: bool) -> tuple[Target, Problems, tuple[int, ...]]:
+    """What is asked, every text one of its own; the target with the context or number of questions that it gives; and
+    which texts screen, drawn by the seed: none where there are few families, or too few texts to judge on the others.
 
     Raises a SaccadeError with the number needed if there are too few texts to show the quality.
     """
@@ -261,17 +341,21 @@ def _texts(target: Target, quality: float, families: int) -> tuple[Target, Probl
         settings = replace(settings, context=problems.median_length, questions=len(problems) * asked)
     else:
         asked = min(ASKED, needles_in(settings.task, settings.context))
+    screening = 0 if full or families <= FINALISTS else texts_to_screen(quality, asked)
     needed, remedy = texts_needed(quality, asked, families), "a lower --quality or fewer --policy"
+    least = screening + texts_needed(quality, asked, FINALISTS) if screening else needed
     if isinstance(problems, NeedleProblems):
-        wanted = len(problems) or texts_needed(quality, asked, families, margin=MARGIN)
+        judged = FINALISTS if screening else families
+        wanted = len(problems) or screening + texts_needed(quality, asked, judged, margin=MARGIN)
         settings = replace(settings, questions=settings.questions or wanted * asked)
         problems = replace(problems, count=wanted, once=True)
-        more = f"--questions {needed * asked}" if len(problems) == wanted else "--task FILE.jsonl, a shorter --context"
-        remedy = f"{more}, {remedy}"
-    if len(problems) < needed:
+        more = f"--questions {min(needed, least) * asked}"
+        remedy = f"{more if len(problems) == wanted else '--task FILE.jsonl, a shorter --context'}, {remedy}"
+    if len(problems) < min(needed, least):
         raise SaccadeError(
             f"{len(problems)} texts of {asked} questions cannot show a quality of {quality:g}, but "
             f"{best_shown(len(problems), asked, families):.4f} at best, for any of {families} families of policies: at "
-            f"least {needed} texts can, if all answers are right ({remedy})"
+            f"least {min(needed, least)} texts can, if all answers are right ({remedy})"
         )
-    return replace(target, settings=settings), problems
+    drawn = numpy.random.default_rng(settings.seed).permutation(len(problems))[: screening * (len(problems) >= least)]
+    return replace(target, settings=settings), problems, tuple(sorted(drawn.tolist()))

@@ -49,8 +49,8 @@ class ModelSource:
     bundled: bool = False
 
     @classmethod
-    def locate(cls, model: str | Path | None) -> ModelSource:
-        """Find the model and check its files as far as that is cheap.
+    def locate(cls, model: str | Path | None, *, weights: bool = True) -> ModelSource:
+        """Find the model and check its files as far as that is cheap; `weights`: those of its weights too.
 
         Raises:
             ModelFolderError: a folder that is missing, incomplete or truncated, or a name that cannot be a hub id.
@@ -61,7 +61,7 @@ class ModelSource:
             source = cls(str(model), str(Path(model).expanduser()))
         folder = Path(source.location)
         if folder.is_dir():
-            _check_folder(folder)
+            _check_folder(folder, weights=weights)
         elif folder.exists():
             raise ModelFolderError(f"model {source.name!r} is a file; give the folder that holds config.json")
         elif model is None or isinstance(model, Path) or not HUB_ID.fullmatch(source.name):
@@ -190,12 +190,12 @@ def _devices() -> list[str]:
     return devices
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise unless a folder has a configuration and whole safetensors files."""
+def _check_folder(folder: Path, *, weights: bool) -> None:
+    """Raise unless a folder has a configuration and, if they are wanted, whole safetensors files."""
     if not (folder / "config.json").is_file():
         raise ModelFolderError(f"model folder {str(folder)!r} has no config.json")
     _read_json(folder / "config.json")
-    for file in _weight_files(folder):
+    for file in _weight_files(folder) if weights else ():
         _check_weights(file)
 
 

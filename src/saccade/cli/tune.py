@@ -37,7 +37,7 @@ def tune(
     batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
     measure: Annotated[bool, flag("--measure", "Choose by measured time per token instead of bytes.")] = False,
     full: Annotated[
-        bool, flag("--full", "Ask everything of every candidate, also of those that can no longer pass.")
+        bool, flag("--full", "Ask everything of every candidate: no screen, and nobody is left out who cannot pass.")
     ] = False,
     output_dir: OutputDir = Path("results/tune"),
     recipe: RecipePath = None,
@@ -48,9 +48,11 @@ def tune(
 ) -> None:
     """Find the cheapest policy that keeps the answers, and write it into a recipe that `--policy auto` takes.
 
-    Every candidate answers the same questions. One keeps the promise if the ratio of its accuracy to dense attention's
-    is at least --quality with 95% confidence, all candidates counted and questions about one text taken to fail
-    together; the cheapest of those is chosen. Without a known re-selection layer, one is searched first.
+    Some texts screen all candidates. Of those that lose little there, the two families with the cheapest go on, with
+    two candidates each, and are judged on other texts. One keeps the promise if the ratio of its accuracy to dense
+    attention's is at least --quality with 95% confidence, all that are judged counted and questions about one text
+    taken to fail together; the cheapest of those is chosen. Up to two families are judged without a screen. Without a
+    known re-selection layer, one is searched first.
 
     Examples:
 

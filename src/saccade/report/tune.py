@@ -27,11 +27,13 @@ _NARROWEST = 18
 def front_table(results: Mapping[str, Any]) -> Table:
     """Every candidate that was asked, family by family; the promise and what was chosen below."""
     times, unit, size = results.get("ms_per_token"), *_unit(results["rows"])
+    screen = results["screened"]
     title = (
         f"candidates that read less than dense attention: {about(results)}, batch {results['batch']}, "
         f"{asked(results, results['n'], results['dense_correct'])}"
     )
     columns = ["family", "budget", f"right of\n{results['n']:,}", "ratio of\naccuracies", "kept", "ratio\nshown"]
+    columns += ["ratio,\nscreened"] if screen else []
     columns += [f"{unit} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
     table = new_table(title, columns, ("family", "status"), _notes(results))
     table.columns[0].min_width = _NARROWEST
@@ -39,7 +41,8 @@ def front_table(results: Mapping[str, Any]) -> Table:
         table.add_section()
         for row in rows:
             chosen = row["spec"] == results["chosen"]
-            shares = (f"{row[name]:.4f}" for name in ("ratio", "kept", "shown"))
+            named = ("ratio", "kept", "shown", *(["screened"] if screen else ()))
+            shares = (number(row[name], "{:.4f}") for name in named)
             right = f"{row['correct']:,}" + f" of {row['n']:,}" * (row["n"] < results["n"])
             cells = [_rung(row, rows), right, *shares]
             cells += [f"{row['bytes'] / size:,.4g}", *([number(times.get(row["spec"]), "{:.2f}")] if times else ())]
@@ -53,14 +56,24 @@ def front_table(results: Mapping[str, Any]) -> Table:
 def _notes(results: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
     times, (unit, size) = results.get("ms_per_token"), _unit(results["rows"])
+    screen, judged = results["screened"], results["families"]
     notes = [
         f"promise: the ratio of accuracies, of what is chosen to dense attention, is at least {results['quality']:g}, "
-        f"with {1 - results['alpha']:.0%} confidence, all candidates of {results['families']} families counted",
+        f"with {1 - results['alpha']:.0%} confidence, all candidates of {judged} families counted",
         "kept: the share of dense attention's right answers that a candidate gave too; nothing is promised of it",
         f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
-        f"{results['texts']:,} independent texts, {results['n'] // results['texts']} questions each, taken to fail "
-        f"together: without a loss they show a ratio of {results['best_shown']:.4f}",
     ]
+    if judged:
+        notes.append(
+            f"{results['texts']:,} independent texts, {results['n'] // results['texts']} questions each, taken to fail "
+            f"together: without a loss they show a ratio of {results['best_shown']:.4f}"
+        )
+    if screen:
+        went_on = f"the {judged} with the cheapest were judged" if judged else "none had one, so that none was judged"
+        notes.append(
+            f"screened: {screen['families']} families on {len(screen['texts'])} other texts, for candidates with a "
+            f"ratio of {screen['wanted']:.4f} or more; {went_on}"
+        )
     if times:
         notes.append(f"ms per token of what kept the promise; dense attention {times['dense']:.2f}")
     if results["chosen"] is not None:
@@ -76,7 +89,7 @@ def front_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Draw quality against bytes, of all candidates and again near the wanted quality; returns the picture's path."""
     rows, lowest = results["rows"], 1 - ZOOM * (1 - results["quality"])
     near = [row for row in rows if row["ratio"] > lowest]
-    closer = bool(near) and min(row["shown"] for row in rows) < lowest
+    closer = bool(near) and min(_shown(row) for row in rows) < lowest
     with canvas(11.0 if closer else 7.5, 5.2) as figure:
         panels = figure.subplots(1, 2 if closer else 1, squeeze=False)[0]
         for axes in panels:
@@ -89,6 +102,7 @@ def front_report(results: Mapping[str, Any], folder: Path) -> Path:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3 if closer else 2, fontsize=8)
         key = "filled: kept the promise; hollow: not; whiskers reach down to the ratio that is shown"
+        key += "; small: screened, not judged" if results["screened"] else ""
         headline(figure, f"{about(results)}, batch {results['batch']}, {results['n']:,} questions\n{key}")
         return write_picture(folder / PICTURE, as_svg(figure))
 
@@ -99,7 +113,11 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     families = grouped(results["rows"], lambda row: str(row["family"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
-    wanted, edge, best = results["quality"], results["dense_bytes"] / size, _best(results["rows"])
+    wanted, edge, best = (
+        results["quality"],
+        results["dense_bytes"] / size,
+        _best([row for row in results["rows"] if row["shown"] is not None] or results["rows"]),
+    )
     axes.axhline(wanted, color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {wanted:g}")
     places, ratios = [row["bytes"] / size for row in best], [row["ratio"] for row in best]
     axes.step([*places, edge], [*ratios, ratios[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
@@ -122,12 +140,18 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
 def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
     """One family's candidates: filled if the promise is kept, hollow if not."""
     places, ratios = [row["bytes"] / size for row in rows], [row["ratio"] for row in rows]
-    whiskers = [[max(row["ratio"] - row["shown"], 0.0) for row in rows], [0.0] * len(rows)]
+    whiskers = [[max(row["ratio"] - _shown(row), 0.0) for row in rows], [0.0] * len(rows)]
     axes.errorbar(places, ratios, yerr=whiskers, color=mark.color, linestyle="none", linewidth=1, alpha=0.7)
     for row, place, ratio in zip(rows, places, ratios, strict=True):
         face = mark.color if row["status"] == "kept" else "white"
-        axes.plot(place, ratio, **mark.style, markerfacecolor=face, markersize=6.5, linestyle="")
+        width = 3.5 if row["shown"] is None else 6.5
+        axes.plot(place, ratio, **mark.style, markerfacecolor=face, markersize=width, linestyle="")
     axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=short(family))
+
+
+def _shown(row: Row) -> float:
+    """What is shown of a candidate, or its ratio where no text judged it."""
+    return float(row["ratio"] if row["shown"] is None else row["shown"])
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:

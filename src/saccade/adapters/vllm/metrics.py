@@ -153,6 +153,11 @@ class StepMetrics:
             if self._pause and not self._waiting:
                 self._wait(self._pause)
 
+    def measured(self, tokens: int) -> None:
+        """Note that recall was measured in so many tokens of a step before."""
+        with self._lock:
+            self._measured += tokens
+
     def disregard(self) -> None:
         """The step to come is nobody's: a warm-up, whose counts are not reported."""
         with self._lock:

@@ -16,6 +16,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
@@ -106,7 +107,7 @@ def prepare(
     Raises:
         RefusedError: with every reason.
     """
-    reasons = list(_early(model, policy))
+    reasons = list(_early(model, policy, rest))
     if reasons:
         raise RefusedError(reasons)
     with _quiet():
@@ -133,14 +134,16 @@ def prepare(
     return Server(args, options, plan_of(config, options).notes, name, words, args.block_size, _address(args))
 
 
-def _early(model: str | None, policy: str | None) -> Iterator[str]:
+def _early(model: str | None, policy: str | None, rest: Sequence[str]) -> Iterator[str]:
     """What is wrong and takes no import of vLLM, which takes long, to see."""
     if find_spec("vllm") is None:
         yield INSTALL
     if policy not in (None, recipes.AUTO):
         yield from _refusal(recipes.read, policy)
     if model is not None:
-        yield from _refusal(ModelSource.locate, model)
+        # Where weights come from, and whether any do, is for vLLM's own flag to say.
+        weights = not any(given.partition("=")[0] == "--load-format" for given in rest)
+        yield from _refusal(partial(ModelSource.locate, weights=weights), model)
 
 
 def _refusal(check: Any, given: Any) -> list[str]:
@@ -193,7 +196,7 @@ def _options(args: Namespace, policy: str | None, recall: float | None) -> Serve
     model = str(args.model)
 
     def shape() -> ModelShape:
-        return ModelSource.locate(model).decoder()
+        return ModelSource.locate(model, weights=args.load_format == "auto").decoder()
 
     if not isinstance(entry, dict):
         return ServeOptions.read(entry, model, shape)

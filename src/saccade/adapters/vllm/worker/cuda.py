@@ -78,6 +78,5 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
 
 
 def reasons_of(vllm_config: Any) -> list[str]:
-    """Why decoding steps cannot be captured; dense passes between them are steps of another kind."""
-    serving = serving_of(vllm_config)
-    return reasons_against_capture(serving.plan, None, () if serving.recall is None else (serving.recall,))
+    """Why decoding steps cannot be captured; dense passes are steps of another kind, and recall is measured behind."""
+    return reasons_against_capture(serving_of(vllm_config).plan, None, ())

@@ -41,7 +41,7 @@ class DecodeSteps:
     """Makes the metadata of decoding steps, in the same memory for all of them.
 
     Args:
-        groups: which requests select.
+        groups: which requests select, and who measures them.
         rows: the most that a batch has, with its padding.
         longest: tokens that a row may have, the bound of buffers and grids; programs leave early by true lengths.
     """
@@ -51,11 +51,15 @@ class DecodeSteps:
         self._starts, self._first_new = torch.zeros((2, rows), dtype=torch.int32, device=device)
         self._whole = torch.zeros(rows, dtype=torch.bool, device=device)
         self._flags = [False] * rows
+        groups.keep(rows)
 
     def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> DecodeStep:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`; `build_parent` makes that of its own kernel."""
         groups, count, batch = self._groups, common.num_reqs, batch_of(common)
-        self._flag(groups.whole(batch))
+        # What this step writes may lie where the step before has read.
+        groups.measure_kept()
+        whole = groups.whole(batch)
+        self._flag(whole)
         rows = Rows(
             page_table=common.block_table_tensor[:count],
             row_start=self._starts[:count],
@@ -65,6 +69,7 @@ class DecodeSteps:
         )
         first_new = torch.sub(rows.seq_lens, 1, out=self._first_new[:count])
         written = (Written(rows, first_new, 1),)
+        groups.sample(batch, whole, rows)
         # A position for every row: those that pad the batch come last.
         return DecodeStep(build_parent(common), groups.all_of(rows), written, count)
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....decode.kept import KeptSteps
 from ....decode.state import DecodeState
 from ....types import KVView, Rows
+from ..options import shape_of
 from .requests import RequestRow, requests_of
 from .slots import Fed, FedByDevice, FedByHost, SlotIndexes, SlotMemory
 from .worker import serving_of
@@ -75,6 +77,8 @@ class Groups:
         self._slots: SlotIndexes | None = None
         self._state = DecodeState(serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes)
         self._measured = 0.0
+        self._kept: KeptSteps | None = None
+        self._sampled: tuple[Rows, list[bool]] | None = None
 
     def covers(self, length: int) -> bool:
         """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them.
@@ -104,8 +108,33 @@ class Groups:
 
     def all_of(self, rows: Rows) -> Group:
         """All rows of a step, in order."""
+        self._state.observers = () if self._kept is None else (self._kept,)
         self._state.begin(0)
         return Group(self._state, rows, None)
+
+    def keep(self, rows: int) -> None:
+        """Where recall is measured, keep what captured steps of so many rows choose."""
+        if self._serving.recall is not None:
+            self._kept = KeptSteps(self._serving.plan, shape_of(self._config).group, rows)
+
+    def sample(self, batch: Batch, whole: list[bool], rows: Rows) -> None:
+        """Note the step at hand, if recall is to be measured in it: what is remembered of its rows is a copy."""
+        decoding = [queries == 1 and not other for queries, other in zip(batch.queries, whole, strict=True)]
+        if self._kept is None or not self._announced(batch) or not any(decoding) or not self._measures():
+            return
+        count, longest = sum(queries == 1 for queries in batch.queries), max(batch.lengths)
+        table, starts, lengths = (held[:count].clone() for held in (rows.page_table, rows.row_start, rows.seq_lens))
+        self._sampled = Rows(table, starts, lengths, longest), decoding[:count]
+
+    def measure_kept(self) -> None:
+        """Measure recall in the step before this one, if it was sampled."""
+        recall, sampled = self._serving.recall, self._sampled
+        if recall is None or self._kept is None or sampled is None:
+            return
+        self._sampled = None
+        self._kept.measure(recall, sampled[0], self._view, sampled[1])
+        if self._serving.metrics is not None:
+            self._serving.metrics.measured(sum(sampled[1]))
 
     def of(self, batch: Batch, sparse: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | None) -> list[Group]:
         """How the step's S sparse rows decode.
