@@ -129,6 +129,17 @@ def runner(engine: LLM) -> Any:
     return core(engine).model_executor.driver_worker.worker.model_runner
 
 
+def name_of(request: Any) -> str:
+    """Ours of one of the scheduler's requests, to whose name vLLM has added something."""
+    name: str = request.request_id.rpartition("-")[0] or request.request_id
+    return name
+
+
+def scheduled(engine: LLM, name: str) -> Any:
+    """The scheduler's request of a name."""
+    return next(request for request in core(engine).scheduler.requests.values() if name_of(request) == name)
+
+
 @cache
 def text() -> list[int]:
     """Held-out text as token ids of the bundled model."""

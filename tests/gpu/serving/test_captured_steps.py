@@ -25,8 +25,10 @@ from cuda_engines import (
     feed,
     finish,
     logits_of,
+    name_of,
     runner,
     say,
+    scheduled,
 )
 from vllm.config import CUDAGraphMode
 
@@ -163,10 +165,11 @@ def test_a_second_turn_hits_the_prefix_cache(engines: CudaEngines, stock_distanc
     feed(engine, [first])
     second = Request("second", 0, 1700, 40)
     begin(engine, second)
-    manager = core(engine).scheduler.kv_cache_manager
-    engine.llm_engine.step()
-    hit = core(engine).scheduler.requests["second"].num_cached_tokens
-    finish(engine)
+    manager, hit = core(engine).scheduler.kv_cache_manager, None
+    while engine.llm_engine.has_unfinished_requests():
+        for output in engine.llm_engine.step():
+            hit = output.num_cached_tokens
+    assert hit is not None
     assert 1400 <= hit <= 1500
     assert manager.reset_prefix_cache()
     expect_as_alone(engine, second, logits_of(second), stock_distance["long"])
@@ -179,7 +182,12 @@ def test_preempted_rows_go_on(engines: CudaEngines, stock_distance: dict[str, fl
     preempted: list[str] = []
     scheduler = core(engine).scheduler
     preempt = scheduler._preempt_request
-    scheduler._preempt_request = lambda request, *rest: preempted.append(request.request_id) or preempt(request, *rest)
+
+    def watched(request: Any, *rest: Any, **more: Any) -> None:
+        preempted.append(name_of(request))
+        preempt(request, *rest, **more)
+
+    scheduler._preempt_request = watched
     found = feed(engine, requests)
     assert preempted
     kept = [request for request in requests if request.name not in preempted]
@@ -221,10 +229,11 @@ def test_rectified_keys_are_those_of_a_dense_prefill(engines: CudaEngines) -> No
         begin(engine, request)
         while not any(name == request.name and length >= stop for name, length in GivenTokens.logits):
             engine.llm_engine.step()
-        (blocks,) = manager.get_block_ids(request.name)
+        (blocks,) = manager.get_block_ids(scheduled(engine, request.name).request_id)
+        chosen = torch.tensor(blocks, device=DEVICE)
         held[request.name] = [
-            layer.kv_cache[torch.tensor(blocks, device=DEVICE)].transpose(1, 2).flatten(0, 1).float().cpu()
-            for layer in layers.values()
+            torch.cat([part[chosen].flatten(0, 1).float().cpu() for part in (kv.k, kv.v)], dim=-1)
+            for kv in (layer.impl.view(layer, layer.kv_cache, None) for layer in layers.values())
         ]
         engine.llm_engine.abort_request([request.name])
         finish(engine)
