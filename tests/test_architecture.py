@@ -21,8 +21,8 @@ LIMITS = {
     "rows of the import table beside adapters.vllm": 18,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    # 24,000 and 7,500 when the house was rebuilt. On top came threads, slots, bounds by text and more refusals; captured
-    # steps of vLLM (their recall, counters and tests' seams), a screen before a judgement, and `bench serve` on CUDA.
+    # 24,000 and 7,500 when the house was rebuilt. On top came threads, slots, bounds by text and more refusals; vLLM's
+    # captured steps and their recall, a screen before a judgement, and `bench serve` on CUDA.
     "lines of Python in src": 25_250,
     "of them measuring": 8_000,
     "longest file outside kernels": 400,
