@@ -303,3 +303,51 @@ def test_processes_add_up(tmp_path: Path) -> None:
         "saccade_attention_recall_count 1.0",
     ):
         assert line in done.stdout.splitlines()
+
+
+class Timers:
+    """Stands in for `threading.Timer`; nothing runs until it is told to."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[float, Any]] = []
+
+    def __call__(self, seconds: float, look: Any) -> Any:
+        return SimpleNamespace(start=lambda: self.started.append((seconds, look)))
+
+
+def test_the_last_steps_are_reported_once_no_more_come(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers, now = Timers(), [100.0]
+    monkeypatch.setattr("saccade.adapters.vllm.metrics.threading.Timer", timers)
+    monkeypatch.setattr("saccade.adapters.vllm.metrics.time.monotonic", lambda: now[0])
+    report = StepMetrics(Counters(2, by_row=True), None, pause=1.0)
+    report.step([10], [], measured=False)
+    now[0] = 100.6
+    report.step([11], [], measured=False)
+    ((seconds, look),) = timers.started
+    assert seconds == 1.0
+    # The latest step is too young: it may not have been launched yet.
+    now[0] = 101.0
+    look()
+    assert read("tokens_decoded") == 0
+    assert timers.started[1][0] == pytest.approx(0.6)
+    now[0] = 101.7
+    timers.started[1][1]()
+    assert read("tokens_decoded") == 2
+    assert len(timers.started) == 2
+    report.step([12], [], measured=False)
+    assert len(timers.started) == 3
+
+
+def test_nobody_looks_while_a_step_may_be_captured(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM warms up with requests of its own right before it captures graphs."""
+    timers, counters = Timers(), Counters(2, by_row=True)
+    monkeypatch.setattr("saccade.adapters.vllm.metrics.threading.Timer", timers)
+    report = StepMetrics(counters, None, pause=1.0)
+    report.step([10], [], measured=False)
+    report.disregard()
+    asked: list[int] = []
+    monkeypatch.setattr(counters, "totals", lambda: asked.append(1) or [(0.0,) * 4] * 2)
+    report._latest -= 10
+    for _, look in timers.started:
+        look()
+    assert not asked

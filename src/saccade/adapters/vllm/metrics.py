@@ -159,11 +159,15 @@ class StepMetrics:
             self._measured += tokens
 
     def disregard(self) -> None:
-        """The step to come is nobody's: a warm-up, whose counts are not reported."""
+        """The step to come is nobody's: a warm-up, whose counts are not reported.
+
+        Behind it no look is under way any more: the next step may be captured, and a graph cannot hold that another
+        thread waits for the device.
+        """
         with self._lock:
             if self._ours:
                 self.flush()
-            self._ours = False
+            self._ours = self._waiting = False
 
     def layer_done(self, layer: int) -> None:
         """Note that a layer has attended; the last one ends the step."""
@@ -185,6 +189,8 @@ class StepMetrics:
 
     def _look(self) -> None:
         with self._lock:
+            if not self._waiting:
+                return
             left = self._latest + self._pause - time.monotonic()
             if left > 0:
                 self._wait(left)
