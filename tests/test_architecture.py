@@ -432,7 +432,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 import saccade
 for module in walk_packages(saccade.__path__, "saccade."):
-    if not module.name.endswith(("__main__", "vllm_kernel")) and not module.name.startswith("saccade.adapters.vllm."):
+    if not module.name.endswith(("__main__", "vllm_kernel", "vllm_worker")) and not module.name.startswith("saccade.adapters.vllm."):
         import_module(module.name)
 """
 

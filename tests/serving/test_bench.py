@@ -13,8 +13,8 @@ from engines import force_own_path, runner
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
-from saccade.bench.synthetic_worker import SyntheticWorker
 from saccade.bench.variants import STOCK_AGAIN
+from saccade.bench.vllm_worker import SyntheticWorker
 from saccade.checkpoints.bundled import model_path
 from saccade.methods.policy import Policy
 

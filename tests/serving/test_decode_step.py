@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,36 +162,43 @@ def test_who_is_captured_and_who_says_why_not(
         assert told == [f"saccade: decoding steps are not part of CUDA graphs: {reason}"]
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
     "policy", [PAGES, "tidal:budget=64,reselect=7", "composed:scorer=exact,budget=64,roles={roles}"]
 )
 def test_recall_behind_a_captured_step_is_that_of_the_step(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measured once the next step is prepared, whose rows are others; rows outside of the policy do not count."""
+    """Measured once the next step is prepared, which may write where the sampled rows lay.
+
+    Rows outside of the policy, and those that the budget covers, do not count.
+    """
     policy = policy.format(roles=mixed_roles(tmp_path))
     means = []
     for kept in (False, True):
         torch.manual_seed(0)
         engine = CudaEngine(monkeypatch, policy)
         engine.requests.rows[2] = RequestRow(sparse=False)
-        engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 80, 80, True)], engine.random_qkv(329))
+        prompts = [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 80, 80, True), Row(3, 40, 40, True)]
+        engine.step(prompts, engine.random_qkv(369))
         recall = RecallObserver(LAYERS)
         groups = engine.builder.groups
         vars(groups)["_serving"] = replace(
             groups._serving, recall=recall, options=replace(groups._serving.options, recall=1.0)
         )
-        qkv = engine.random_qkv(3)
+        qkv, rows = engine.random_qkv(4), [Row(0, 151), Row(1, 100), Row(2, 81), Row(3, 41)]
         if kept:
             groups.keep(4)
-            engine.step([Row(0, 151), Row(1, 100), Row(2, 81)], qkv)
+            engine.step(rows, qkv)
             assert all(layer is None for layer in recall.per_layer())
-            # Other rows, and other lengths, in the same memory.
-            engine.step([Row(2, 82), Row(3, 0, 0)], engine.random_qkv(2))
+            # Other rows and lengths in the same memory; or blocks of a row that is gone, written by a prompt.
+            if mixed:
+                engine.step([Row(0, 150, 150, True), Row(2, 82)], engine.random_qkv(151))
+            engine.step([Row(2, 83), Row(3, 0, 0)], engine.random_qkv(2))
         else:
-            step = engine.builder.build(0, engine.metadata([Row(0, 151), Row(1, 100), Row(2, 81)]))
-            common = engine.metadata([Row(0, 151), Row(1, 100), Row(2, 81)])
-            groups._state.observers = (OfRows(recall, [True, True, False]),)
+            common = engine.metadata(rows)
+            step = engine.builder.build(0, common)
+            groups._state.observers = (OfRows(recall, [True, True, False, False]),)
             engine.layers_of(step, common, qkv)
             groups._state.observers = ()
         means.append(recall.per_layer())
@@ -216,3 +224,16 @@ class OfRows:
 
     def observe(self, *seen: Any) -> None:
         self._recall.observe(*seen, rows=self._rows)
+
+
+def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dummy rows stand in slots that warm-up requests have had, one token each and not of a prompt."""
+    engine = CudaEngine(monkeypatch, PAGES)
+    groups, told = engine.builder.groups, []
+    report = SimpleNamespace(
+        step=lambda selecting, dense, *, measured: told.append(selecting), disregard=lambda: told.append("nobody's")
+    )
+    vars(groups)["_serving"] = replace(groups._serving, metrics=report)
+    engine.builder.build_for_cudagraph_capture(engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)]))
+    engine.builder.build(0, engine.metadata([Row(0, 151), Row(1, 100)]))
+    assert told == ["nobody's", [151, 100]]

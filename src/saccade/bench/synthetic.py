@@ -9,7 +9,7 @@ from typing import Any
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
-WORKER = "saccade.bench.synthetic_worker.SyntheticWorker"
+WORKER = "saccade.bench.vllm_worker.SyntheticWorker"
 
 
 def prepare_process(*, served: bool) -> None:

@@ -63,6 +63,8 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> Step:
+        # What this step writes may lie where the step before has read.
+        self.groups.measure_kept()
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)

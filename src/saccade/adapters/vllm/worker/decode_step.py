@@ -56,8 +56,6 @@ class DecodeSteps:
     def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> DecodeStep:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`; `build_parent` makes that of its own kernel."""
         groups, count, batch = self._groups, common.num_reqs, batch_of(common)
-        # What this step writes may lie where the step before has read.
-        groups.measure_kept()
         whole = groups.whole(batch)
         self._flag(whole)
         rows = Rows(

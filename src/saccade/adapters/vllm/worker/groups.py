@@ -36,7 +36,7 @@ class Batch:
         queries: how many of them are new.
         prefilling: whether some of the prompt was still missing before this step.
         slots: the row's place among the worker's requests.
-        placed: whether vLLM has said so; model runner V2 says nothing of a dummy batch.
+        placed: whether vLLM has said so.
     """
 
     lengths: list[int]
@@ -89,7 +89,7 @@ class Groups:
         return selector is None or (self._longest is None and selector.covers(length))
 
     def sparse_rows(self, batch: Batch) -> list[int]:
-        """Rows that select in this step: one new token behind the prompt, not opted out, longer than the budget."""
+        """Rows that select in this step: one new token behind the prompt, not opted out, and not covered."""
         selector = self._serving.plan.selector
         if selector is None or (selector.owns_index and not self._announced(batch)):
             return []
@@ -119,8 +119,14 @@ class Groups:
 
     def sample(self, batch: Batch, whole: list[bool], rows: Rows) -> None:
         """Note the step at hand, if recall is to be measured in it: what is remembered of its rows is a copy."""
-        decoding = [queries == 1 and not other for queries, other in zip(batch.queries, whole, strict=True)]
-        if self._kept is None or not self._announced(batch) or not any(decoding) or not self._measures():
+        selector = self._serving.plan.selector
+        if self._kept is None or selector is None:
+            return
+        decoding = [
+            queries == 1 and not other and not selector.covers(length)
+            for queries, other, length in zip(batch.queries, whole, batch.lengths, strict=True)
+        ]
+        if not self._announced(batch) or not any(decoding) or not self._measures():
             return
         count, longest = sum(queries == 1 for queries in batch.queries), max(batch.lengths)
         table, starts, lengths = (held[:count].clone() for held in (rows.page_table, rows.row_start, rows.seq_lens))
@@ -144,7 +150,8 @@ class Groups:
         """
         recall = self._serving.recall
         known = self._announced(batch)
-        measured = recall is not None and known and bool(sparse) and self._measures()
+        # Where steps are captured they are what is measured, in rows that the budget does not cover.
+        measured = recall is not None and self._kept is None and known and bool(sparse) and self._measures()
         observers = (recall,) if recall is not None and measured else ()
         self._report(batch, sparse, known=known, measured=measured)
         selector = self._serving.plan.selector
@@ -168,9 +175,15 @@ class Groups:
         return [RequestRow() for _ in slots] if known is None else known.of(slots)
 
     def _announced(self, batch: Batch) -> bool:
-        """Whether the batch is of requests; else it is a warm-up."""
+        """Whether the batch is of requests; else it is a warm-up, or metadata for a capture.
+
+        Model runner V2 places dummy rows in slots that requests have had, but a row that decodes has a prompt.
+        """
         known = requests_of(self._config)
         if known is None or (known.ids_on_device is not None and not batch.placed):
+            return False
+        rows = zip(batch.lengths, batch.queries, batch.prefilling, strict=True)
+        if any(queries and not prefilling and length == queries for length, queries, prefilling in rows):
             return False
         return all(slot in known.rows for slot, queries in zip(batch.slots, batch.queries, strict=True) if queries)
 
