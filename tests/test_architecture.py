@@ -432,7 +432,8 @@ from importlib import import_module
 from pkgutil import walk_packages
 import saccade
 for module in walk_packages(saccade.__path__, "saccade."):
-    if not module.name.endswith(("__main__", "vllm_kernel", "vllm_worker")) and not module.name.startswith("saccade.adapters.vllm."):
+    needs_vllm = module.name.startswith(("saccade.adapters.vllm.", "saccade.bench.vllm_"))
+    if not needs_vllm and not module.name.endswith("__main__"):
         import_module(module.name)
 """
 
