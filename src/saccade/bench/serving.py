@@ -132,7 +132,10 @@ class ServingJob(GridJob):
             raise SaccadeError("the results to go on with are of other settings; give another --json, or no --resume")
         served = self.grid.device.type == "cuda"
         prepare_process(served=served)
-        results = self.grid.results(settings=told, command=shlex.join(sys.argv), engines={}, notes=[])
+        # Where files lie on this machine is no part of what was run.
+        given = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+        command = shlex.join(["saccade", *given])
+        results = self.grid.results(settings=told, command=command, engines={}, notes=[])
         here = results["environment"]
         bandwidth = here["read_bandwidth_gb_s"]
         if served:
