@@ -72,6 +72,7 @@ def kernels() -> int:
     """Compiled variants of all Triton kernels that this process has loaded."""
     from triton.runtime.jit import JITFunction
 
+    gc.unfreeze()  # vLLM hides from the collector what it has made by the end of its start
     return sum(
         len(cache[0])
         for held in gc.get_objects()

@@ -209,6 +209,15 @@ def test_parts_fill_the_machine_and_are_alike(streams: tuple[tuple[int, int], ..
     programs = sum(number * count for (number, _), count in zip(streams, counts, strict=True))
     most = sum(number * min(blocks, plan.MOST_SPLITS) for number, blocks in streams)
     assert programs >= min(most, places) * 0.75
+    assert programs <= max(plan.MOST_WAVES * places, sum(number for number, _ in streams))
+
+
+@pytest.mark.parametrize("rows", [28, 224, 4096])
+def test_long_bounds_make_no_more_programs_than_rounds_are_worth(rows: int) -> None:
+    """In a CUDA graph the bound is the longest row that may come, and most programs of a short one are for nothing."""
+    (parts,) = plan.split_counts(((rows, 8192),), 264)
+    assert parts * rows <= max(plan.MOST_WAVES * 264, rows)
+    assert (parts + 1) * rows > 264
 
 
 def test_a_set_of_one_token_far_from_the_others_is_found() -> None:

@@ -100,6 +100,27 @@ def test_the_union_between_sinks_and_a_window(implementation: Literal["triton", 
         assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sinks + limit + window - len(wanted))
 
 
+@pytest.mark.parametrize("implementation", ["triton", "reference", "cpu"])
+def test_a_row_that_fits_is_its_own_set_whatever_its_lists_say(
+    implementation: Literal["triton", "reference", "cpu"],
+) -> None:
+    lengths = [20, 21, 7, 0]
+    merged, found = framed_rank_union(
+        torch.tensor([[[0, 3, 2, -1]]] * 4, dtype=torch.int32),
+        torch.tensor([[0], [3], [3], [3]], dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        11,
+        sinks=3,
+        window=6,
+        universe=40,
+        implementation=implementation,
+    )
+    assert found.flatten().tolist() == [20, 12, 7, 0]
+    for row in (0, 2, 3):
+        assert merged[row, 0].tolist() == [*range(lengths[row])] + [-1] * (20 - lengths[row])
+    assert merged[1, 0].tolist() == [0, 1, 2, 3, 5, 6, 15, 16, 17, 18, 19, 20] + [-1] * 8
+
+
 LISTS = {"ids": "*i32", "counts": "*i32", "heads": "i32", "width": "i32", "earliest": "*i32", "universe": "i32"}
 KERNELS = {
     "_meet": (LISTS, {"TILE": 2048}),

@@ -208,12 +208,12 @@ SELECT = {**ROW, **CANDIDATES, **PARTS, "shifts": "*i32", "splits": "i32", "capa
     "ids": "*i32",
     "counts": "*i32",
 }
-RUNS = {"source": "*i64", "target": "*i64", "ids": "*i32", "kept": "i32"}
+RUNS = {"source": "*i64", "target": "*i64", "counts": "*i32", "ids": "*i32", "kept": "i32"}
 KERNELS = {
     "_maxima": (
         4,
         {**ROW, "maxima": "*i32", "blocks": "i32"},
-        {"BOUNDED": True, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256},
+        {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256},
     ),
     "_floors": (
         16,
@@ -223,13 +223,13 @@ KERNELS = {
     "_collect": (
         1,
         {**ROW, "floors": "*i32", **CANDIDATES, "capacity": "i32", **PARTS, "splits": "i32"},
-        {"BOUNDED": True, "VECTOR": 4, "LINE": 32, "TILE": 512},
+        {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512},
     ),
     "_select": (
         16,
         SELECT,
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
-        | {"SPLITS": 256, "HELD": 8192, "LINE": 32, "TILE": 4096},
+        | {"PART": 512, "SPLITS": 256, "HELD": 8192, "LINE": 32, "TILE": 4096},
     ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
     "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 64}),
@@ -259,6 +259,7 @@ def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: boo
         "VECTOR": 4,
         "NARROWED": narrowed,
         "RANKED": False,
+        "PART": 512,
         "SPLITS": 16,
         "HELD": 4096,
         "LINE": 32,

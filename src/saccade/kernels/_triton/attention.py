@@ -214,55 +214,63 @@ def _attend(
     first = head * GROUP + member
 
     length = tl.load(lengths + row * lengths_step)
-    start = tl.load(starts + row * starts_step)
-    k_factor = 1.0
-    if k_scale is not None:
-        k_factor = tl.load(k_scale + head * k_scale_step).to(tl.float32)
-    query = load_query(q + row * q_row + first * q_head, q_head, q_dim, rows, TILE, DIM, INNER)
-    if WIDE:
-        query = query.to(tl.float32)
-    own_k = k + head.to(tl.int64) * k_head
-    own_v = v + head.to(tl.int64) * v_head
-    own_table = table + row * table_row
-    own_scores = scores
-    stored = 0
-    if POOLING != "":
-        kept = unpacked(kept_heads)
-        stored = tl.where(is_flagged(kept, head), max_len, 0)
-        sets: tl.constexpr = GROUP if POOLING == "each" else 1
-        own_scores = scores + (row * stored_heads + rank_of(kept, head) * sets) * max_len
-    if is_dense:
-        weighted, summed = stream(
-            query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-            own_table, table_step, start, length, ids, ids_step, length, 0, split, splits, own_scores, max_len, stored,
-            False, 1, GROUP, TILE, DIM, INNER, PAGE, POOLING, BLOCK, STAGES,
-        )  # fmt: skip
+    if ALL and not DIRECT:
+        busy = (not is_dense) | (split == 0) | (split * BLOCK < length)
     else:
-        number = first // LISTED_GROUP
-        limit = tl.minimum(tl.load(counts + row * counts_row + number * counts_set), width) * UNIT
-        everything = False
-        if whole is not None:
-            everything = tl.load(whole + row) != 0
-        if everything:
+        busy: tl.constexpr = True  # type: ignore[no-redef]
+    tile = tl.arange(0, TILE)
+    place = (row * kv_heads * GROUP + first + tile) * most + split
+    if busy:
+        start = tl.load(starts + row * starts_step)
+        k_factor = 1.0
+        if k_scale is not None:
+            k_factor = tl.load(k_scale + head * k_scale_step).to(tl.float32)
+        query = load_query(q + row * q_row + first * q_head, q_head, q_dim, rows, TILE, DIM, INNER)
+        if WIDE:
+            query = query.to(tl.float32)
+        own_k = k + head.to(tl.int64) * k_head
+        own_v = v + head.to(tl.int64) * v_head
+        own_table = table + row * table_row
+        own_scores = scores
+        stored = 0
+        if POOLING != "":
+            kept = unpacked(kept_heads)
+            stored = tl.where(is_flagged(kept, head), max_len, 0)
+            sets: tl.constexpr = GROUP if POOLING == "each" else 1
+            own_scores = scores + (row * stored_heads + rank_of(kept, head) * sets) * max_len
+        if is_dense:
             weighted, summed = stream(
                 query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-                own_table, table_step, start, length, ids, ids_step, length, 0, split, splits, own_scores, max_len, 0,
-                False, 1, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+                own_table, table_step, start, length, ids, ids_step, length, 0, split, splits,
+                own_scores, max_len, stored, False, 1, GROUP, TILE, DIM, INNER, PAGE, POOLING, BLOCK, STAGES,
             )  # fmt: skip
         else:
-            weighted, summed = stream(
-                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-                own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step, limit,
-                width * UNIT, split, splits, own_scores, max_len, stored,
-                True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
-            )  # fmt: skip
+            number = first // LISTED_GROUP
+            limit = tl.minimum(tl.load(counts + row * counts_row + number * counts_set), width) * UNIT
+            everything = False
+            if whole is not None:
+                everything = tl.load(whole + row) != 0
+            if everything:
+                weighted, summed = stream(
+                    query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                    own_table, table_step, start, length, ids, ids_step, length, 0, split, splits,
+                    own_scores, max_len, 0, False, 1, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+                )  # fmt: skip
+            else:
+                weighted, summed = stream(
+                    query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                    own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step, limit,
+                    width * UNIT, split, splits, own_scores, max_len, stored,
+                    True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+                )  # fmt: skip
 
-    if v_scale is not None:
-        weighted *= tl.load(v_scale + head * v_scale_step).to(tl.float32)
-    tile = tl.arange(0, TILE)
-    dims = tl.arange(0, INNER)
-    place = (row * kv_heads * GROUP + first + tile) * most + split
-    inside = (tile < rows)[:, None] & (dims < DIM)[None, :]
-    tl.store(parts + place[:, None] * DIM + dims[None, :], weighted.to(parts.dtype.element_ty), mask=inside)
-    if not DIRECT:
-        tl.store(sums + place, summed, mask=tile < rows)
+        if v_scale is not None:
+            weighted *= tl.load(v_scale + head * v_scale_step).to(tl.float32)
+        dims = tl.arange(0, INNER)
+        inside = (tile < rows)[:, None] & (dims < DIM)[None, :]
+        tl.store(parts + place[:, None] * DIM + dims[None, :], weighted.to(parts.dtype.element_ty), mask=inside)
+        if not DIRECT:
+            tl.store(sums + place, summed, mask=tile < rows)
+    else:
+        # Grids follow bounds: most programs of a short row find nothing to read.
+        tl.store(sums + place, tl.full((TILE,), float("-inf"), tl.float32), mask=tile < rows)

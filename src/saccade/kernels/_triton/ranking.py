@@ -11,33 +11,35 @@ RUN = 256
 """Entries that a program sorts by comparing each with all."""
 WAYS = 4
 """Sorted runs that become one in a launch."""
-MERGED = 64
+MERGED = 128
 """Entries that a program moves to their place among WAYS runs; divides RUN."""
 
-_LOWEST = tl.constexpr(-(2**31))  # the key of an absent entry
 _HIGHEST = tl.constexpr(2**31 - 1)
 _NOTHING = tl.constexpr(-(2**63))  # behind every entry of a ranking
 
 
-def rank(entries: Tensor, ids: Tensor) -> None:
-    """Write the positions of `entries` `[rows, kept]` to `ids`, from the highest entry down."""
+def rank(entries: Tensor, counts: Tensor, ids: Tensor) -> None:
+    """Write the positions of the first `counts[row]` of `entries` `[rows, kept]` to `ids`, from the highest entry down.
+
+    Behind them come -1; what the other entries are does not matter, and costs nothing.
+    """
     rows, kept = entries.shape
     source, target = entries, torch.empty_like(entries)
     _sort_runs[(rows, triton.cdiv(kept, RUN))](
-        source, target, ids, kept, LAST=kept <= RUN, RUN=RUN, OTHERS=16, num_warps=8
+        source, target, counts, ids, kept, LAST=kept <= RUN, RUN=RUN, OTHERS=16, num_warps=8
     )
     run = RUN
     while run < kept:
         source, target = target, source
         _merge_runs[(rows, triton.cdiv(kept, MERGED))](
-            source, target, ids, kept, run, LAST=run * WAYS >= kept, WAYS=WAYS, TILE=MERGED
+            source, target, counts, ids, kept, run, LAST=run * WAYS >= kept, WAYS=WAYS, TILE=MERGED
         )
         run *= WAYS
 
 
 @triton.jit
 def entry_of(keys: tl.tensor, positions: tl.tensor) -> tl.tensor:
-    """A key over its inverted position, so that larger is better; with _LOWEST for a key, an absent one."""
+    """A key over its inverted position, so that larger is better."""
     return (keys.to(tl.int64) << 32) | (positions ^ _HIGHEST).to(tl.int64)
 
 
@@ -46,16 +48,22 @@ def _put(
     entry: tl.tensor, rank: tl.tensor, present: tl.tensor, entries: tl.tensor, ids: tl.tensor, LAST: tl.constexpr
 ) -> None:
     if LAST:
-        position = (entry & _HIGHEST).to(tl.int32) ^ _HIGHEST
-        tl.store(ids + rank, tl.where((entry >> 32) == _LOWEST, -1, position), mask=present)
+        tl.store(ids + rank, (entry & _HIGHEST).to(tl.int32) ^ _HIGHEST, mask=present)
     else:
         tl.store(entries + rank, entry, mask=present)
+
+
+@triton.jit
+def _put_absent(slot: tl.tensor, count: tl.tensor, kept: tl.tensor, ids: tl.tensor, LAST: tl.constexpr) -> None:
+    if LAST:
+        tl.store(ids + slot, slot * 0 - 1, mask=(slot >= count) & (slot < kept))
 
 
 @triton.jit
 def _sort_runs(
     source: tl.tensor,
     target: tl.tensor,
+    counts: tl.tensor,
     ids: tl.tensor,
     kept: tl.tensor,
     LAST: tl.constexpr,
@@ -64,21 +72,25 @@ def _sort_runs(
 ) -> None:
     """An entry's rank is the number of larger entries: no two are equal."""
     offset = tl.program_id(0).to(tl.int64) * kept
+    count = tl.load(counts + tl.program_id(0))
     begin = tl.program_id(1) * RUN
     slot = begin + tl.arange(0, RUN)
-    entry = tl.load(source + offset + slot, mask=slot < kept, other=_NOTHING)
-    before = tl.zeros([RUN, OTHERS], tl.int32)
-    for start in range(begin, tl.minimum(begin + RUN, kept), OTHERS):
-        other_slot = start + tl.arange(0, OTHERS)
-        other = tl.load(source + offset + other_slot, mask=other_slot < kept, other=_NOTHING)
-        before += (other[None, :] > entry[:, None]).to(tl.int32)
-    _put(entry, begin + tl.sum(before, 1), slot < kept, target + offset, ids + offset, LAST)
+    _put_absent(slot, count, kept, ids + offset, LAST)
+    if begin < count:
+        entry = tl.load(source + offset + slot, mask=slot < count, other=_NOTHING)
+        before = tl.zeros([RUN, OTHERS], tl.int32)
+        for start in range(begin, tl.minimum(begin + RUN, count), OTHERS):
+            other_slot = start + tl.arange(0, OTHERS)
+            other = tl.load(source + offset + other_slot, mask=other_slot < count, other=_NOTHING)
+            before += (other[None, :] > entry[:, None]).to(tl.int32)
+        _put(entry, begin + tl.sum(before, 1), slot < count, target + offset, ids + offset, LAST)
 
 
 @triton.jit
 def _merge_runs(
     source: tl.tensor,
     target: tl.tensor,
+    counts: tl.tensor,
     ids: tl.tensor,
     kept: tl.tensor,
     run: tl.tensor,
@@ -88,18 +100,21 @@ def _merge_runs(
 ) -> None:
     """Merge WAYS runs at a time: an entry moves behind the larger ones of each, which bisection counts."""
     offset = tl.program_id(0).to(tl.int64) * kept
+    count = tl.load(counts + tl.program_id(0))
     slot = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    entry = tl.load(source + offset + slot, mask=slot < kept, other=_NOTHING)
-    first = tl.program_id(1) * TILE // (run * WAYS) * WAYS
-    begin = tl.minimum((first + tl.arange(0, WAYS)) * run, kept)[:, None]
-    low = begin + tl.zeros([WAYS, TILE], tl.int32)
-    high = tl.minimum(low + run, kept)
-    span = run
-    while span > 0:
-        middle = (low + high) // 2
-        other = tl.load(source + offset + middle, mask=low < high, other=_NOTHING)
-        ahead = other > entry[None, :]
-        low, high = tl.where((low < high) & ahead, middle + 1, low), tl.where(ahead, high, middle)
-        span = span // 2
-    rank = tl.sum(low - begin, 0)
-    _put(entry, first * run + rank, slot < kept, target + offset, ids + offset, LAST)
+    _put_absent(slot, count, kept, ids + offset, LAST)
+    if tl.program_id(1) * TILE < count:
+        entry = tl.load(source + offset + slot, mask=slot < count, other=_NOTHING)
+        first = tl.program_id(1) * TILE // (run * WAYS) * WAYS
+        begin = tl.minimum((first + tl.arange(0, WAYS)) * run, count)[:, None]
+        low = begin + tl.zeros([WAYS, TILE], tl.int32)
+        high = tl.minimum(low + run, count)
+        span = run
+        while span > 0:
+            middle = (low + high) // 2
+            other = tl.load(source + offset + middle, mask=low < high, other=_NOTHING)
+            ahead = other > entry[None, :]
+            low, high = tl.where((low < high) & ahead, middle + 1, low), tl.where(ahead, high, middle)
+            span = span // 2
+        rank = tl.sum(low - begin, 0)
+        _put(entry, first * run + rank, slot < count, target + offset, ids + offset, LAST)

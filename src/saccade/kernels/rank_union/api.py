@@ -58,6 +58,8 @@ def framed_rank_union(
 ) -> tuple[Tensor, Tensor]:
     """A row's first tokens, the `rank_union` of those behind them, and its last ones (LessIsMore, section 3.1.2).
 
+    Of a row that has room for all its tokens these are the set, and its lists are not read.
+
     Args:
         ids, counts, limit, universe, implementation: as in `rank_union`; ids count from the token behind the sinks and
             lie before the window.

@@ -9,10 +9,12 @@ from torch import Tensor
 def framed(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
     """Sinks, then `chosen` `[B, 1, M]`, then the last `window` tokens, which never overlap however short the row.
 
-    `chosen` counts from the first token behind the sinks.
+    `chosen` counts from the first token behind the sinks. A row that fits is all there is, whatever was chosen.
     """
     lengths = lengths[:, None]
-    sink_counts = lengths.clamp(max=sinks)
+    fits = lengths <= sinks + chosen.shape[-1] + window
+    counts = counts.masked_fill(fits, 0)
+    sink_counts = torch.where(fits, lengths, lengths.clamp(max=sinks))
     window_counts = (lengths - sink_counts).clamp(max=window)
     total = sink_counts + counts + window_counts
     slot = torch.arange(sinks + chosen.shape[-1] + window, dtype=torch.int32, device=lengths.device)[None]

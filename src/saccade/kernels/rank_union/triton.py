@@ -18,7 +18,7 @@ TILE = 2048
 def rank_union(
     ids: Tensor, counts: Tensor, limit: int, universe: int, lengths: Tensor | None, sinks: int, window: int
 ) -> tuple[Tensor, Tensor]:
-    """The union alone, or where `lengths` are given, between the sinks and the window of each row."""
+    """The union alone, or where `lengths` are given, between the sinks and the window of each row that is longer."""
     batch, heads, width = ids.shape
     device, never = ids.device, heads * width
     earliest = torch.full((batch, universe), never, dtype=torch.int32, device=device)
@@ -160,12 +160,14 @@ def _write_members(
     first = behind * 0
     total = behind
     length = behind
+    end = tl.load(ends + row)
     if FRAMED:
         length = tl.load(lengths + row)
-        first = tl.minimum(length, sinks)
-        behind += first
+        fits = length <= size
+        first = tl.where(fits, length, tl.minimum(length, sinks))
+        behind = tl.where(fits, 0, behind) + first
         total = behind + tl.minimum(length - first, window)
-    end = tl.load(ends + row)
+        end = tl.where(fits, 0, end)
     slot = split * TILE + tl.arange(0, TILE)
     turns = tl.load(earliest + row * universe + slot, mask=slot < universe, other=end)
     member = turns < end

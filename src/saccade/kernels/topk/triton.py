@@ -1,10 +1,10 @@
 """Exact top-k on CUDA: the cut is found by counting, so that ties, infinities and clusters are like any other scores.
 
-Short rows take one launch, in which one program per row searches the cut. Of long rows, three launches first leave out
-what cannot be chosen: with a row dealt into at least k blocks, the k-th best of the blocks' maxima is reached by at
-least k scores, so that no score below it belongs to the best k. Usually little more than k remain, and a program holds
-them in registers; when too many do for the buffer, as among equal scores, the row itself is searched. What is chosen
-never depends on the way taken.
+Rows of short buffers take one launch, in which one program per row searches the cut. Where buffers are long, three
+launches first leave out, of the rows that are long too, what cannot be chosen: with a row dealt into at least k blocks,
+the k-th best of the blocks' maxima is reached by at least k scores, so that no score below it belongs to the best k.
+Usually little more than k remain, and a program holds them in registers; when too many do for the buffer, as among
+equal scores, the row itself is searched. What is chosen never depends on the way taken.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ TILE = 4096
 PART = 512
 """Entries of a row whose candidates one warp collects."""
 FEWEST_BLOCKS = 4096
+COLLECTORS = 8192
+"""Programs that collect candidates, a few times what a device runs at once: of more rows, each takes several parts."""
 LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
 
@@ -55,11 +57,11 @@ def topk(
     held = _held(blocks if narrowed else triton.next_power_of_2(width))
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
-        BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked,
+        BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
         SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
     if ranked:
-        rank(entries, ids)
+        rank(entries, counts, ids)
     return ids, counts
 
 
@@ -88,14 +90,16 @@ def _narrow(
     best = torch.empty((rows, 2 * blocks), dtype=torch.float32, device=device)
     positions, marks = torch.empty((2, rows, 2 * blocks), dtype=torch.int32, device=device)
     starts, found, shifts = torch.empty((3, rows, splits), dtype=torch.int32, device=device)
-    _maxima[(rows, blocks // 256)](*row, *want, maxima, blocks, BOUNDED=bounded, VECTOR=vector, DEPTH=16, COLUMNS=256)
+    _maxima[(rows, blocks // 256)](
+        *row, *want, maxima, blocks, BOUNDED=bounded, HELD=_held(blocks), VECTOR=vector, DEPTH=16, COLUMNS=256
+    )
     _floors[(rows,)](
         row[3], *want, maxima, blocks, floors, sizes,
         BOUNDED=bounded, HELD=_held(blocks), LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
-    _collect[(rows, splits)](
+    _collect[(rows, triton.cdiv(splits, triton.cdiv(splits * rows, COLLECTORS)))](
         *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
-        BOUNDED=bounded, VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
+        BOUNDED=bounded, HELD=_held(blocks), VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
     )  # fmt: skip
     return sizes, best, positions, marks, starts, found, shifts
 
@@ -253,6 +257,7 @@ def _maxima(
     maxima: tl.tensor,
     blocks: tl.tensor,
     BOUNDED: tl.constexpr,
+    HELD: tl.constexpr,
     VECTOR: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -262,10 +267,11 @@ def _maxima(
     _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     best = tl.full([DEPTH, COLUMNS], _LOWEST, tl.int32)
-    for start in range(0, tl.cdiv(others, blocks), DEPTH):
-        offset = (start + tl.arange(0, DEPTH))[:, None] * blocks + column[None, :]
-        best = tl.maximum(best, _load(source, offset, others, True, VECTOR))
-    tl.store(maxima + row * blocks + column, tl.max(best, 0))
+    if others > HELD:
+        for start in range(0, tl.cdiv(others, blocks), DEPTH):
+            offset = (start + tl.arange(0, DEPTH))[:, None] * blocks + column[None, :]
+            best = tl.maximum(best, _load(source, offset, others, True, VECTOR))
+        tl.store(maxima + row * blocks + column, tl.max(best, 0))
 
 
 @triton.jit
@@ -289,13 +295,14 @@ def _floors(
     row = tl.program_id(0).to(tl.int64)
     count, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
     stop = tl.minimum(others, blocks)
-    if HELD:
-        keys = _load(maxima + row * blocks, tl.arange(0, HELD), stop, False, 4)
-        low, _, _ = _cut_held(keys, stop, count, count + count // 16, HELD)
-    else:
-        low, _, _ = _cut(maxima + row * blocks, stop, count, count + count // 16, False, 4, TILE)
-    tl.store(floors + row * LINE, low)
-    tl.store(sizes + row * LINE, 0)
+    if others > HELD:
+        if HELD:
+            keys = _load(maxima + row * blocks, tl.arange(0, HELD), stop, False, 4)
+            low, _, _ = _cut_held(keys, stop, count, count + count // 16, HELD)
+        else:
+            low, _, _ = _cut(maxima + row * blocks, stop, count, count + count // 16, False, 4, TILE)
+        tl.store(floors + row * LINE, low)
+        tl.store(sizes + row * LINE, 0)
 
 
 @triton.jit
@@ -319,6 +326,7 @@ def _collect(
     found: tl.tensor,
     splits: tl.tensor,
     BOUNDED: tl.constexpr,
+    HELD: tl.constexpr,
     VECTOR: tl.constexpr,
     LINE: tl.constexpr,
     TILE: tl.constexpr,
@@ -326,22 +334,24 @@ def _collect(
     """Append what reaches the floor; parts of a row come in any order, and note where theirs are."""
     row, source = _row_of(scores, batch_stride, group_stride, groups)
     _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
-    split = tl.program_id(1)
-    position = split * TILE + tl.arange(0, TILE)
-    score = tl.load(source + position, mask=position // VECTOR * VECTOR < others, other=0.0)
-    floor = tl.load(floors + row * LINE)
-    floor = tl.where(floor < 0, floor ^ _HIGHEST, floor).to(tl.float32, bitcast=True)
-    taken = (position < others) & (score >= floor)
-    behind = tl.cumsum(taken.to(tl.int32), 0)
-    number = tl.sum(taken.to(tl.int32), 0)
-    start = tl.atomic_add(sizes + row * LINE, number, sem="relaxed")
-    place = start + behind - 1
-    fits = taken & (place < capacity)
-    tl.store(best + row * capacity + place, score, mask=fits)
-    tl.store(positions + row * capacity + place, position, mask=fits)
-    tl.store(marks + row * capacity + position, tl.zeros([TILE], tl.int32), mask=position < capacity)
-    tl.store(starts + row * splits + split, start)
-    tl.store(found + row * splits + split, number)
+    if others > HELD:
+        floor = tl.load(floors + row * LINE)
+        floor = tl.where(floor < 0, floor ^ _HIGHEST, floor).to(tl.float32, bitcast=True)
+        for split in range(tl.program_id(1), tl.cdiv(others, TILE), tl.num_programs(1)):
+            position = split * TILE + tl.arange(0, TILE)
+            score = tl.load(source + position, mask=position // VECTOR * VECTOR < others, other=0.0)
+            taken = (position < others) & (score >= floor)
+            behind = tl.cumsum(taken.to(tl.int32), 0)
+            number = tl.sum(taken.to(tl.int32), 0)
+            start = tl.atomic_add(sizes + row * LINE, number, sem="relaxed")
+            place = start + behind - 1
+            fits = taken & (place < capacity)
+            tl.store(best + row * capacity + place, score, mask=fits)
+            tl.store(positions + row * capacity + place, position, mask=fits)
+            if split * TILE < capacity:
+                tl.store(marks + row * capacity + position, tl.zeros([TILE], tl.int32), mask=position < capacity)
+            tl.store(starts + row * splits + split, start)
+            tl.store(found + row * splits + split, number)
 
 
 @triton.jit
@@ -404,6 +414,7 @@ def _select(
     VECTOR: tl.constexpr,
     NARROWED: tl.constexpr,
     RANKED: tl.constexpr,
+    PART: tl.constexpr,
     SPLITS: tl.constexpr,
     HELD: tl.constexpr,
     LINE: tl.constexpr,
@@ -420,7 +431,12 @@ def _select(
     lane = tl.arange(0, TILE)
     size = others
     small = False
+    # Rows that a program can hold are read from where they are, however long others may be.
     if NARROWED:
+        distant = others > HELD
+    else:
+        distant: tl.constexpr = False  # type: ignore[no-redef]
+    if distant:
         size = tl.load(sizes + row * LINE)
         small = size <= capacity
         best += row * capacity
@@ -429,8 +445,8 @@ def _select(
         shifts += row * splits
         # The first candidate by position of each part that has any is marked; how far its list was moved is noted.
         split = tl.arange(0, SPLITS)
-        number = tl.load(found + row * splits + split, mask=split < splits, other=0)
-        start = tl.load(starts + row * splits + split, mask=split < splits, other=0)
+        number = tl.load(found + row * splits + split, mask=split * PART < others, other=0)
+        start = tl.load(starts + row * splits + split, mask=split * PART < others, other=0)
         some = number > 0
         before = tl.cumsum(number, 0) - number
         tl.store(shifts + tl.cumsum(some.to(tl.int32), 0) - 1, start - before, mask=some)
@@ -438,14 +454,15 @@ def _select(
         tl.debug_barrier()
     surer = count * 0
     tied = count * 0
-    if size <= HELD:
+    if count == 0:
+        pass
+    elif size <= HELD:
         if HELD:
-            nth = tl.arange(0, HELD)
-            position = nth
-            if NARROWED:
-                key, position, _ = _candidate(nth, size, best, positions, marks, shifts, 0)
+            position = tl.arange(0, HELD)
+            if distant:
+                key, position, _ = _candidate(position, size, best, positions, marks, shifts, 0)
             else:
-                key = _load(source, nth, size, True, VECTOR)
+                key = _load(source, position, size, True, VECTOR)
             low, top, above = _cut_held(key, size, count, count, HELD)
             _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     elif small:
@@ -459,11 +476,9 @@ def _select(
         for begin in range(0, others, TILE):
             key = _load(source, begin + lane, others, True, VECTOR)
             surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
-    for begin in range(count, kept + last, TILE):
-        slot = begin + lane
-        if RANKED:
-            tl.store(entries + slot, entry_of(tl.full([TILE], _LOWEST, tl.int32), slot), mask=slot < kept)
-        else:
+    if not RANKED:
+        for begin in range(count, kept + last, TILE):
+            slot = begin + lane
             tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < kept + last)
 
 

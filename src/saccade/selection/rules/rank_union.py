@@ -58,7 +58,9 @@ class RankUnion(Rule):
         if self.chosen == 0 or middle.shape[-1] == 0:
             nothing = torch.zeros_like(lengths)[:, None]
             return Selection(*framed(nothing[..., None][..., :0], nothing, lengths, self.sinks, self.window))
-        ranked, counts = topk(middle, lengths, self.chosen, order="score", reserved=self.reserved)
+        # Of a row that fits nothing need be ranked.
+        longer = lengths * (lengths > self.budget)
+        ranked, counts = topk(middle, longer, self.chosen, order="score", reserved=self.reserved)
         ids, counts = framed_rank_union(
             ranked, counts, lengths, self.chosen, sinks=self.sinks, window=self.window, universe=middle.shape[-1]
         )
