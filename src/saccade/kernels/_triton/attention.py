@@ -241,7 +241,7 @@ def _attend(
         if is_dense:
             weighted, summed = stream(
                 query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-                own_table, table_step, start, length, ids, ids_step, length, 0, split, splits,
+                own_table, table_step, start, length, ids, ids_step, 0, True, length, split, splits,
                 own_scores, max_len, stored, False, 1, GROUP, TILE, DIM, INNER, PAGE, POOLING, BLOCK, STAGES,
             )  # fmt: skip
         else:
@@ -250,19 +250,13 @@ def _attend(
             everything = False
             if whole is not None:
                 everything = tl.load(whole + row) != 0
-            if everything:
-                weighted, summed = stream(
-                    query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-                    own_table, table_step, start, length, ids, ids_step, length, 0, split, splits,
-                    own_scores, max_len, 0, False, 1, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
-                )  # fmt: skip
-            else:
-                weighted, summed = stream(
-                    query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
-                    own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step, limit,
-                    width * UNIT, split, splits, own_scores, max_len, stored,
-                    True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
-                )  # fmt: skip
+            limit = tl.where(everything, length, limit)
+            weighted, summed = stream(
+                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step,
+                width * UNIT, everything, limit, split, splits,
+                own_scores, max_len, 0, True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+            )  # fmt: skip
 
         if v_scale is not None:
             weighted *= tl.load(v_scale + head * v_scale_step).to(tl.float32)

@@ -16,9 +16,12 @@ def read_units(ids: tl.tensor, step: tl.tensor, places: tl.tensor, room: tl.tens
 
 
 @triton.jit
-def listed_tokens(units: tl.tensor, places: tl.tensor, limit: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
+def listed_tokens(
+    units: tl.tensor, everything: tl.tensor, places: tl.tensor, limit: tl.tensor, UNIT: tl.constexpr
+) -> tl.tensor:
     """Logical positions of a set's tokens at `places`; -1 where the set, of `limit` tokens, has no more."""
-    return tl.where((units >= 0) & (places < limit), units * UNIT + places % UNIT, -1)
+    tokens = tl.where(everything, places, tl.where(units >= 0, units * UNIT + places % UNIT, -1))
+    return tl.where(places < limit, tokens, -1)
 
 
 @triton.jit

@@ -68,8 +68,9 @@ def stream(
     length: tl.tensor,
     ids: tl.tensor,
     ids_step: tl.tensor,
-    limit: tl.tensor,
     room: tl.tensor,
+    everything: tl.tensor,
+    limit: tl.tensor,
     split: tl.tensor,
     splits: tl.tensor,
     scores: tl.tensor,
@@ -91,8 +92,10 @@ def stream(
     Args:
         q: `[TILE, INNER]` in the dtype of the products.
         k, v: the KV head's first numbers.
-        limit: tokens of the stream: the row's length, or the size of its set.
         room: tokens that the set's buffer holds.
+        everything: whether the stream is all tokens, though sets are `LISTED`: a choice among numbers, since a branch
+            would wait for it before it reads anything else.
+        limit: tokens of the stream: the row's length, or the size of its set.
         scores: where a stream of all tokens leaves its raw scores, if `POOLING` is not "", up to position `stored`.
 
     Returns:
@@ -108,7 +111,7 @@ def stream(
     stride = splits * BLOCK
     tokens = places
     if LISTED:
-        tokens = listed_tokens(read_units(ids, ids_step, places, room, UNIT), places, limit, UNIT)
+        tokens = listed_tokens(read_units(ids, ids_step, places, room, UNIT), everything, places, limit, UNIT)
     places += stride
     if LISTED:
         units = read_units(ids, ids_step, places, room, UNIT)
@@ -132,7 +135,7 @@ def stream(
         weighted = tl.dot(weights.to(q.dtype), values.to(q.dtype), weighted * shrink[:, None], input_precision="ieee")
         ahead = places
         if LISTED:
-            ahead = listed_tokens(units, places, limit, UNIT)
+            ahead = listed_tokens(units, everything, places, limit, UNIT)
         places += stride
         if LISTED:
             units = read_units(ids, ids_step, places, room, UNIT)
