@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.kernels`, rehearsed on tiny shapes: every group runs and finds what its oracle finds."""
+"""`python -m benchmarks.gpu.kernels` and `.captured`, rehearsed on tiny shapes; what `kernels` finds its oracles find."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import kernels, timing
+from benchmarks.gpu import captured, kernels, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +23,14 @@ def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert groups == {(256, 2, name) for name in every} | {(512, 1, name) for name in (*every, "clusters")}
     clusters = next(row for row in found["rows"] if row["variant"] == "cluster search")
     assert clusters["build_seconds"] > 0 and clusters["index_bytes"] > 0
+
+
+def test_a_rehearsal_of_captured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "captured.json"
+    monkeypatch.setattr(sys, "argv", ["captured", str(file), "--smoke", "--seconds", "600"])
+    captured.main()
+    found = json.loads(file.read_text())
+    assert found["left_out"] == []
+    assert [(row["rows"], row["length"]) for row in found["rows"]] == [
+        point for point in ((2, 16), (3, 2100), (2, 20)) for _ in range(4)
+    ]
