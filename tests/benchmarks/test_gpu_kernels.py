@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.kernels` and `.captured`, rehearsed on tiny shapes; what `kernels` finds its oracles find."""
+"""`python -m benchmarks.gpu.kernels` and `.captured`, rehearsed on tiny shapes; `kernels` finds what oracles find."""
 
 from __future__ import annotations
 
