@@ -1,10 +1,9 @@
 """Exact top-k on CUDA: the cut is found by counting, so that ties, infinities and clusters are like any other scores.
 
-Rows of short buffers take one launch, in which one program per row searches the cut. Where buffers are long, three
-launches first leave out, of the rows that are long too, what cannot be chosen: with a row dealt into at least k blocks,
-the k-th best of the blocks' maxima is reached by at least k scores, so that no score below it belongs to the best k.
-Usually little more than k remain, and a program holds them in registers; when too many do for the buffer, as among
-equal scores, the row itself is searched. What is chosen never depends on the way taken.
+Short rows take one launch, in which one program per row searches the cut. Of rows that are too long for its registers
+three launches first leave out what cannot be chosen: with a row dealt into at least k blocks, the k-th best of the
+blocks' maxima is reached by at least k scores, so that no score below it belongs to the best k. Usually little more
+than k remain; when too many do, as among equal scores, the row itself is searched. The way taken changes nothing.
 """
 
 from __future__ import annotations
