@@ -29,7 +29,7 @@ from saccade.selection.history import TokenHistory
 from saccade.selection.rules import TopK
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
-from saccade.selection.selector import Index, ScoredSelector
+from saccade.selection.selector import Index, NewTokens, ScoredSelector
 from saccade.types import KVView, Rows, Selection
 
 QUEST_PAGE = 16
@@ -192,7 +192,7 @@ class _Subject:
         start = time.perf_counter()
         self.index = self.selector.new_index(self._kv, TokenHistory())
         if self.index is not None:
-            self.index.update(self._kv, torch.zeros(1, dtype=torch.int32), self._kv.rows.max_len)
+            self.index.update(self._kv, NewTokens(self._kv.rows, self._kv.rows.max_len))
         self.build_seconds = time.perf_counter() - start
 
     def choose(self, q: Tensor) -> Selection:

@@ -26,6 +26,7 @@ from saccade.selection.history import TokenHistory
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio
 from saccade.selection.rules.top_k import TopK
+from saccade.selection.selector import NewTokens
 from saccade.types import Rows, Selection
 
 from . import dense
@@ -430,7 +431,7 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     index = selector.new_index(view, TokenHistory())
     assert isinstance(index, ClusterIndex), "groups are planted"
     start = time.perf_counter()
-    index.update(view, torch.zeros_like(cell.rows.seq_lens), cell.context)
+    index.update(view, NewTokens(view.rows, cell.context))
     built = float(index.table.ends[0] > 0) * (time.perf_counter() - start)
     tree = replace(index.tree, edges=index.table.edges, ends=index.table.ends)
 

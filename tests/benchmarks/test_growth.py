@@ -14,6 +14,7 @@ from benchmarks.growth import Growth, GrowthSettings, exponent, nodes_visited, o
 from saccade import machine
 from saccade.errors import PolicyError, SaccadeError
 from saccade.selection.history import TokenHistory
+from saccade.selection.selector import NewTokens
 
 CONTEXTS = (600, 1200, 2400)
 
@@ -77,7 +78,7 @@ def test_nodes_visited_are_units_and_the_clusters_of_those_kept(name: str, units
     settings: Any = growth_of(k_g=k_g).selector(name)
     kv = one_head(synthetic_keys(3000, 16, seed=3))
     index = settings.new_index(kv, TokenHistory())
-    index.update(kv, torch.zeros(1, dtype=torch.int32), 3000)
+    index.update(kv, NewTokens(kv.rows, 3000))
     query, tree = torch.randn(2, 16), tree_of(index)
     mean = query.double().mean(0)
     best = sorted(

@@ -24,6 +24,7 @@ from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
+from saccade.selection.selector import NewTokens
 from trees import edges_of
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
@@ -167,7 +168,7 @@ def test_clusters_of_a_set_are_those_whose_chunks_it_holds() -> None:
     selector = ClusterSelector(budget=60, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=20)
     kv = one_head(synthetic_keys(300, HEAD_DIM, seed=0))
     index = selector.new_index(kv, TokenHistory())
-    index.update(kv, torch.zeros(1, dtype=torch.int32), 300)
+    index.update(kv, NewTokens(kv.rows, 300))
     selection = index.search(torch.randn(1, 2, HEAD_DIM), kv)
     edges, tree = edges_of(index), index.tree
     tokens = set(selection.ids[0, 0].tolist())

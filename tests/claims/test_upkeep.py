@@ -23,6 +23,7 @@ from saccade.errors import DocumentError
 from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.history import TokenHistory
+from saccade.selection.selector import NewTokens
 from saccade.types import Selection
 
 PROMPT, TOKENS, EVERY, QUERIES, SPACING, BUDGET = 100, 192, 48, 3, 5, 64
@@ -109,7 +110,7 @@ def grown(experiment: Experiment, reading: Reading, upkeep: Upkeep, layer: int) 
         kv = reading.view(layer, reading.rows(length))
         count = length if index is None else 1
         index = selector.new_index(kv, history) if index is None else index
-        index.update(kv, (kv.rows.seq_lens - count), count)
+        index.update(kv, NewTokens(kv.rows, count))
     return index, kv
 
 

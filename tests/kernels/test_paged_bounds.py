@@ -20,6 +20,7 @@ from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.selection.scorers.page_bounds import PageBounds, PageBoundScorer
+from saccade.selection.selector import NewTokens
 from saccade.types import KVView, Pooling, Rows
 
 NOWHERE = 10**6
@@ -245,7 +246,7 @@ def test_the_index_of_a_scorer_follows_its_table() -> None:
     blocks = scattered(case, 4, 2)
     index = PageBounds(blocks.lower, blocks.upper, 4, blocks.table)
     scorer = PageBoundScorer(4)
-    index.update(case.kv, int32([0, 0]), 37)
+    index.update(case.kv, NewTokens(case.kv.rows, 37))
     expect_page_scores(scorer.score(case.q, case.kv, index), case, 4, 10, "max")
     narrow = index.heads(1, 2)
     one = scorer.score(case.q[:, 2:], case.kv.heads(1, 2), narrow)

@@ -23,7 +23,7 @@ from saccade.selection.history import TokenHistory
 from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
-from saccade.selection.selector import Bytes, Rule, ScoredSelector, WindowSelector
+from saccade.selection.selector import Bytes, NewTokens, Rule, ScoredSelector, WindowSelector
 from saccade.types import HeadGrouping, KVView, ModelShape, Pooling, Role, Rows
 
 LLAMA = ModelShape(layers=32, query_heads=32, kv_heads=8, head_dim=128)
@@ -210,7 +210,7 @@ def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.randn(1, length, 2, 8), torch.randn(1, length, 2, 8), rows)
     index = selector.new_index(kv, TokenHistory())
-    index.update(kv, torch.zeros(1, dtype=torch.int32), length)
+    index.update(kv, NewTokens(kv.rows, length))
     counted = ClusterTraffic(selector, length)
     assert int(index.table.counts[0]) == counted.chunks == 256
     assert int((index.tree.unit_tokens[0, 0] > 0).sum()) == counted.units == 16

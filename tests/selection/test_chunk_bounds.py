@@ -24,6 +24,7 @@ from methods.oracles_chunks import Levels, Sizes, chunk_sets
 from methods.oracles_composed import Cut, Roles, always, by_roles, persistent
 from saccade.selection.chunks.bounds import ChunkBounds, ChunkSettings
 from saccade.selection.history import ALL_CLEAN, TokenHistory
+from saccade.selection.selector import NewTokens
 from saccade.types import ModelShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -268,7 +269,7 @@ def test_chunks_have_the_sizes_of_the_options() -> None:
         given = ChunkSettings(budget=64)
         index = ChunkBounds.empty(given, history.chunks(given.cuts, view, text=True), history, view)
         before = index.nbytes
-        index.update(view, start * 0, 400)
+        index.update(view, NewTokens(view.rows, 400))
         assert index.nbytes > before
         edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
         assert edges[0] == 0 and 400 - 1 - edges[-1] < 20

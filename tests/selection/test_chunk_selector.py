@@ -10,7 +10,7 @@ from saccade.plans.plan import Plan
 from saccade.plans.roles import RoleMap
 from saccade.selection.chunks.selector import ChunkSelector
 from saccade.selection.history import TokenHistory
-from saccade.selection.selector import Bytes
+from saccade.selection.selector import Bytes, NewTokens
 from saccade.types import KVView, ModelShape, Role, Rows
 
 HEAD_DIM, KV_HEADS, GROUP = 8, 2, 3
@@ -27,7 +27,7 @@ def test_the_index_that_is_counted_is_the_one_that_is_built(length: int) -> None
     """With chunks of one length nothing is left to the text: counted are the chunks, up to the one that is open."""
     selector, kv = ChunkSelector(budget=100, chunk_min=16, chunk_max=16), cache(length)
     index = selector.new_index(kv, TokenHistory())
-    index.update(kv, kv.rows.row_start, length)
+    index.update(kv, NewTokens(kv.rows, length))
     chunks = int(index.table.counts[0])
     vector = HEAD_DIM * 4
     taken = (100 - 8 - 1) / 16
@@ -46,7 +46,7 @@ def test_a_set_is_as_large_as_said(length: int) -> None:
     index = selector.new_index(kv, TokenHistory([1, 2, 3, 4, 0]))
     ids = torch.randint(5, (1, length), generator=torch.Generator().manual_seed(length))
     index.history.record(0, length, 1, ids, None)
-    index.update(kv, kv.rows.row_start, length)
+    index.update(kv, NewTokens(kv.rows, length))
     chosen = selector.select(torch.randn(1, KV_HEADS * GROUP, HEAD_DIM), kv, index, None, 1.0)
     size = selector.size(length)
     assert chosen.counts.max() <= size
@@ -66,6 +66,6 @@ def test_a_set_per_query_head_stores_every_heads_scores() -> None:
     assert "chunks of 14 tokens" in shared.assumption
     kv = cache(90)
     index = each.new_index(kv, TokenHistory())
-    index.update(kv, kv.rows.row_start, 90)
+    index.update(kv, NewTokens(kv.rows, 90))
     assert each.select(torch.randn(1, 6, HEAD_DIM), kv, index, None, 1.0).groups == 6
     assert Plan(shared, RoleMap.by_layer([Role.DENSE, Role.SELECT], KV_HEADS)).refreshing == {1}

@@ -22,6 +22,7 @@ from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
+from saccade.selection.selector import NewTokens
 from saccade.types import KVView, Rows
 from trees import edges_of, nodes, same
 
@@ -71,7 +72,7 @@ Index = ClusterIndex | LazyClusterIndex
 
 
 def update(index: Index, kv: KVView, count: int) -> None:
-    index.update(kv, (kv.rows.seq_lens - count).clamp(min=0), count)
+    index.update(kv, NewTokens(kv.rows, count))
 
 
 def indexed(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> Index:

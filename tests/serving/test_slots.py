@@ -17,6 +17,7 @@ from saccade.plans.rectify import Phase
 from saccade.selection.chunks.selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
+from saccade.selection.selector import NewTokens
 from saccade.types import KVView, ModelShape, Rows
 
 LEVELS = (0, 0, 0, 1, 2, 3, 4)
@@ -49,7 +50,7 @@ class World:
         history = TokenHistory(LEVELS)
         history.record(0, LENGTH, 1, self.ids[request : request + 1], None)
         index = selector.new_index(kv, history)
-        index.update(kv, torch.zeros(1, dtype=torch.int32), self.lengths[request])
+        index.update(kv, NewTokens(kv.rows, self.lengths[request]))
         return present(selector.select(q, kv, index, None, 1.0), 0)
 
 

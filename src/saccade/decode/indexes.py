@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..plans.plan import Plan
 from ..selection.history import TokenHistory
-from ..selection.selector import Index
+from ..selection.selector import Index, NewTokens
 from ..types import KVView, Rows
 
 
@@ -54,7 +54,7 @@ class OwnIndexes:
         self._history = history
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
-        self._new: tuple[Rows, int, Tensor] | None = None
+        self._new: NewTokens | None = None
         self.build_seconds = self.update_seconds = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnIndexes:
@@ -80,7 +80,7 @@ class OwnIndexes:
         count = length - self._covered.get(layer, 0)
         if count > 0:
             start = time.perf_counter()
-            index.update(kv, self._first_new(kv.rows, count), count)
+            index.update(kv, self._new_tokens(kv.rows, count))
             if layer not in self._covered:
                 # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
                 if kv.k.is_cuda:
@@ -91,11 +91,11 @@ class OwnIndexes:
             self._covered[layer] = length
         return index
 
-    def _first_new(self, rows: Rows, count: int) -> Tensor:
-        """The first of each row's last `count` tokens, int32 `[B]`; made once for all layers of a step."""
-        if self._new is None or self._new[0] is not rows or self._new[1] != count:
-            self._new = rows, count, (rows.seq_lens - count).clamp(min=0)
-        return self._new[2]
+    def _new_tokens(self, rows: Rows, count: int) -> NewTokens:
+        """One object for all layers of a step."""
+        if self._new is None or self._new.rows is not rows or self._new.count != count:
+            self._new = NewTokens(rows, count)
+        return self._new
 
     def permute(self, layer: int, rows: Tensor) -> None:
         if layer in self._indexes:

@@ -104,10 +104,14 @@ class TokenHistory:
         """
         if table.seen is rows:
             return
-        table.bring(
-            Feed(row, slot, max(length - count, 0), stop(length, min(length - 1, self.clean - slot)))
-            for row, (slot, length) in enumerate(host_bounds(rows))
-        )
+        feeds = []
+        for row, (slot, length) in enumerate(host_bounds(rows)):
+            kept, looked_at = max(length - count, 0), stop(length, min(length - 1, self.clean - slot))
+            # In most steps nothing is to be cut anew.
+            if looked_at != table.stops[row] or kept < looked_at:
+                feeds.append(Feed(row, slot, kept, looked_at))
+        if feeds:
+            table.bring(feeds)
         table.seen = rows
 
     @property

@@ -38,14 +38,27 @@ class Bytes:
         return Bytes(self.read * factor, self.written * factor)
 
 
+@dataclass(slots=True, eq=False)
+class NewTokens:
+    """The last `count` tokens of every row, or all of a shorter one; one object for all layers of a step."""
+
+    rows: Rows
+    count: int
+    _start: Tensor | None = None
+
+    @property
+    def start(self) -> Tensor:
+        """Logical position of each row's first one, int32 `[B]`; made when it is first asked for."""
+        if self._start is None:
+            self._start = (self.rows.seq_lens - self.count).clamp(min=0)
+        return self._start
+
+
 class Index(Protocol):
     """What a selector keeps per layer beside the cache."""
 
-    def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        """Bring up to date with the cache, whose logical positions `start..start + count` are new or rewritten.
-
-        `start` is int32 `[B]`; each row's current token is its last one.
-        """
+    def update(self, kv: KVView, new: NewTokens) -> None:
+        """Bring up to date with the cache, in which some tokens are new or rewritten."""
         ...
 
     def permute(self, rows: Tensor) -> None:

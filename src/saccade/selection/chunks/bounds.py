@@ -18,6 +18,7 @@ from ...types import HeadGrouping, KVView, Pooling, Selection
 from ..chunk_table import ChunkTable, Cuts
 from ..history import TokenHistory
 from ..scorers.page_bounds import PageBounds
+from ..selector import NewTokens
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,11 @@ class ChunkBounds:
         room = kv.k.new_empty((len(table.stops), kv.kv_heads, 1, kv.head_dim))
         return cls(settings, table, history, PageBounds(room, room.clone(), page=1))
 
-    def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        self.history.follow(self.table, kv.rows, count, self.settings.stop)
-        if self.stale:
+    def update(self, kv: KVView, new: NewTokens) -> None:
+        # Nearly always there is nothing to do, in every layer of every step.
+        if self.table.seen is not new.rows:
+            self.history.follow(self.table, new.rows, new.count, self.settings.stop)
+        if self.version != self.table.version:
             self.plant(kv)
 
     def plant(self, kv: KVView) -> None:

@@ -14,6 +14,7 @@ from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Rows, Selection
 from ..chunk_table import Change, ChunkTable
 from ..history import TokenHistory
+from ..selector import NewTokens
 from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
@@ -49,9 +50,11 @@ class ClusterIndex:
         """An index of no chunk yet, with a slot for every row of the table."""
         return cls(settings, table, empty_tree(settings, kv, len(table.stops), table.edges, table.ends), history)
 
-    def update(self, kv: KVView, start: Tensor, count: int) -> None:
-        self.history.follow(self.table, kv.rows, count, self.settings.stop)
-        if self.stale:
+    def update(self, kv: KVView, new: NewTokens) -> None:
+        # Nearly always there is nothing to do, in every layer of every step.
+        if self.table.seen is not new.rows:
+            self.history.follow(self.table, new.rows, new.count, self.settings.stop)
+        if self.version != self.table.version:
             self.plant(kv)
 
     def plant(self, kv: KVView) -> None:

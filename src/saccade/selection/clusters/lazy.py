@@ -17,6 +17,7 @@ from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Selection
 from ..chunk_table import ChunkTable
 from ..history import TokenHistory
+from ..selector import NewTokens
 from .groups import Groups
 from .plant import distance, plant, rounded_up
 from .settings import ClusterSettings
@@ -57,9 +58,9 @@ class LazyClusterIndex:
     rows: list[_Row | None]
     version: int = 0
 
-    def update(self, kv: KVView, start: Tensor, count: int) -> None:
+    def update(self, kv: KVView, new: NewTokens) -> None:
         """Plant the chunks of a new prompt, or where some of those planted have gone; else let later ones join."""
-        self.history.follow(self.table, kv.rows, count, self.settings.stop)
+        self.history.follow(self.table, kv.rows, new.count, self.settings.stop)
         change = self.table.since(self.version)
         if change is None:
             return

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...kernels.page_bounds.api import page_scores, update_page_bounds
 from ...types import KVView, Pooling
-from ..selector import Bytes, Index, Scorer
+from ..selector import Bytes, Index, NewTokens, Scorer
 
 
 @dataclass(slots=True)
@@ -29,8 +29,9 @@ class PageBounds:
     page: int
     table: Tensor | None = None
 
-    def update(self, kv: KVView, start: Tensor, count: int) -> None:
+    def update(self, kv: KVView, new: NewTokens) -> None:
         self.reserve(-(-kv.rows.max_len // self.page))
+        start, count = new.start, new.count
         update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=self.table)
 
     def permute(self, rows: Tensor) -> None:
