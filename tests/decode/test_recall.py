@@ -242,6 +242,21 @@ def test_leaving_more_dense_does_not_raise_the_mean() -> None:
     assert MeanRecall.over([one, MeanRecall(0.75, 1.0, 0.25)])[:2] == pytest.approx((0.35, 0.6))
 
 
+def test_means_lie_on_the_host_whatever_device_is_the_default() -> None:
+    """vLLM makes a worker's observer while it builds a model, with a GPU for a default there."""
+    batch = Batch.random(np.random.default_rng(2), [9, 6], layers=1, kv_heads=2, group=2)
+    batch.step()
+    (view,), q = batch.views("padded", torch.float32), batch.queries(0, torch.float32)
+    sets = Selection(torch.tensor([[[5]], [[3]]], dtype=torch.int32), torch.ones(2, 1, dtype=torch.int32))
+    (span,) = RoleMap(((Role.SELECT, Role.SELECT),)).spans[0]
+    with torch.device("meta"):
+        recall = RecallObserver(1)
+    with_default, without = recall, RecallObserver(1)
+    for observer in (with_default, without):
+        observer.observe(0, span, q, view, sets, SCALE, [True, False])
+    assert with_default.per_layer() == without.per_layer()
+
+
 def test_records_are_kept_on_request_only() -> None:
     assert RecallObserver(3, keep_steps=True).records().attention.shape == (0, 3, 0)
     with pytest.raises(ValueError, match="keep_steps=True"):

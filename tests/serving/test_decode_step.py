@@ -16,8 +16,7 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from host_reads import watching
-from saccade.adapters.vllm.checks import SCHEDULER, reasons_against
-from saccade.adapters.vllm.options import ServeOptions
+from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
@@ -215,17 +214,6 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
             # Float32 sums over rows that are padded to other widths.
             for got, wanted in zip(other, one, strict=True):
                 assert got == (wanted if wanted is None else pytest.approx(wanted, rel=1e-5))
-
-
-def test_recall_on_a_gpu_is_refused_until_its_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
-    policy = engine.serving.options.policy
-    assert reasons_against(engine.config, ServeOptions(policy, recall=0.5)) == []
-    monkeypatch.setattr(engine.config.device_config, "device_type", "cuda")
-    assert reasons_against(engine.config, ServeOptions(policy)) == []
-    (reason,) = reasons_against(engine.config, ServeOptions(policy, recall=0.5))
-    assert "recall=0.5" in reason
-    assert "leave it at 0" in reason
 
 
 class OfRows:

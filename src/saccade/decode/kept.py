@@ -67,7 +67,7 @@ class KeptSteps:
                 held, heads = self._held.get((layer, span.start)), kv.heads(span.start, span.stop)
                 if held is None:
                     # Its heads are dense: how many there are is all that is asked for.
-                    queries = torch.empty(batch, (span.stop - span.start) * self._group, 0)
+                    queries = torch.empty(batch, (span.stop - span.start) * self._group, 0, device="cpu")
                     recall.observe(layer, span, queries, heads, None, 1.0, counted)
                 else:
                     selection = Selection(held.ids[:batch], held.counts[:batch], held.unit)

@@ -83,7 +83,8 @@ class RecallObserver:
     """
 
     def __init__(self, layers: int, *, keep_steps: bool = False) -> None:
-        self._sums = torch.zeros(layers, 2, dtype=torch.float64)
+        # On the host, also where it is made while vLLM builds a model, with a device for a default.
+        self._sums = torch.zeros(layers, 2, dtype=torch.float64, device="cpu")
         self._with_set = [0] * layers
         self._seen = [0] * layers
         self._keep_steps = keep_steps
@@ -102,10 +103,10 @@ class RecallObserver:
         rows: Sequence[bool] | None = None,
     ) -> None:
         """See `Observer`; `rows` marks those that count, None: all."""
-        counted = torch.ones(len(q), dtype=torch.bool) if rows is None else torch.tensor(rows)
+        counted = torch.tensor([True] * len(q) if rows is None else list(rows), device="cpu")
         batch, heads = int(counted.sum()), q.shape[1]
         if selection is None:
-            values = torch.full((2, batch, heads), torch.nan if span.role.attends_to_all else 1.0)
+            values = torch.full((2, batch, heads), torch.nan if span.role.attends_to_all else 1.0, device="cpu")
         else:
             values = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
         with COUNTING:

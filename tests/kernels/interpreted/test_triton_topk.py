@@ -64,6 +64,7 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
             "TILE": 128,
             "PART": 128,
             "FEWEST_BLOCKS": 256,
+            "COLLECTORS": 4,
             "HELD": held,
             "RUN": 32,
             "WAYS": 2,
@@ -108,6 +109,14 @@ def test_narrowed_rows(style: str, order: Order) -> None:
     scores[1, :, 800:] = math.inf
     scores[2, :, 130:] = math.inf
     expect_topk(scores, [1537, 800, 130], 70, order)
+    for lengths in ([255, 256, 257], [0, 1, 1536]):
+        expect_topk(make_scores(style, (3, 1, 1537), 4), lengths, 70, order)
+
+
+def test_no_row_at_all() -> None:
+    ids, counts = topk(torch.zeros(0, 2, 9000), torch.zeros(0, dtype=torch.int32), 5, implementation="triton")
+    assert ids.shape == (0, 2, 5)
+    assert counts.shape == (0, 2)
 
 
 @pytest.mark.usefixtures("_small_tiles")

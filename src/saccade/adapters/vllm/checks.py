@@ -84,11 +84,6 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     if selector is None:
         return []
     reasons, block = [], vllm_config.cache_config.block_size
-    if options.recall and vllm_config.device_config.device_type == "cuda":
-        reasons.append(
-            f"recall={options.recall:g}: measuring it stops the engine on a GPU in its second decoding step, a known "
-            "fault; leave it at 0 there"
-        )
     page = selector.bounds_page
     if page is not None and block is not None and block % page:
         better = lcm(page, UNIT)

@@ -58,7 +58,7 @@ def framed_rank_union(
 ) -> tuple[Tensor, Tensor]:
     """A row's first tokens, the `rank_union` of those behind them, and its last ones (LessIsMore, section 3.1.2).
 
-    Of a row that has room for all its tokens these are the set, and its lists are not read.
+    Of a row that has room for all its tokens these are the set, whatever its lists say; ids must be valid there too.
 
     Args:
         ids, counts, limit, universe, implementation: as in `rank_union`; ids count from the token behind the sinks and

@@ -96,7 +96,7 @@ def _narrow(
         row[3], *want, maxima, blocks, floors, sizes,
         BOUNDED=bounded, HELD=_held(blocks), LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
-    _collect[(rows, triton.cdiv(splits, triton.cdiv(splits * rows, COLLECTORS)))](
+    _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
         *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
         BOUNDED=bounded, HELD=_held(blocks), VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
     )  # fmt: skip
