@@ -216,6 +216,28 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
                 assert got == (wanted if wanted is None else pytest.approx(wanted, rel=1e-5))
 
 
+def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a step is not captured, and is measured while it runs; every layer of it is ours."""
+    engine = CudaEngine(monkeypatch, PAGES)
+    groups, recall, told = engine.builder.groups, RecallObserver(LAYERS), []
+    report = SimpleNamespace(
+        step=lambda selecting, dense, *, measured: told.append((selecting, measured)),
+        measured=lambda tokens: told.append(tokens),
+        layer_done=lambda layer: None,
+    )
+    options = replace(groups._serving.options, recall=1.0)
+    vars(groups)["_serving"] = replace(groups._serving, recall=recall, options=options, metrics=report)
+    groups.keep(4)
+    engine.step([Row(0, 150, 150, True)], engine.random_qkv(150))
+    engine.step([Row(0, 151), Row(1, 99, 99, True)], engine.random_qkv(100))
+    found = recall.per_layer()
+    assert all(layer is not None and 0 < layer.with_dense[0] <= 1 for layer in found)
+    # Nothing is left for the next step to measure.
+    engine.step([Row(0, 152), Row(1, 100)], engine.random_qkv(2))
+    assert recall.per_layer() == found
+    assert told == [([], False), ([151], True), ([152, 100], False)]
+
+
 class OfRows:
     """An observer of some rows."""
 

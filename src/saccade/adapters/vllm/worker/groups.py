@@ -150,8 +150,7 @@ class Groups:
         """
         recall = self._serving.recall
         known = self._announced(batch)
-        # Where steps are captured they are what is measured, in rows that the budget does not cover.
-        measured = recall is not None and self._kept is None and known and bool(sparse) and self._measures()
+        measured = recall is not None and known and bool(sparse) and self._measures()
         observers = (recall,) if recall is not None and measured else ()
         self._report(batch, sparse, known=known, measured=measured)
         selector = self._serving.plan.selector
