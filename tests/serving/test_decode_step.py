@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_engine import LAYERS, MAX_LEN, CudaEngine, Row, mixed_roles
+from cuda_engine import LAYERS, MAX_LEN, QUERY_HEADS, CudaEngine, Row, mixed_roles
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -20,7 +20,7 @@ from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.decode.recall import MeanRecall, RecallObserver
+from saccade.decode.recall import MeanRecall, OfRows, RecallObserver
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 
@@ -221,31 +221,22 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     engine = CudaEngine(monkeypatch, PAGES)
     groups, recall, told = engine.builder.groups, RecallObserver(LAYERS), []
     report = SimpleNamespace(
-        step=lambda selecting, dense, *, measured: told.append((selecting, measured)),
-        measured=lambda tokens: told.append(tokens),
+        step=lambda selecting, dense: told.append(selecting),
+        measured=told.append,
         layer_done=lambda layer: None,
     )
     options = replace(groups._serving.options, recall=1.0)
     vars(groups)["_serving"] = replace(groups._serving, recall=recall, options=options, metrics=report)
     groups.keep(4)
-    engine.step([Row(0, 150, 150, True)], engine.random_qkv(150))
-    engine.step([Row(0, 151), Row(1, 99, 99, True)], engine.random_qkv(100))
+    engine.step([Row(0, 150, 150, True), Row(1, 40, 40, True)], engine.random_qkv(190))
+    engine.step([Row(0, 151), Row(1, 41), Row(2, 99, 99, True)], engine.random_qkv(101))
     found = recall.per_layer()
-    assert all(layer is not None and 0 < layer.with_dense[0] <= 1 for layer in found)
-    # Nothing is left for the next step to measure.
-    engine.step([Row(0, 152), Row(1, 100)], engine.random_qkv(2))
+    assert all(layer is not None and 0 < layer.with_dense[0] < 1 for layer in found[2:])
+    # Nothing is left for the next step to measure; a row that the budget covers does not count.
+    engine.step([Row(0, 152), Row(1, 42), Row(2, 100)], engine.random_qkv(3))
     assert recall.per_layer() == found
-    assert told == [([], False), ([151], True), ([152, 100], False)]
-
-
-class OfRows:
-    """An observer of some rows."""
-
-    def __init__(self, recall: RecallObserver, rows: list[bool]) -> None:
-        self._recall, self._rows = recall, rows
-
-    def observe(self, *seen: Any) -> None:
-        self._recall.observe(*seen, rows=self._rows)
+    assert [seen // QUERY_HEADS for seen in recall._seen] == [1] * LAYERS
+    assert told == [[], [151, 41], 1, [152, 42, 100]]
 
 
 def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +244,7 @@ def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pyt
     engine = CudaEngine(monkeypatch, PAGES)
     groups, told = engine.builder.groups, []
     report = SimpleNamespace(
-        step=lambda selecting, dense, *, measured: told.append(selecting), disregard=lambda: told.append("nobody's")
+        step=lambda selecting, dense: told.append(selecting), disregard=lambda: told.append("nobody's")
     )
     vars(groups)["_serving"] = replace(groups._serving, metrics=report)
     engine.builder.build_for_cudagraph_capture(engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)]))

@@ -128,13 +128,14 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
 
     report.disregard()
     attend(1000)
-    report.step([40, 60], [10], measured=True)
+    report.step([40, 60], [10])
+    report.measured(2)
     attend(20, rows=2)
     report.disregard()
     attend(1000)
     report.disregard()
     attend(1000)
-    report.step([50], [], measured=False)
+    report.step([50], [])
     attend(30)
     if pause:
         report.flush()
@@ -156,7 +157,7 @@ def test_an_accelerator_is_read_once_in_a_while(read: Read, monkeypatch: pytest.
     monkeypatch.setattr("saccade.adapters.vllm.metrics.time.monotonic", lambda: now[0])
     report = StepMetrics(counters, None, pause=1.0)
     for _ in range(50):
-        report.step([10], [], measured=False)
+        report.step([10], [])
         now[0] += 0.1
     assert len(looked) == 4
     report.flush()
@@ -320,9 +321,9 @@ def test_the_last_steps_are_reported_once_no_more_come(read: Read, monkeypatch: 
     monkeypatch.setattr("saccade.adapters.vllm.metrics.threading.Timer", timers)
     monkeypatch.setattr("saccade.adapters.vllm.metrics.time.monotonic", lambda: now[0])
     report = StepMetrics(Counters(2, by_row=True), None, pause=1.0)
-    report.step([10], [], measured=False)
+    report.step([10], [])
     now[0] = 100.6
-    report.step([11], [], measured=False)
+    report.step([11], [])
     ((seconds, look),) = timers.started
     assert seconds == 1.0
     # The latest step is too young: it may not have been launched yet.
@@ -334,7 +335,7 @@ def test_the_last_steps_are_reported_once_no_more_come(read: Read, monkeypatch: 
     timers.started[1][1]()
     assert read("tokens_decoded") == 2
     assert len(timers.started) == 2
-    report.step([12], [], measured=False)
+    report.step([12], [])
     assert len(timers.started) == 3
 
 
@@ -343,7 +344,7 @@ def test_nobody_looks_while_a_step_may_be_captured(read: Read, monkeypatch: pyte
     timers, counters = Timers(), Counters(2, by_row=True)
     monkeypatch.setattr("saccade.adapters.vllm.metrics.threading.Timer", timers)
     report = StepMetrics(counters, None, pause=1.0)
-    report.step([10], [], measured=False)
+    report.step([10], [])
     report.disregard()
     asked: list[int] = []
     monkeypatch.setattr(counters, "totals", lambda: asked.append(1) or [(0.0,) * 4] * 2)

@@ -162,6 +162,19 @@ class RecallObserver:
 
 
 @dataclass(frozen=True, slots=True)
+class OfRows:
+    """An `Observer` that lets recall be measured in some rows only, those that `rows` marks."""
+
+    recall: RecallObserver
+    rows: Sequence[bool]
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+    ) -> None:
+        self.recall.observe(layer, span, q, kv, selection, scale, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     """One decoded token's values by layer and span; holding its `rows` keeps their identity from being given again."""
 

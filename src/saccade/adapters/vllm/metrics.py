@@ -136,11 +136,10 @@ class StepMetrics:
             for name in RECALLS:
                 metric(name)
 
-    def step(self, selecting: Sequence[int], dense: Sequence[int], *, measured: bool) -> None:
+    def step(self, selecting: Sequence[int], dense: Sequence[int]) -> None:
         """Note the tokens that the step to come decodes under the policy, by the lengths of their rows.
 
-        Those of `dense` attend to everything, because the budget covers them or in a dense pass; `measured`: recall is
-        measured in the others.
+        Those of `dense` attend to everything, because the budget covers them or in a dense pass.
         """
         self._latest = time.monotonic()
         with self._lock:
@@ -149,12 +148,11 @@ class StepMetrics:
             self._decoded += len(selecting) + len(dense)
             self._selecting += sum(selecting)
             self._dense += sum(dense)
-            self._measured += len(selecting) if measured else 0
             if self._pause and not self._waiting:
                 self._wait(self._pause)
 
     def measured(self, tokens: int) -> None:
-        """Note that recall was measured in so many tokens of a step before."""
+        """Note that recall is measured in so many tokens of the step to come, or was in one before."""
         with self._lock:
             self._measured += tokens
 

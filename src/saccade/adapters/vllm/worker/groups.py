@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ....decode.kept import KeptSteps
-from ....decode.state import DecodeState
+from ....decode.recall import OfRows
+from ....decode.state import DecodeState, Observer
 from ....types import KVView, Rows
 from ..options import shape_of
 from .requests import RequestRow, requests_of
@@ -103,7 +104,7 @@ class Groups:
         """Which rows of a step of one new token each do not decode under the policy; not those that pad the batch."""
         decoding = [batch.decodes(row, request) for row, request in enumerate(self.requests(batch))]
         chosen = [row for row, decodes in enumerate(decoding) if decodes]
-        self._report(batch, chosen, known=self._announced(batch), measured=False)
+        self._report(batch, chosen, known=self._announced(batch))
         return [queries == 1 and not decodes for queries, decodes in zip(batch.queries, decoding, strict=True)]
 
     def all_of(self, rows: Rows) -> Group:
@@ -148,11 +149,8 @@ class Groups:
         Their blocks are int32 `[S, n]`, their lengths int32 `[S]`, `tokens` int64 `[S]` their positions in the flat
         batch; None: all, in order.
         """
-        recall = self._serving.recall
         known = self._announced(batch)
-        measured = recall is not None and known and bool(sparse) and self._measures()
-        observers = (recall,) if recall is not None and measured else ()
-        self._report(batch, sparse, known=known, measured=measured)
+        self._report(batch, sparse, known=known)
         selector = self._serving.plan.selector
         own = selector is not None and selector.owns_index
         if own and known:
@@ -163,9 +161,19 @@ class Groups:
         if own and known:
             places = [batch.slots[row] for row in sparse]
             self._indexes(table.device).take_in(rows, self.requests(batch, sparse), places)
-        self._state.observers = observers
+        self._state.observers = self._observers([batch.lengths[row] for row in sparse]) if known else ()
         self._state.begin(0)
         return [Group(self._state, rows, tokens)]
+
+    def _observers(self, lengths: list[int]) -> tuple[Observer, ...]:
+        """Who sees the step at hand, in rows of these lengths: recall is measured where the budget does not cover."""
+        recall, selector = self._serving.recall, self._serving.plan.selector
+        counted = [selector is not None and not selector.covers(length) for length in lengths]
+        if recall is None or not any(counted) or not self._measures():
+            return ()
+        if self._serving.metrics is not None:
+            self._serving.metrics.measured(sum(counted))
+        return (OfRows(recall, counted),)
 
     def requests(self, batch: Batch, rows: list[int] | None = None) -> list[RequestRow]:
         """The requests of some rows, or of all."""
@@ -186,7 +194,7 @@ class Groups:
             return False
         return all(slot in known.rows for slot, queries in zip(batch.slots, batch.queries, strict=True) if queries)
 
-    def _report(self, batch: Batch, sparse: list[int], *, known: bool, measured: bool) -> None:
+    def _report(self, batch: Batch, sparse: list[int], *, known: bool) -> None:
         metrics = self._serving.metrics
         if metrics is None:
             return
@@ -199,7 +207,7 @@ class Groups:
             for row, request in enumerate(self.requests(batch))
             if row not in chosen and request.sparse and request.decodes(batch.queries[row], batch.prefilling[row])
         ]
-        metrics.step([batch.lengths[row] for row in sparse], dense, measured=measured)
+        metrics.step([batch.lengths[row] for row in sparse], dense)
 
     def _follow(self, batch: Batch, device: torch.device) -> None:
         """Tell every request's memory what this step writes."""
