@@ -11,6 +11,8 @@ from torch import Tensor
 
 from saccade.kernels.rank_union.api import framed_rank_union, rank_union
 from saccade.kernels.topk.api import Order, topk, topk_and_last
+from saccade.selection.rules.rank_union import RankUnion
+from saccade.types import Rows
 
 ORDERS: tuple[Order, ...] = ("position", "score")
 IMPLEMENTATIONS: tuple[Literal["triton", "reference"], ...] = ("triton", "reference")
@@ -195,3 +197,25 @@ def test_the_union_between_sinks_and_a_window(style: str) -> None:
     )
     assert torch.equal(got[0], wanted[0])
     assert torch.equal(got[1], wanted[1])
+
+
+def test_a_rule_asks_for_more_ranks_of_rows_whose_heads_agree() -> None:
+    """Which rows these are changes from one replay to the next; the CPU's set is of the same scores."""
+    rule, lengths = RankUnion(2048, 4, 0.25), device_lengths([30_000, 2100, 700])
+    rows = Rows(torch.zeros((3, 1), dtype=torch.int32, device="cuda"), torch.zeros_like(lengths), lengths, 40_000)
+    scores = make_scores("distinct", (3, 32, 40_000), 13)
+
+    def step() -> Tensor:
+        return rule.choose(scores, rows, 1, 1.0).ids
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = step()
+    for agreeing in (1, 20, 32):
+        scores.copy_(make_scores("distinct", (3, 32, 40_000), agreeing))
+        scores[:, :agreeing] = scores[:, :1].clone()
+        graph.replay()
+        known = Rows.on_host(torch.zeros((3, 1), dtype=torch.int32), [0] * 3, lengths.tolist())
+        assert torch.equal(ids.cpu(), rule.choose(scores.cpu()[:, :, :30_000], known, 1, 1.0).ids)

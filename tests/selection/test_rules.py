@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import oracles
 from methods.layouts import Batch
 from saccade.errors import PolicyError
 from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
@@ -285,3 +286,22 @@ def test_a_page_scores_as_its_best_token(
                 for start in range(0, length, page)
             ]
             assert scores[row, column].tolist() == [*expected, *[-math.inf] * (scores.shape[-1] - len(expected))]
+
+
+@pytest.mark.parametrize("agreeing", [0, 5, 9])
+def test_a_union_of_heads_that_agree_is_as_full_as_of_others(agreeing: int) -> None:
+    """More than their first ranks are looked at where these do not fill the set; a row that fits is whole."""
+    rule, heads, lengths = RankUnion(40, 4, 0.25), 9, [130, 33, 130]
+    rng = np.random.default_rng(agreeing)
+    scores = torch.tensor(rng.permuted(np.tile(np.arange(130.0), (3, heads, 1)), axis=2), dtype=torch.float32)
+    scores[:, :agreeing] = scores[:, :1]
+    rows = Rows.on_host(torch.zeros((3, 1), dtype=torch.int32), [0] * 3, lengths)
+    found = rule.choose(scores, rows, 1, 1.0)
+    for row, length in enumerate(lengths):
+        wanted = set(range(length))
+        if length > rule.budget:
+            middle = range(rule.sinks, length - rule.window)
+            best = [sorted(middle, key=lambda token, one=one: -one[token]) for one in scores[row].tolist()]
+            wanted = {*range(rule.sinks), *range(length)[-rule.window :], *oracles.rank_union(best, rule.chosen)}
+        assert found.counts[row].tolist() == [len(wanted)]
+        assert set(found.ids[row, 0, : len(wanted)].tolist()) == wanted

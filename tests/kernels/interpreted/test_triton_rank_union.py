@@ -121,13 +121,66 @@ def test_a_row_that_fits_is_its_own_set_whatever_its_lists_say(
     assert merged[1, 0].tolist() == [0, 1, 2, 3, 5, 6, 15, 16, 17, 18, 19, 20] + [-1] * 8
 
 
-LISTS = {"ids": "*i32", "counts": "*i32", "heads": "i32", "width": "i32", "earliest": "*i32", "universe": "i32"}
+@pytest.mark.parametrize("implementation", ["triton", "reference", "cpu"])
+@settings(max_examples=15)
+@given(st.integers(1, 9), st.integers(2, 90), st.integers(1, 60), st.integers(1, 40), st.integers(0, 2**31))
+def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
+    implementation: Literal["triton", "reference", "cpu"], heads: int, universe: int, limit: int, first: int, seed: int
+) -> None:
+    """Rows of heads that agree, of heads that do not, and without any list."""
+    pick = random.Random(seed)
+    shared = pick.sample(range(universe), pick.randint(1, universe))
+    own = [pick.sample(range(universe), universe) for _ in range(heads)]
+    ranked, sinks, window, lengths = [[shared] * heads, own, [[]] * heads], 2, 3, [limit + universe + 6] * 2 + [5]
+
+    def lists(rows: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The beginnings of some rows' lists; those of the others are empty."""
+        held = [[one[:width] if row in rows else [] for one in choices] for row, choices in enumerate(ranked)]
+        ids = [[one + [-1] * (width - len(one)) for one in row] for row in held]
+        counts = [[len(one) for one in row] for row in held]
+        return torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
+
+    asked: list[list[int]] = []
+
+    def rest(short: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append([row for row, is_short in enumerate(short.tolist()) if is_short])
+        return lists(asked[-1], universe)
+
+    merged, found = framed_rank_union(
+        *lists([0, 1, 2], first),
+        torch.tensor(lengths, dtype=torch.int32),
+        limit,
+        sinks=sinks,
+        window=window,
+        universe=universe,
+        rest=rest,
+        implementation=implementation,
+    )
+    short = [row for row in range(3) if len(oracles.rank_union([one[:first] for one in ranked[row]], limit)) < limit]
+    assert asked == [short]
+    for row, length in enumerate(lengths):
+        wanted = {*range(length)[:sinks], *range(length)[-window:]}
+        wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sinks + limit + window - len(wanted))
+
+
+LISTS = {"ids": "*i32", "counts": "*i32", "width": "i32"}
+COUNTED = {**LISTS, "firsts": "*i32"}
+TURNS = {"heads": "i32", "earliest": "*i32", "universe": "i32"}
+WHOLE = {f"whole_{name}": kind for name, kind in {**COUNTED, "rounds": "i32"}.items()}
 KERNELS = {
-    "_meet": (LISTS, {"TILE": 2048}),
-    "_count_firsts": ({**LISTS, "firsts": "*i32"}, {"TILE": 2048}),
+    "_meet": (LISTS | TURNS, {"TILE": 2048}),
+    "_count_firsts": (COUNTED | TURNS, {"TILE": 2048}),
+    "_find_short": ({"firsts": "*i32", "rounds": "i32", "limit": "i32", "short": "*i32"}, {"ROUNDS": 4}),
     "_count_members": (
-        {**LISTS, "firsts": "*i32", "rounds": "i32", "limit": "i32", "ends": "*i32", "numbers": "*i32"},
-        {"ROUNDS": 64, "TILE": 2048},
+        COUNTED
+        | {"rounds": "i32"}
+        | WHOLE
+        | {"short": "*i32"}
+        | TURNS
+        | {"limit": "i32", "ends": "*i32", "numbers": "*i32"},
+        {"RESTED": True, "ROUNDS": 64, "TILE": 2048},
     ),
     "_write_members": (
         {"earliest": "*i32", "universe": "i32", "ends": "*i32", "numbers": "*i32", "splits": "i32", "size": "i32"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,9 @@ from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
 from saccade.kernels.rank_union import cpu, native, reference
 from saccade.kernels.rank_union.sets import framed
+
+Rest = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Gives whole lists, ids `[B, Hq, M]` and counts `[B, Hq]`, of rows that int32 `[B]` marks; of others empty ones."""
 
 
 def rank_union(
@@ -41,7 +46,7 @@ def rank_union(
         from saccade.kernels.rank_union import triton
 
         with torch.cuda.device_of(ids):
-            return triton.rank_union(ids, counts, limit, universe, None, 0, 0)
+            return triton.rank_union(ids, counts, limit, universe, None, 0, 0, None)
     return _union(chosen, ids, counts, limit, universe)
 
 
@@ -54,6 +59,7 @@ def framed_rank_union(
     sinks: int,
     window: int,
     universe: int,
+    rest: Rest | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """A row's first tokens, the `rank_union` of those behind them, and its last ones (LessIsMore, section 3.1.2).
@@ -66,6 +72,8 @@ def framed_rank_union(
         lengths: int32 `[B]`, the rows' tokens.
         sinks: how many first tokens, at least 0; all of a shorter row.
         window: how many last tokens, at least 0; what the sinks leave of a shorter row.
+        rest: where `ids` are the best of longer lists: gives these, of the rows whose union falls short of the limit.
+            They begin with `ids`. On CUDA it is asked for in any case, and of which rows is known on the device alone.
 
     Returns:
         ids int32 `[B, 1, sinks + limit + window]` ascending, -1 after the count; counts int32 `[B, 1]`.
@@ -84,8 +92,13 @@ def framed_rank_union(
         from saccade.kernels.rank_union import triton
 
         with torch.cuda.device_of(ids):
-            return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window)
-    return framed(*_union(chosen, ids, counts, limit, universe), lengths, sinks, window)
+            return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window, rest)
+    merged, found = _union(chosen, ids, counts, limit, universe)
+    short = found < limit
+    if rest is not None and not (short.is_cpu and not short.any()):
+        more, numbers = _union(chosen, *rest(short[:, 0].int()), limit, universe)
+        merged, found = torch.where(short[..., None], more, merged), torch.where(short, numbers, found)
+    return framed(merged, found, lengths, sinks, window)
 
 
 def _chosen(

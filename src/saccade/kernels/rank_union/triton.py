@@ -1,10 +1,13 @@
-"""The union on CUDA in five launches: every position's earliest turn, the turn at which the set is full, the set.
+"""The union on CUDA: every position's earliest turn, the turn at which the set is full, the set.
 
 A turn is a rank and a head, numbered rank by rank. Each belongs to one entry, so that no two positions share their
 earliest turn, and the set is what comes before a turn that counting finds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,42 +17,68 @@ from torch import Tensor
 TILE = 2048
 """Turns or positions of a program."""
 
+_NEVER = tl.constexpr(2**31 - 1)
+
+
+class _Lists(NamedTuple):
+    """Rankings int32 `[B, Hq, M]`, how long they are, and how many earliest turns every TILE of turns has."""
+
+    ids: Tensor
+    counts: Tensor
+    width: int
+    firsts: Tensor
+    rounds: int
+
 
 def rank_union(
-    ids: Tensor, counts: Tensor, limit: int, universe: int, lengths: Tensor | None, sinks: int, window: int
+    ids: Tensor,
+    counts: Tensor,
+    limit: int,
+    universe: int,
+    lengths: Tensor | None,
+    sinks: int,
+    window: int,
+    rest: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
 ) -> tuple[Tensor, Tensor]:
     """The union alone, or where `lengths` are given, between the sinks and the window of each row that is longer."""
-    batch, heads, width = ids.shape
-    device, never = ids.device, heads * width
-    earliest = torch.full((batch, universe), never, dtype=torch.int32, device=device)
-    rounds, splits = max(triton.cdiv(never, TILE), 1), triton.cdiv(universe, TILE)
-    firsts = torch.empty((batch, rounds), dtype=torch.int32, device=device)
-    numbers = torch.empty((batch, splits), dtype=torch.int32, device=device)
-    ends = torch.empty(batch, dtype=torch.int32, device=device)
-    size = sinks + limit + window
-    merged = torch.empty((batch, 1, size), dtype=torch.int32, device=device)
-    found = torch.empty((batch, 1), dtype=torch.int32, device=device)
-    lists = (ids.contiguous(), counts.contiguous(), heads, width)
-    padded = {"ROUNDS": triton.next_power_of_2(rounds), "SPLITS": triton.next_power_of_2(splits)}
-    _meet[(batch, rounds)](*lists, earliest, universe, TILE=TILE)
-    _count_firsts[(batch, rounds)](*lists, earliest, universe, firsts, TILE=TILE)
+    batch, heads, _ = ids.shape
+    earliest = torch.full((batch, universe), 2**31 - 1, dtype=torch.int32, device=ids.device)
+    splits, size = triton.cdiv(universe, TILE), sinks + limit + window
+    numbers, ends, short = earliest.new_empty(batch, splits), earliest.new_empty(batch), earliest.new_empty(batch)
+    merged, found = earliest.new_empty(batch, 1, size), earliest.new_empty(batch, 1)
+    best = whole = _met(ids, counts, earliest)
+    if rest is not None:
+        _find_short[(batch,)](best.firsts, best.rounds, limit, short, ROUNDS=triton.next_power_of_2(best.rounds))
+        whole = _met(*rest(short), earliest)
     _count_members[(batch, splits)](
-        *lists, earliest, universe, firsts, rounds, limit, ends, numbers, ROUNDS=padded["ROUNDS"], TILE=TILE
-    )
+        *best, *whole, short, heads, earliest, universe, limit, ends, numbers,
+        RESTED=rest is not None, ROUNDS=triton.next_power_of_2(max(best.rounds, whole.rounds)), TILE=TILE,
+    )  # fmt: skip
     _write_members[(batch, max(splits, triton.cdiv(size, TILE)))](
         earliest, universe, ends, numbers, splits, size, merged, found,
         counts if lengths is None else lengths, sinks, window,
-        FRAMED=lengths is not None, SPLITS=padded["SPLITS"], TILE=TILE,
+        FRAMED=lengths is not None, SPLITS=triton.next_power_of_2(splits), TILE=TILE,
     )  # fmt: skip
     return merged, found
+
+
+def _met(ids: Tensor, counts: Tensor, earliest: Tensor) -> _Lists:
+    """Lower every position's earliest turn to those that it has in these lists, and count them."""
+    (batch, heads, width), universe = ids.shape, earliest.shape[1]
+    rounds = max(triton.cdiv(heads * width, TILE), 1)
+    firsts = torch.empty((batch, rounds), dtype=torch.int32, device=ids.device)
+    lists = _Lists(ids.contiguous(), counts.contiguous(), width, firsts, rounds)
+    _meet[(batch, rounds)](*lists[:3], heads, earliest, universe, TILE=TILE)
+    _count_firsts[(batch, rounds)](*lists[:4], heads, earliest, universe, TILE=TILE)
+    return lists
 
 
 @triton.jit
 def _meet(
     ids: tl.tensor,
     counts: tl.tensor,
-    heads: tl.tensor,
     width: tl.tensor,
+    heads: tl.tensor,
     earliest: tl.tensor,
     universe: tl.tensor,
     TILE: tl.constexpr,
@@ -69,8 +98,8 @@ def _firsts(
     turn: tl.tensor,
     ids: tl.tensor,
     counts: tl.tensor,
-    heads: tl.tensor,
     width: tl.tensor,
+    heads: tl.tensor,
     earliest: tl.tensor,
     universe: tl.tensor,
 ) -> tl.tensor:
@@ -87,46 +116,68 @@ def _firsts(
 def _count_firsts(
     ids: tl.tensor,
     counts: tl.tensor,
-    heads: tl.tensor,
     width: tl.tensor,
+    firsts: tl.tensor,
+    heads: tl.tensor,
     earliest: tl.tensor,
     universe: tl.tensor,
-    firsts: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
     turn = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    number = tl.sum(_firsts(turn, ids, counts, heads, width, earliest, universe), 0)
+    number = tl.sum(_firsts(turn, ids, counts, width, heads, earliest, universe), 0)
     tl.store(firsts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), number)
+
+
+@triton.jit
+def _find_short(firsts: tl.tensor, rounds: tl.tensor, limit: tl.tensor, short: tl.tensor, ROUNDS: tl.constexpr) -> None:
+    """1 for a row whose lists do not fill its set, else 0."""
+    every = tl.arange(0, ROUNDS)
+    found = tl.sum(tl.load(firsts + tl.program_id(0) * rounds + every, mask=every < rounds, other=0), 0)
+    tl.store(short + tl.program_id(0), (found < limit).to(tl.int32))
 
 
 @triton.jit
 def _count_members(
     ids: tl.tensor,
     counts: tl.tensor,
-    heads: tl.tensor,
     width: tl.tensor,
-    earliest: tl.tensor,
-    universe: tl.tensor,
     firsts: tl.tensor,
     rounds: tl.tensor,
+    whole_ids: tl.tensor,
+    whole_counts: tl.tensor,
+    whole_width: tl.tensor,
+    whole_firsts: tl.tensor,
+    whole_rounds: tl.tensor,
+    short: tl.tensor,
+    heads: tl.tensor,
+    earliest: tl.tensor,
+    universe: tl.tensor,
     limit: tl.tensor,
     ends: tl.tensor,
     numbers: tl.tensor,
+    RESTED: tl.constexpr,
     ROUNDS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """The turn behind the set's last one, and how many of this part's positions come before it."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
+    if RESTED:
+        others = tl.load(short + row) > 0
+        ids = tl.where(others, whole_ids, ids)
+        counts = tl.where(others, whole_counts, counts)
+        width = tl.where(others, whole_width, width)
+        firsts = tl.where(others, whole_firsts, firsts)
+        rounds = tl.where(others, whole_rounds, rounds)
     lane = tl.arange(0, TILE)
     every = tl.arange(0, ROUNDS)
     until = tl.cumsum(tl.load(firsts + row * rounds + every, mask=every < rounds, other=0), 0)
     full = tl.sum((until < limit).to(tl.int32), 0)
-    end = full * 0 + heads * width
+    end = full * 0 + _NEVER
     if full < ROUNDS:
         before = tl.max(tl.where(until < limit, until, 0), 0)
         turn = full * TILE + lane
-        first = _firsts(turn, ids, counts, heads, width, earliest, universe)
+        first = _firsts(turn, ids, counts, width, heads, earliest, universe)
         last = (first > 0) & (before + tl.cumsum(first, 0) == limit)
         end = tl.max(tl.where(last, turn + 1, 0), 0)
     position = split * TILE + lane

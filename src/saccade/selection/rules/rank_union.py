@@ -17,6 +17,9 @@ from ...kernels.topk.api import topk
 from ...types import Rows, Selection
 from ..selector import Rule
 
+_AGREEING = 4
+"""So many heads may agree on every token before more than their first ranks are asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankUnion(Rule):
@@ -60,9 +63,19 @@ class RankUnion(Rule):
             return Selection(*framed(nothing[..., None][..., :0], nothing, lengths, self.sinks, self.window))
         # Of a row that fits nothing need be ranked.
         longer = lengths * (lengths > self.budget)
-        ranked, counts = topk(middle, longer, self.chosen, order="score", reserved=self.reserved)
+        first = min(-(-_AGREEING * self.chosen // scores.shape[1]), self.chosen)
+
+        def ranked(lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
+            return topk(middle, lengths, count, order="score", reserved=self.reserved)
+
         ids, counts = framed_rank_union(
-            ranked, counts, lengths, self.chosen, sinks=self.sinks, window=self.window, universe=middle.shape[-1]
+            *ranked(longer, first),
+            lengths,
+            self.chosen,
+            sinks=self.sinks,
+            window=self.window,
+            universe=middle.shape[-1],
+            rest=None if first == self.chosen else lambda short: ranked(longer * short, self.chosen),
         )
         return Selection(ids, counts)
 
