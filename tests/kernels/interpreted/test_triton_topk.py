@@ -54,10 +54,13 @@ def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> Non
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
-@pytest.fixture(params=[0, 256])
+@pytest.fixture(params=[(0, 99), (256, 2)])
 def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice; keys are held or not."""
-    held = request.param
+    """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice.
+
+    Keys are not held and all rows are few, or they are and more than one row is a crowd.
+    """
+    held, crowd = request.param
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "DIRECT": 512,
@@ -65,6 +68,8 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
             "PART": 128,
             "FEWEST_BLOCKS": 256,
             "COLLECTORS": 4,
+            "CROWD": crowd,
+            "MERGERS": crowd,
             "HELD": held,
             "RUN": 32,
             "WAYS": 2,

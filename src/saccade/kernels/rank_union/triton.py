@@ -50,13 +50,14 @@ def rank_union(
     if rest is not None:
         _find_short[(batch,)](best.firsts, best.rounds, limit, short, ROUNDS=triton.next_power_of_2(best.rounds))
         whole = _met(*rest(short), earliest)
+    bounds = counts if lengths is None else lengths
     _count_members[(batch, splits)](
-        *best, *whole, short, heads, earliest, universe, limit, ends, numbers,
-        RESTED=rest is not None, ROUNDS=triton.next_power_of_2(max(best.rounds, whole.rounds)), TILE=TILE,
+        *best, *whole, short, heads, earliest, universe, bounds, limit, ends, numbers,
+        FRAMED=lengths is not None, RESTED=rest is not None,
+        ROUNDS=triton.next_power_of_2(max(best.rounds, whole.rounds)), TILE=TILE,
     )  # fmt: skip
     _write_members[(batch, max(splits, triton.cdiv(size, TILE)))](
-        earliest, universe, ends, numbers, splits, size, merged, found,
-        counts if lengths is None else lengths, sinks, window,
+        earliest, universe, bounds, ends, numbers, splits, size, merged, found, sinks, window,
         FRAMED=lengths is not None, SPLITS=triton.next_power_of_2(splits), TILE=TILE,
     )  # fmt: skip
     return merged, found
@@ -152,9 +153,11 @@ def _count_members(
     heads: tl.tensor,
     earliest: tl.tensor,
     universe: tl.tensor,
+    lengths: tl.tensor,
     limit: tl.tensor,
     ends: tl.tensor,
     numbers: tl.tensor,
+    FRAMED: tl.constexpr,
     RESTED: tl.constexpr,
     ROUNDS: tl.constexpr,
     TILE: tl.constexpr,
@@ -171,32 +174,43 @@ def _count_members(
         rounds = tl.where(others, whole_rounds, rounds)
     lane = tl.arange(0, TILE)
     every = tl.arange(0, ROUNDS)
-    until = tl.cumsum(tl.load(firsts + row * rounds + every, mask=every < rounds, other=0), 0)
-    full = tl.sum((until < limit).to(tl.int32), 0)
-    end = full * 0 + _NEVER
-    if full < ROUNDS:
-        before = tl.max(tl.where(until < limit, until, 0), 0)
-        turn = full * TILE + lane
-        first = _firsts(turn, ids, counts, width, heads, earliest, universe)
-        last = (first > 0) & (before + tl.cumsum(first, 0) == limit)
-        end = tl.max(tl.where(last, turn + 1, 0), 0)
-    position = split * TILE + lane
-    turns = tl.load(earliest + row * universe + position, mask=position < universe, other=end)
-    tl.store(numbers + row * tl.num_programs(1) + split, tl.sum((turns < end).to(tl.int32), 0))
-    tl.store(ends + row, end, mask=split == 0)
+    # Behind a row's end nothing was chosen, and nobody asks.
+    if split * TILE < _length(lengths, universe, FRAMED):
+        until = tl.cumsum(tl.load(firsts + row * rounds + every, mask=every < rounds, other=0), 0)
+        full = tl.sum((until < limit).to(tl.int32), 0)
+        end = full * 0 + _NEVER
+        if full < ROUNDS:
+            before = tl.max(tl.where(until < limit, until, 0), 0)
+            turn = full * TILE + lane
+            first = _firsts(turn, ids, counts, width, heads, earliest, universe)
+            last = (first > 0) & (before + tl.cumsum(first, 0) == limit)
+            end = tl.max(tl.where(last, turn + 1, 0), 0)
+        position = split * TILE + lane
+        turns = tl.load(earliest + row * universe + position, mask=position < universe, other=end)
+        tl.store(numbers + row * tl.num_programs(1) + split, tl.sum((turns < end).to(tl.int32), 0))
+        tl.store(ends + row, end, mask=split == 0)
+
+
+@triton.jit
+def _length(lengths: tl.tensor, universe: tl.tensor, FRAMED: tl.constexpr) -> tl.tensor:
+    """A bound on the row's positions, at least 1."""
+    if FRAMED:
+        return tl.maximum(tl.load(lengths + tl.program_id(0)), 1)
+    else:
+        return universe
 
 
 @triton.jit
 def _write_members(
     earliest: tl.tensor,
     universe: tl.tensor,
+    lengths: tl.tensor,
     ends: tl.tensor,
     numbers: tl.tensor,
     splits: tl.tensor,
     size: tl.tensor,
     merged: tl.tensor,
     found: tl.tensor,
-    lengths: tl.tensor,
     sinks: tl.tensor,
     window: tl.tensor,
     FRAMED: tl.constexpr,
@@ -206,25 +220,27 @@ def _write_members(
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     every = tl.arange(0, SPLITS)
-    number = tl.load(numbers + row * splits + every, mask=every < splits, other=0)
-    behind = tl.sum(number, 0)
-    first = behind * 0
-    total = behind
-    length = behind
-    end = tl.load(ends + row)
-    if FRAMED:
-        length = tl.load(lengths + row)
-        fits = length <= size
-        first = tl.where(fits, length, tl.minimum(length, sinks))
-        behind = tl.where(fits, 0, behind) + first
-        total = behind + tl.minimum(length - first, window)
-        end = tl.where(fits, 0, end)
-    slot = split * TILE + tl.arange(0, TILE)
-    turns = tl.load(earliest + row * universe + slot, mask=slot < universe, other=end)
-    member = turns < end
-    place = first + tl.sum(tl.where(every < split, number, 0), 0) + tl.cumsum(member.to(tl.int32), 0) - 1
-    merged += row * size
-    tl.store(merged + place, slot + first, mask=member)
-    others = tl.where(slot < first, slot, tl.where(slot < total, length - total + slot, -1))
-    tl.store(merged + slot, others, mask=((slot < first) | (slot >= behind)) & (slot < size))
-    tl.store(found + row, total, mask=split == 0)
+    bound = _length(lengths, universe, FRAMED)
+    if split * TILE < tl.maximum(bound, size):
+        number = tl.load(numbers + row * splits + every, mask=every * TILE < tl.minimum(bound, universe), other=0)
+        behind = tl.sum(number, 0)
+        first = behind * 0
+        total = behind
+        length = behind
+        end = tl.load(ends + row)
+        if FRAMED:
+            length = tl.load(lengths + row)
+            fits = length <= size
+            first = tl.where(fits, length, tl.minimum(length, sinks))
+            behind = tl.where(fits, 0, behind) + first
+            total = behind + tl.minimum(length - first, window)
+            end = tl.where(fits, 0, end)
+        slot = split * TILE + tl.arange(0, TILE)
+        turns = tl.load(earliest + row * universe + slot, mask=slot < universe, other=end)
+        member = turns < end
+        place = first + tl.sum(tl.where(every < split, number, 0), 0) + tl.cumsum(member.to(tl.int32), 0) - 1
+        merged += row * size
+        tl.store(merged + place, slot + first, mask=member)
+        others = tl.where(slot < first, slot, tl.where(slot < total, length - total + slot, -1))
+        tl.store(merged + slot, others, mask=((slot < first) | (slot >= behind)) & (slot < size))
+        tl.store(found + row, total, mask=split == 0)

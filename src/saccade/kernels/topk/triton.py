@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
 from saccade.kernels._triton.ranking import entry_of, rank
 
 DIRECT = 8192
@@ -24,13 +25,12 @@ TILE = 4096
 PART = 512
 """Entries of a row whose candidates one warp collects."""
 FEWEST_BLOCKS = 4096
+CROWD = 256
+"""Of so many rows each takes fewer programs to look for maxima: those that have nothing to do cost their launch."""
 COLLECTORS = 8192
 """Programs that collect candidates, a few times what a device runs at once: of more rows, each takes several parts."""
 LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
-
-_LOWEST = tl.constexpr(-(2**31))  # below the key of every number
-_HIGHEST = tl.constexpr(2**31 - 1)
 
 
 def topk(
@@ -57,7 +57,8 @@ def topk(
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
+        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE,
+        num_warps=16,
     )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
@@ -89,38 +90,19 @@ def _narrow(
     best = torch.empty((rows, 2 * blocks), dtype=torch.float32, device=device)
     positions, marks = torch.empty((2, rows, 2 * blocks), dtype=torch.int32, device=device)
     starts, found, shifts = torch.empty((3, rows, splits), dtype=torch.int32, device=device)
-    _maxima[(rows, blocks // 256)](
-        *row, *want, maxima, blocks, BOUNDED=bounded, HELD=_held(blocks), VECTOR=vector, DEPTH=16, COLUMNS=256
+    held, columns = _held(blocks), min(1024 if rows >= CROWD else 256, blocks)
+    _maxima[(rows, blocks // columns)](
+        *row, *want, maxima, blocks, BOUNDED=bounded, HELD=held, VECTOR=vector, DEPTH=4096 // columns, COLUMNS=columns
     )
     _floors[(rows,)](
         row[3], *want, maxima, blocks, floors, sizes,
-        BOUNDED=bounded, HELD=_held(blocks), LINE=LINE, TILE=TILE, num_warps=16,
+        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
     _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
         *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
-        BOUNDED=bounded, HELD=_held(blocks), VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
+        BOUNDED=bounded, HELD=held, VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
     )  # fmt: skip
     return sizes, best, positions, marks, starts, found, shifts
-
-
-@triton.jit
-def _keys(scores: tl.tensor) -> tl.tensor:
-    """Integers that compare as the floats do; -0.0 becomes 0.0."""
-    bits = scores.to(tl.int32, bitcast=True)
-    bits = tl.where(bits == _LOWEST, 0, bits)
-    return tl.where(bits < 0, bits ^ _HIGHEST, bits)
-
-
-@triton.jit
-def _load(
-    source: tl.tensor, offset: tl.tensor, stop: tl.tensor, FLOATS: tl.constexpr, VECTOR: tl.constexpr
-) -> tl.tensor:
-    """Keys, _LOWEST from `stop` on. VECTOR neighbours are read or left out together, which one load can do."""
-    inside = offset // VECTOR * VECTOR < stop
-    if FLOATS:
-        return tl.where(offset < stop, _keys(tl.load(source + offset, mask=inside, other=0.0)), _LOWEST)
-    else:
-        return tl.where(offset < stop, tl.load(source + offset, mask=inside, other=_LOWEST), _LOWEST)
 
 
 @triton.jit
@@ -155,94 +137,6 @@ def _row_of(
 
 
 @triton.jit
-def _inner(low: tl.tensor, high: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Three bounds between quarters of a range."""
-    return low + ((high - low) >> 2), low + ((high - low) >> 1), low + (((high - low) * 3) >> 2)
-
-
-@triton.jit
-def _reach(keys: tl.tensor, low: tl.tensor, high: tl.tensor, COUNTS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
-    """1 for each of three bounds that a key reaches, in BITS bits each."""
-    first, second, third = _inner(low, high)
-    counts = (keys >= first.to(tl.int32)).to(COUNTS)
-    counts += (keys >= second.to(tl.int32)).to(COUNTS) << BITS
-    return counts + ((keys >= third.to(tl.int32)).to(COUNTS) << (2 * BITS))
-
-
-@triton.jit
-def _quarter(
-    packed: tl.tensor, count: tl.tensor, low: tl.tensor, high: tl.tensor, reaching: tl.tensor, above: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The quarter of the range in which the `count`-th best lies, what reaches it and what lies above it."""
-    first, second, third = _inner(low, high)
-    reach_first = packed & 0x1FFFFF
-    reach_second = (packed >> 21) & 0x1FFFFF
-    reach_third = packed >> 42
-    in_third = reach_third >= count
-    in_second = reach_second >= count
-    in_first = reach_first >= count
-    above = tl.where(in_third, above, tl.where(in_second, reach_third, tl.where(in_first, reach_second, reach_first)))
-    high = tl.where(in_third, high, tl.where(in_second, third, tl.where(in_first, second, first)))
-    reaching = tl.where(
-        in_third, reach_third, tl.where(in_second, reach_second, tl.where(in_first, reach_first, reaching))
-    )
-    low = tl.where(in_third, third, tl.where(in_second, second, tl.where(in_first, first, low)))
-    return low, high, reaching, above
-
-
-@triton.jit
-def _cut_held(
-    keys: tl.tensor, size: tl.tensor, count: tl.tensor, enough: tl.tensor, HELD: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """As `_cut`, of `size` keys in registers; the others are _LOWEST."""
-    low = tl.min(tl.where(keys > _LOWEST, keys, _HIGHEST), 0).to(tl.int64)
-    high = tl.max(keys, 0).to(tl.int64) + 1
-    reaching = size.to(tl.int64)
-    above = reaching * 0
-    few = tl.reshape(keys, [HELD // 16, 16])
-    while (reaching > enough) & (high - low > 1):
-        # Sixteen are counted in half the bits first.
-        packed = tl.sum(_reach(few, low, high, tl.int32, 10), 1).to(tl.int64)
-        packed = tl.sum((packed & 0x3FF) | ((packed & 0xFFC00) << 11) | ((packed >> 20) << 42), 0)
-        low, high, reaching, above = _quarter(packed, count, low, high, reaching, above)
-    return low.to(tl.int32), (high - 1).to(tl.int32), above.to(tl.int32)
-
-
-@triton.jit
-def _cut(
-    source: tl.tensor,
-    stop: tl.tensor,
-    count: tl.tensor,
-    enough: tl.tensor,
-    FLOATS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Keys `low <= last` and a number: at least `count` of the first `stop` reach `low`, `number` exceed `last`.
-
-    The number is below `count`. Either `low` is `last`, or at most `enough` (at least `count`) reach `low`.
-    """
-    lane = tl.arange(0, TILE)
-    smallest = tl.full([TILE], _HIGHEST, tl.int32)
-    largest = tl.full([TILE], _LOWEST, tl.int32)
-    for start in range(0, stop, TILE):
-        keys = _load(source, start + lane, stop, FLOATS, VECTOR)
-        largest = tl.maximum(largest, keys)
-        smallest = tl.minimum(smallest, tl.where(start + lane < stop, keys, _HIGHEST))
-    low = tl.min(smallest, 0).to(tl.int64)
-    high = tl.max(largest, 0).to(tl.int64) + 1
-    reaching = stop.to(tl.int64)
-    above = reaching * 0
-    while (reaching > enough) & (high - low > 1):
-        counts = tl.zeros([TILE], tl.int64)
-        for start in range(0, stop, TILE):
-            counts += _reach(_load(source, start + lane, stop, FLOATS, VECTOR), low, high, tl.int64, 21)
-        packed = tl.sum(counts, 0)
-        low, high, reaching, above = _quarter(packed, count, low, high, reaching, above)
-    return low.to(tl.int32), (high - 1).to(tl.int32), above.to(tl.int32)
-
-
-@triton.jit
 def _maxima(
     scores: tl.tensor,
     batch_stride: tl.tensor,
@@ -265,11 +159,11 @@ def _maxima(
     row, source = _row_of(scores, batch_stride, group_stride, groups)
     _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    best = tl.full([DEPTH, COLUMNS], _LOWEST, tl.int32)
+    best = tl.full([DEPTH, COLUMNS], LOWEST, tl.int32)
     if others > HELD:
         for start in range(0, tl.cdiv(others, blocks), DEPTH):
             offset = (start + tl.arange(0, DEPTH))[:, None] * blocks + column[None, :]
-            best = tl.maximum(best, _load(source, offset, others, True, VECTOR))
+            best = tl.maximum(best, load_keys(source, offset, others, True, VECTOR))
         tl.store(maxima + row * blocks + column, tl.max(best, 0))
 
 
@@ -296,10 +190,10 @@ def _floors(
     stop = tl.minimum(others, blocks)
     if others > HELD:
         if HELD:
-            keys = _load(maxima + row * blocks, tl.arange(0, HELD), stop, False, 4)
-            low, _, _ = _cut_held(keys, stop, count, count + count // 16, HELD)
+            keys = load_keys(maxima + row * blocks, tl.arange(0, HELD), stop, False, 4)
+            low, _, _ = cut_held(keys, stop, count, count + count // 16, HELD)
         else:
-            low, _, _ = _cut(maxima + row * blocks, stop, count, count + count // 16, False, 4, TILE)
+            low, _, _ = cut(maxima + row * blocks, stop, count, count + count // 16, False, 4, TILE)
         tl.store(floors + row * LINE, low)
         tl.store(sizes + row * LINE, 0)
 
@@ -335,7 +229,7 @@ def _collect(
     _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
     if others > HELD:
         floor = tl.load(floors + row * LINE)
-        floor = tl.where(floor < 0, floor ^ _HIGHEST, floor).to(tl.float32, bitcast=True)
+        floor = tl.where(floor < 0, floor ^ HIGHEST, floor).to(tl.float32, bitcast=True)
         for split in range(tl.program_id(1), tl.cdiv(others, TILE), tl.num_programs(1)):
             position = split * TILE + tl.arange(0, TILE)
             score = tl.load(source + position, mask=position // VECTOR * VECTOR < others, other=0.0)
@@ -461,19 +355,19 @@ def _select(
             if distant:
                 key, position, _ = _candidate(position, size, best, positions, marks, shifts, 0)
             else:
-                key = _load(source, position, size, True, VECTOR)
-            low, top, above = _cut_held(key, size, count, count, HELD)
+                key = load_keys(source, position, size, True, VECTOR)
+            low, top, above = cut_held(key, size, count, count, HELD)
             _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     elif small:
-        low, top, above = _cut(best, size, count, count, True, 4, TILE)
+        low, top, above = cut(best, size, count, count, True, 4, TILE)
         parts = count * 0
         for begin in range(0, size, TILE):
             key, position, parts = _candidate(begin + lane, size, best, positions, marks, shifts, parts)
             surer, tied = _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     else:
-        low, top, above = _cut(source, others, count, count, True, VECTOR, TILE)
+        low, top, above = cut(source, others, count, count, True, VECTOR, TILE)
         for begin in range(0, others, TILE):
-            key = _load(source, begin + lane, others, True, VECTOR)
+            key = load_keys(source, begin + lane, others, True, VECTOR)
             surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     if not RANKED:
         for begin in range(count, kept + last, TILE):
@@ -495,6 +389,6 @@ def _candidate(
     present = nth < size
     mark = tl.load(marks + nth, mask=present, other=0)
     place = nth + tl.load(shifts + parts + tl.cumsum(mark, 0) - 1, mask=present, other=0)
-    key = _keys(tl.load(best + place, mask=present, other=0.0))
+    key = keys_of(tl.load(best + place, mask=present, other=0.0))
     position = tl.load(positions + place, mask=present, other=0)
-    return tl.where(present, key, _LOWEST), position, parts + tl.sum(mark, 0)
+    return tl.where(present, key, LOWEST), position, parts + tl.sum(mark, 0)
