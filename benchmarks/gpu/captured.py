@@ -27,7 +27,7 @@ from .timing import AHEAD, Deadline, write
 PAGE = 16
 BUDGET = 2048
 BOUND = 131_681
-POINTS = ((28, 16), (28, 2048), (28, 16_384), (4, 16), (4, 2048), (4, 131_072), (1, 131_072))
+POINTS = ((28, 16), (28, 2048), (28, 2100), (28, 16_384), (4, 16), (4, 2100), (4, 131_072), (1, 131_072))
 """Rows and their lengths."""
 CALLS = 10
 EMPTIED = 256 * 2**20
