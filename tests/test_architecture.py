@@ -24,7 +24,7 @@ LIMITS = {
     # 24,000 and 7,500 when the house was rebuilt. On top came threads, slots, bounds by text and more refusals; vLLM's
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, and kernels that look at the
     # length of a row before they do what its bound asks for.
-    "lines of Python in src": 25_450,
+    "lines of Python in src": 25_470,
     "of them measuring": 8_000,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

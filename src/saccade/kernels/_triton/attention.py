@@ -98,17 +98,20 @@ class _Work:
     @classmethod
     def of(cls, q: Tensor, kv: KVView, selection: Selection | None, dense: Flags) -> _Work:
         batch, query_heads, head_dim = q.shape
-        longest = kv.rows.max_len
+        longest, planned = kv.rows.max_len, plan.padded(batch)
         apart = selection is not None and not all(dense) and selection.groups == query_heads != kv.kv_heads
         listed = 0 if selection is None else min(selection.ids.shape[2], -(-longest // selection.unit)) * selection.unit
         tuning = plan.tuning(triton.next_power_of_2(head_dim), item_size(q, kv.k, kv.v))
-        dense_streams = batch * sum(dense)
-        sparse_streams = batch * (len(dense) - sum(dense)) * (query_heads // kv.kv_heads if apart else 1)
+        dense_streams = sum(dense)
+        sparse_streams = (len(dense) - sum(dense)) * (query_heads // kv.kv_heads if apart else 1)
         dense_splits, sparse_splits = plan.split_counts(
-            ((dense_streams, -(-longest // tuning.block)), (sparse_streams, -(-listed // tuning.block))),
+            (
+                (planned * dense_streams, -(-longest // tuning.block)),
+                (planned * sparse_streams, -(-listed // tuning.block)),
+            ),
             plan.processors(q.device) * tuning.resident,
         )
-        programs = dense_streams * dense_splits + sparse_streams * sparse_splits
+        programs = batch * (dense_streams * dense_splits + sparse_streams * sparse_splits)
         return cls(tuning, dense_splits, sparse_splits, apart, programs)
 
 

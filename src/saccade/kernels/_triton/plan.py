@@ -66,6 +66,17 @@ def tuning(head_dim: int, item_size: int) -> Tuning:
     return Tuning(block=max(16, min(128, 16384 // head_dim)), warps=4, stages=2, resident=2)
 
 
+def padded(batch: int) -> int:
+    """The rows for which so many are planned: sizes for which vLLM captures a graph, unless told otherwise.
+
+    Steps of every other size then run kernels that captures have compiled.
+    """
+    if batch <= 4:
+        return 1 << max(batch - 1, 0).bit_length()
+    step = 8 if batch <= 256 else 16
+    return -(-batch // step) * step
+
+
 @lru_cache(maxsize=4096)
 def split_counts(streams: tuple[tuple[int, int], ...], places: int) -> tuple[int, ...]:
     """Parts of each kind of stream that finish soonest if `places` programs run at a time; of those the most.

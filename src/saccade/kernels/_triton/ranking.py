@@ -14,7 +14,7 @@ WAYS = 4
 MERGED = 128
 """Entries that a program moves to their place among WAYS runs; divides RUN."""
 MERGERS = 8192
-"""Programs that merge, a few times what a device runs at once: of more rows, each moves RUN entries."""
+"""Programs that merge, a few times what a device runs at once: of more rows, each moves two runs."""
 
 _HIGHEST = tl.constexpr(2**31 - 1)
 _NOTHING = tl.constexpr(-(2**63))  # behind every entry of a ranking
@@ -30,7 +30,7 @@ def rank(entries: Tensor, counts: Tensor, ids: Tensor) -> None:
     _sort_runs[(rows, triton.cdiv(kept, RUN))](
         source, target, counts, ids, kept, LAST=kept <= RUN, RUN=RUN, OTHERS=16, num_warps=8
     )
-    run, tile = RUN, MERGED if rows * triton.cdiv(kept, MERGED) <= MERGERS else RUN
+    run, tile = RUN, MERGED if rows * triton.cdiv(kept, MERGED) <= MERGERS else 2 * RUN
     while run < kept:
         source, target = target, source
         _merge_runs[(rows, triton.cdiv(kept, tile))](

@@ -27,8 +27,8 @@ PART = 512
 FEWEST_BLOCKS = 4096
 CROWD = 256
 """Of so many rows each takes fewer programs to look for maxima: those that have nothing to do cost their launch."""
-COLLECTORS = 8192
-"""Programs that collect candidates, a few times what a device runs at once: of more rows, each takes several parts."""
+COLLECTORS = 4096
+"""Programs that collect candidates, about what a device runs at once: of more rows, each takes several parts."""
 LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
 
@@ -58,7 +58,7 @@ def topk(
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
         SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE,
-        num_warps=16,
+        num_warps=_warps(held),
     )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
@@ -68,6 +68,11 @@ def topk(
 def _held(number: int) -> int:
     """How many keys a program keeps in registers where there are about `number`, a power of two; 0: none."""
     return max(number, TILE) if number <= HELD else 0
+
+
+def _warps(held: int) -> int:
+    """Of a program that searches the cut of one row: the fewer, the less they wait for each other."""
+    return 8 if held == TILE else 16
 
 
 def _vector(width: int) -> int:
@@ -96,7 +101,7 @@ def _narrow(
     )
     _floors[(rows,)](
         row[3], *want, maxima, blocks, floors, sizes,
-        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
+        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE, num_warps=_warps(held),
     )  # fmt: skip
     _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
         *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
