@@ -139,7 +139,7 @@ def test_rows_that_the_budget_covers_go_to_the_parent_unless_steps_are_captured(
     requests.run([Row(0, 63, 63, True), Row(1, 90, 90, True)])
     for length in (64, 65, 66):
         rows = [Row(0, length), Row(1, 27 + length), Row(2, 2 * (length - 63), 2, True)]
-        part = engine.builder.build(0, engine.metadata(rows)).part(0)
+        part = engine.builder.build(0, engine.metadata(rows)).part(LAYERS - 1)
         assert part.parent.seq_lens.shape[0] == (1 if length > 64 or captured else 2)
         requests.run(rows)
 
@@ -149,7 +149,12 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.requests.rows[2] = RequestRow(sparse=False)
     common = engine.metadata([Row(1, 130, 65, True), Row(2, 103), Row(0, 152), Row(3, 99)])
     step = engine.builder.build(0, common)
-    part = step.part(0)
+    # Layers whose heads are all dense are vLLM's, for all rows.
+    for layer in (0, 1):
+        dense = step.part(layer)
+        assert (dense.parent_tokens, dense.groups) == (None, ())
+        assert dense.parent.seq_lens.tolist() == [130, 103, 152, 99]
+    part = step.part(2)
     assert part == step.part(LAYERS - 1)
     assert part.parent_tokens.tolist() == list(range(66))
     assert part.parent.query_start_loc.tolist() == [0, 65, 66]
@@ -170,7 +175,7 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     engine = CudaEngine(monkeypatch, PAGES)
     common = engine.metadata([Row(0, 152, 152, True), Row(3, 1, 1, True)])
     seen = []
-    step = prepare(engine.builder.groups, common, lambda given: seen.append(given) or "parent")  # type: ignore[func-returns-value]
+    step = prepare(engine.builder.groups, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
     assert seen == [common]
     part = step.part(0)
     assert (part.parent, part.parent_tokens, part.groups) == ("parent", None, [])
@@ -178,7 +183,7 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
 
 def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
-    part = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(0)
+    part = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
     assert part.parent.seq_lens.tolist() == [9]
     assert part.groups[0].tokens.tolist() == [0]
 

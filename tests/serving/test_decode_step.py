@@ -217,7 +217,7 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
 
 
 def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a step is not captured, and is measured while it runs; every layer of it is ours."""
+    """Such a step is not captured, and is measured while it runs, but for layers whose heads are all dense."""
     engine = CudaEngine(monkeypatch, PAGES)
     groups, recall, told = engine.builder.groups, RecallObserver(LAYERS), []
     report = SimpleNamespace(
@@ -231,11 +231,12 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     engine.step([Row(0, 150, 150, True), Row(1, 40, 40, True)], engine.random_qkv(190))
     engine.step([Row(0, 151), Row(1, 41), Row(2, 99, 99, True)], engine.random_qkv(101))
     found = recall.per_layer()
+    assert found[:2] == [None, None]
     assert all(layer is not None and 0 < layer.with_dense[0] < 1 for layer in found[2:])
     # Nothing is left for the next step to measure; a row that the budget covers does not count.
     engine.step([Row(0, 152), Row(1, 42), Row(2, 100)], engine.random_qkv(3))
     assert recall.per_layer() == found
-    assert [seen // QUERY_HEADS for seen in recall._seen] == [1] * LAYERS
+    assert [seen // QUERY_HEADS for seen in recall._seen] == [0, 0] + [1] * (LAYERS - 2)
     assert told == [[], [151, 41], 1, [152, 42, 100]]
 
 

@@ -217,7 +217,8 @@ class StepMetrics:
         if self._recall is None or not self._measured:
             return
         count = self._measured_before + self._measured
-        mean = MeanRecall.over([layer for layer in self._recall.per_layer() if layer is not None])
+        # Layers that nobody has seen are vLLM's, which attend to everything.
+        mean = MeanRecall.over([layer or MeanRecall(None, None, 0.0) for layer in self._recall.per_layer()])
         if mean.attention is not None:  # else this rank has no head with a set
             recalled = mean.attention * count, mean.with_dense[0] * count
             for name, total, before in zip(RECALLS, recalled, self._recalled_before, strict=True):

@@ -21,7 +21,7 @@ from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
 from .mixed_step import prepare
 from .page_bounds import BlockBounds, bounds_bytes
-from .step import Step, Written
+from .step import BuildParent, Step, Written
 from .worker import Serving, serving_of
 
 _REFUSED = {"alibi_slopes": ALIBI, "logits_soft_cap": SOFT_CAP, "sinks": SINKS}
@@ -73,12 +73,12 @@ class SparseBuilder:
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Step:
         parent = super().build  # type: ignore[misc]
 
-        def build_parent(common: Any) -> Any:
-            return parent(common_prefix_len, common, fast_build)
+        def build_parent(common: Any, unscheduled: bool) -> Any:
+            return parent(common_prefix_len, common, fast_build or unscheduled)
 
         return self.prepare(common_attn_metadata, build_parent)
 
-    def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> Step:
+    def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The step that vLLM's `CommonAttentionMetadata` describes."""
         return prepare(self.groups, common, build_parent)
 

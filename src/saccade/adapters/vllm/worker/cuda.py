@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ....types import KVView, Rows
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .decode_step import DecodeSteps
 from .groups import Groups
-from .step import Step
+from .step import BuildParent, Step
 from .worker import serving_of
 
 logger = logging.getLogger("saccade")
@@ -62,7 +61,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             return AttentionCGSupport.NEVER
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
-    def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> Step:
+    def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         # What this step writes may lie where the step before has read.
         self.groups.measure_kept()
         if self._decode_steps is None or common.max_query_len > 1:

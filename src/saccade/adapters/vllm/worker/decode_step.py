@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from ....types import Rows
 from .groups import Group, Groups
 from .mixed_step import batch_of
-from .step import Part, Written
+from .step import BuildParent, Part, Written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +52,8 @@ class DecodeSteps:
         self._flags = [False] * rows
         groups.keep(rows)
 
-    def prepare(self, common: Any, build_parent: Callable[[Any], Any]) -> DecodeStep:
-        """The metadata of a step from vLLM's `CommonAttentionMetadata`; `build_parent` makes that of its own kernel."""
+    def prepare(self, common: Any, build_parent: BuildParent) -> DecodeStep:
+        """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
         groups, count, batch = self._groups, common.num_reqs, batch_of(common)
         whole = groups.whole(batch)
         self._flag(whole)
@@ -69,7 +68,7 @@ class DecodeSteps:
         written = (Written(rows, first_new, 1),)
         groups.sample(batch, whole, rows)
         # A position for every row: those that pad the batch come last.
-        return DecodeStep(build_parent(common), groups.all_of(rows), written, count)
+        return DecodeStep(build_parent(common, False), groups.all_of(rows), written, count)
 
     def _flag(self, whole: list[bool]) -> None:
         """Say which rows attend to everything; those behind them pad the batch, and read nothing whatever they are."""

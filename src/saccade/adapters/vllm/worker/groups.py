@@ -81,13 +81,15 @@ class Groups:
         self._kept: KeptSteps | None = None
         self._sampled: tuple[Rows, list[bool]] | None = None
 
-    def covers(self, length: int) -> bool:
-        """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them.
+    @property
+    def captured(self) -> bool:
+        """Whether decoding steps may be captured: what they run is then compiled with them, and runs in others too."""
+        return self._longest is not None
 
-        Not where decoding steps are captured: what they run is then compiled with them, and runs in other steps too.
-        """
+    def covers(self, length: int) -> bool:
+        """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them."""
         selector = self._serving.plan.selector
-        return selector is None or (self._longest is None and selector.covers(length))
+        return selector is None or (not self.captured and selector.covers(length))
 
     def sparse_rows(self, batch: Batch) -> list[int]:
         """Rows that select in this step: one new token behind the prompt, not opted out, and not covered."""

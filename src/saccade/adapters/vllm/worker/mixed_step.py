@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -12,33 +11,50 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from .groups import Batch, Groups
-from .step import Part, Written
+from .step import BuildParent, Part, Written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedStep:
-    """A `Step` whose rows may have any number of new tokens, and are answered alike in all layers."""
+    """A `Step` whose rows may have any number of new tokens.
+
+    Attributes:
+        same: who answers in all layers.
+        dense: metadata of vLLM's own kernel for all rows, which answers in layers whose heads are all dense; None: as
+            in the others.
+    """
 
     same: Part
     written: tuple[Written, ...]
     num_actual_tokens: int
+    dense: Any | None = None
 
     def part(self, layer: int) -> Part:
-        return self.same
+        if self.dense is None:
+            return self.same
+        for group in self.same.groups:
+            if not group.state.plan.roles.passive[layer]:
+                return self.same
+            group.state.passed(layer, group.rows)
+        return Part(self.dense, None, ())
 
 
-def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> MixedStep:
-    """Split a step's rows; `build_parent` makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`."""
+def prepare(groups: Groups, common: Any, build_parent: BuildParent) -> MixedStep:
+    """Split a step's rows."""
     batch = batch_of(common)
     sparse = groups.sparse_rows(batch)
     table, lengths = common.block_table_tensor, common.seq_lens
     written = _written(common, batch)
     total = common.num_actual_tokens
     if not sparse:
-        return MixedStep(Part(build_parent(common), None, groups.of(batch, [], table, lengths, None)), written, total)
+        return MixedStep(
+            Part(build_parent(common, False), None, groups.of(batch, [], table, lengths, None)), written, total
+        )
+    # Where decoding steps are captured, what they leave to vLLM's kernel is left to it here: ours was not compiled.
+    dense = build_parent(common, True) if groups.captured else None
     if len(sparse) == common.num_reqs:
         found = groups.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
-        return MixedStep(Part(None, None, found), written, total)
+        return MixedStep(Part(None, None, found), written, total, dense)
     chosen = async_tensor_h2d(sparse, table.device, torch.int64)
     tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
     found = groups.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
@@ -46,9 +62,9 @@ def prepare(groups: Groups, common: Any, build_parent: Callable[[Any], Any]) -> 
     # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
     rest = [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
     if not rest:
-        return MixedStep(Part(None, None, found), written, total)
+        return MixedStep(Part(None, None, found), written, total, dense)
     others, rest_tokens = _only(common, batch, rest)
-    return MixedStep(Part(build_parent(others), rest_tokens, found), written, total)
+    return MixedStep(Part(build_parent(others, False), rest_tokens, found), written, total, dense)
 
 
 def batch_of(common: Any) -> Batch:

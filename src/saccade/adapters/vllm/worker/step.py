@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,12 @@ from torch import Tensor
 
 from ....types import Rows
 from .groups import Group
+
+BuildParent = Callable[[Any, bool], Any]
+"""Makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`.
+
+True: without a schedule, of which vLLM has memory for one in a step.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
