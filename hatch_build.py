@@ -19,6 +19,7 @@ SOURCES = (
     "cluster_search.c",
     "kmeans.c",
     "linear.c",
+    "ordered_clusters.c",
     "pool.c",
     "rank_union.c",
     "topk.c",

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+# One unit in the last place upwards, so that rounding float64 to float32 never shrinks a radius.
+_INFLATION = 1 + 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,41 @@ class ClusterTree:
 _NAMES = tuple(ClusterTree.__annotations__)
 # Asked for in every layer of every step: five times as fast as going through the fields.
 _values = attrgetter(*_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Planted groups of at most S chunks in at most L clusters in at most U units; what is absent is 0.
+
+    Attributes:
+        unit_centroids, unit_radii, unit_tokens: of each unit; a unit without tokens is absent.
+        unit_offsets: `[..., U]`, the first cluster of each unit in the group.
+        centroids, radii: of each cluster.
+        numbers: a cluster's number before they were put in order of their units: who wins a tie.
+        offsets: `[..., L]`, the first of each cluster's members in the group.
+        members: of a cluster the latest first.
+    """
+
+    unit_centroids: Tensor
+    unit_radii: Tensor
+    unit_tokens: Tensor
+    unit_offsets: Tensor
+    centroids: Tensor
+    radii: Tensor
+    numbers: Tensor
+    offsets: Tensor
+    members: Tensor
+
+
+def distance(one: Tensor, other: Tensor) -> Tensor:
+    """In float64, where rounding is far below the inflation of a radius."""
+    found: Tensor = torch.linalg.vector_norm(one.double() - other.double(), dim=-1)
+    return found
+
+
+def rounded_up(radii: Tensor) -> Tensor:
+    """Float32 that is not below float64 `radii`."""
+    return (radii * _INFLATION).float()
 
 
 class SearchWidths(NamedTuple):

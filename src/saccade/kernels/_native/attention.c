@@ -16,7 +16,7 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 6 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 7 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 64    /* tokens per block where they are read from here and there */

@@ -13,7 +13,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 6
+_ABI_VERSION = 7
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -98,6 +98,17 @@ class KMeans(ctypes.Structure):
     _fields_ = _fields("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
 
 
+class OrderedClusters(ctypes.Structure):
+    """`struct ordered_clusters` of ordered_clusters.c, which documents the fields."""
+
+    _fields_ = _fields(
+        "keys labels centroids parents tops lengths unit_radii unit_tokens unit_offsets ordered radii numbers offsets "
+        "members",
+        "",
+        "problems chunks clusters units dim size threads",
+    )
+
+
 class ChunkKeys(ctypes.Structure):
     """`struct chunk_keys` of chunk_keys.c, which documents the fields."""
 
@@ -126,6 +137,7 @@ def library() -> ctypes.CDLL | None:
         *(found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages),
         *(found.saccade_topk, found.saccade_rank_union),
         *(found.saccade_cluster_search, found.saccade_spherical_kmeans, found.saccade_chunk_keys),
+        found.saccade_ordered_clusters,
     ):
         operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
     found.saccade_linear.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...kernels._cluster_tree import ClusterTree, SearchWidths
+from ...kernels._cluster_tree import ClusterTree, SearchWidths, distance, rounded_up
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys
 from ...kernels.cluster_search.api import cluster_search
@@ -19,7 +19,7 @@ from ..chunk_table import ChunkTable
 from ..history import TokenHistory
 from ..selector import NewTokens
 from .groups import Groups
-from .plant import distance, plant, rounded_up
+from .plant import plant
 from .settings import ClusterSettings
 from .tree import empty_tree, write
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...kernels._cluster_tree import ClusterTree
+from ...kernels._cluster_tree import ClusterTree, Planted
 from ...types import KVView
 from .groups import Groups
-from .plant import Planted
 from .settings import ClusterSettings
 
 _PLACES = {"unit": "units", "members": "chunks"}

@@ -1,0 +1,61 @@
+"""Clusters in order in plain torch: fixed shapes, no host synchronisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from saccade.kernels._cluster_tree import Planted, distance, rounded_up
+
+
+def ordered_clusters(
+    keys: Tensor, labels: Tensor, centroids: Tensor, parents: Tensor, tops: Tensor, lengths: Tensor
+) -> Planted:
+    clusters, units = centroids.shape[1], tops.shape[1]
+    parents, numbers = parents.sort(dim=1, stable=True)
+    centroids = _gathered(centroids, numbers)
+    # An absent chunk's label is one past the last cluster, an absent cluster's one past the last unit.
+    labels = pad(numbers.argsort(dim=1), (0, 1), value=clusters).gather(1, labels)
+    above = pad(parents, (0, 1), value=units).gather(1, labels)
+    ranked, order = labels.flip(1).sort(dim=1, stable=True)
+    tokens = lengths.new_zeros((len(keys), units + 1)).scatter_add_(1, above, lengths)
+    radii, unit_radii = _radii(keys, labels, centroids, above, tops)
+    return Planted(
+        unit_centroids=tops,
+        unit_radii=unit_radii,
+        unit_tokens=tokens[:, :units],
+        unit_offsets=_offsets(parents, units),
+        centroids=centroids,
+        radii=radii,
+        numbers=numbers,
+        offsets=_offsets(ranked, clusters),
+        members=keys.shape[1] - 1 - order,
+    )
+
+
+def _gathered(vectors: Tensor, numbers: Tensor) -> Tensor:
+    """Vectors `[P, n, d]` of these numbers `[P, m]`: whole rows, several times as fast as numbers one by one."""
+    problems, count, head_dim = vectors.shape
+    rows = numbers + torch.arange(0, problems * count, count, device=numbers.device)[:, None]
+    return vectors.reshape(-1, head_dim).index_select(0, rows.flatten()).view(*numbers.shape, head_dim)
+
+
+def _radii(vectors: Tensor, labels: Tensor, centers: Tensor, above: Tensor, tops: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest distance of each center's vectors, and of each top's, float32 `[P, n]`, never below the exact one.
+
+    A vector whose label is `n` has none: it is measured from any, into a place that is cut off.
+    """
+    begin = centers.shape[1] + 1
+    nodes = torch.cat((centers, centers[:, :1], tops, tops[:, :1]), dim=1)
+    numbers = torch.cat((labels, above + begin), dim=1)
+    found = _gathered(nodes, numbers).unflatten(1, (2, -1))
+    distances = distance(vectors[:, None], found).flatten(1)
+    radii = rounded_up(distances.new_zeros(nodes.shape[:2]).scatter_reduce_(1, numbers, distances, "amax"))
+    return radii[:, : begin - 1], radii[:, begin:-1]
+
+
+def _offsets(ranked: Tensor, count: int) -> Tensor:
+    """Where each of `count` labels begins in ascending labels `[P, N]`: int64 `[P, count]`."""
+    labels = torch.arange(count, device=ranked.device).expand(ranked.shape[0], -1).contiguous()
+    return torch.searchsorted(ranked, labels)
