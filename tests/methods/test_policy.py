@@ -61,7 +61,13 @@ def test_json_is_plain_and_complete(policy: saccade.Policy) -> None:
     ],
 )
 def test_spec_is_the_python_call(spec: str, name: str, options: dict[str, Any]) -> None:
-    assert saccade.Policy.from_spec(spec) == saccade.policy(name, **options)
+    assert saccade.Policy.from_spec(spec) == saccade.policy(name, **options) == saccade.policy(spec.strip())
+
+
+def test_a_spec_takes_further_options_but_none_twice() -> None:
+    assert saccade.policy("tidal:budget=64", reselect=[3, 5]) == saccade.policy("tidal", budget=64, reselect=[3, 5])
+    with pytest.raises(saccade.PolicyError, match=r"policy spec 'tidal:budget=64': option 'budget' is given twice"):
+        saccade.policy("tidal:budget=64", budget=128)
 
 
 def test_one_layer_is_a_list_of_one() -> None:

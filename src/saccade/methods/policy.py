@@ -40,16 +40,7 @@ class Policy:
         Raises:
             PolicyError: a malformed spec, an unknown policy or option, or a value out of range.
         """
-        name, _, rest = spec.strip().partition(":")
-        options: dict[str, str] = {}
-        for part in filter(None, (piece.strip() for piece in rest.split(","))):
-            key, equals, value = part.partition("=")
-            if not equals:
-                raise PolicyError(f"policy spec {spec!r}: {part!r} is not key=value; write name:key=value,key=value")
-            if key in options:
-                raise PolicyError(f"policy spec {spec!r}: option {key!r} is given twice")
-            options[key] = value
-        return cls.create(name, options)
+        return policy(spec.strip())
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
@@ -138,16 +129,23 @@ class Policy:
 
 
 def policy(name: str, **options: Any) -> Policy:
-    """The policy `name` with the given options and the defaults for the others.
+    """The policy `name`, or that of a spec `name:key=value,key=value`, with the given options.
 
-    Example: `saccade.policy("less_is_more", budget=2048, reselect=12)`.
+    Examples: `saccade.policy("less_is_more", budget=2048, reselect=12)`, `saccade.policy("less_is_more:budget=2048")`.
 
     Raises:
-        PolicyError: unknown policy or option, or a value out of range.
+        PolicyError: a malformed spec, an unknown policy or option, an option given twice, or a value out of range.
     """
-    if ":" in name:
-        raise PolicyError(f"policy {name!r} looks like a spec: write saccade.Policy.from_spec({name!r})")
-    return Policy.create(name, options)
+    own, _, rest = name.partition(":")
+    told = dict(options)
+    for part in filter(None, (piece.strip() for piece in rest.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise PolicyError(f"policy spec {name!r}: {part!r} is not key=value; write name:key=value,key=value")
+        if key in told:
+            raise PolicyError(f"policy spec {name!r}: option {key!r} is given twice")
+        told[key] = value
+    return Policy.create(own, told)
 
 
 def _spec_value(value: Any) -> str:
