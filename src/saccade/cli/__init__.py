@@ -10,6 +10,7 @@ from .. import __version__
 from .bench import bench
 from .calibrate import calibrate
 from .compare import compare
+from .doctor import doctor
 from .generate import generate
 from .group import NeedsEval, OneLineErrors
 from .policies import policies
@@ -50,6 +51,7 @@ def _saccade(
 
 
 app.command(cls=NeedsEval)(compare)
+app.command()(doctor)
 app.command()(generate)
 app.command()(policies)
 app.command(context_settings=SETTINGS)(serve)

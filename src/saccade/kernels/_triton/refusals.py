@@ -36,13 +36,13 @@ def refusal(*tensors: Tensor) -> str | None:
         elsewhere = next((tensor.device for tensor in tensors if not tensor.is_cuda), None)
         if elsewhere is not None:
             return f"a tensor is on {elsewhere}, not on a CUDA device"
-        return _unfit(tensors[0].device)
+        return unfit(tensors[0].device)
     return None
 
 
 @cache
-def _unfit(device: torch.device) -> str | None:
-    """What the kernels have never run on."""
+def unfit(device: torch.device) -> str | None:
+    """Why the kernels do not run on a CUDA device, or None."""
     if torch.version.hip is not None:
         return "these kernels were never tried on ROCm"
     capability = torch.cuda.get_device_capability(device)

@@ -1,0 +1,111 @@
+"""`saccade doctor`: what this machine has, what will run on it, and what to install."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """One line: what was looked for, what was found, and what to do about it ("": nothing)."""
+
+    name: str
+    found: str
+    advice: str = ""
+
+
+def doctor() -> None:
+    """Say in ten lines what is installed, which kernels run where, and what is missing.
+
+    Nothing is changed, downloaded or compiled.
+
+    Example:
+
+      saccade doctor
+    """
+    # Imported here, so that --help does not wait for torch.
+    from .terminal import output
+
+    console = output()
+    for name, found, advice in findings():
+        console.print(f"{name:<14}{found}", highlight=False, markup=False, soft_wrap=True)
+        if advice:
+            console.print(f"{'':<14}→ {advice}", highlight=False, markup=False, soft_wrap=True, style="yellow")
+
+
+def findings() -> list[Finding]:
+    """All lines, in order."""
+    return [*_versions(), *_processor(), *_accelerator(), *_extras(), _vllm()]
+
+
+def _versions() -> list[Finding]:
+    from ..machine import versions
+
+    found = versions()
+    return [
+        Finding("saccade", f"{found['saccade']} on Python {found['python']}"),
+        Finding("libraries", f"torch {found['torch']}, transformers {found['transformers']}"),
+    ]
+
+
+def _processor() -> list[Finding]:
+    import torch
+
+    from ..kernels._native.library import library
+    from ..machine import free_memory, kernels_on, processor
+
+    cpu = torch.device("cpu")
+    free = free_memory(cpu)
+    room = "" if free is None else f", {free / 2**30:.1f} GiB free"
+    missing = "install a C compiler, then saccade again (python -m pip install --force-reinstall --no-deps saccade)"
+    return [
+        Finding("processor", f"{processor()}, {torch.get_num_threads()} threads{room}"),
+        Finding("CPU kernels", kernels_on(cpu), missing if library() is None else ""),
+    ]
+
+
+def _accelerator() -> list[Finding]:
+    import torch
+
+    from ..kernels._triton.refusals import installed, unfit
+    from ..machine import device_name, free_memory
+
+    if not torch.cuda.is_available():
+        built = "torch sees none" if torch.version.cuda else "this torch was built without CUDA"
+        return [Finding("GPU", f"none: {built}")]
+    lines = []
+    for number in range(torch.cuda.device_count()):
+        device = torch.device("cuda", number)
+        lines.append(Finding("GPU", f"{device_name(device)}, {(free_memory(device) or 0) / 2**30:.1f} GiB free"))
+        reason = unfit(device) if installed() else "triton is not installed"
+        found = "triton" if reason is None else f"torch: {reason}"
+        lines.append(Finding("GPU kernels", found, "" if installed() else "pip install triton"))
+    return lines
+
+
+def _extras() -> list[Finding]:
+    from importlib.util import find_spec
+
+    from .group import EVAL
+
+    missing = [name for name in EVAL if find_spec(name) is None]
+    found = f"no: without {', '.join(missing)}" if missing else "yes: compare, tune, calibrate and pictures"
+    return [Finding("evaluation", found, 'pip install "saccade[eval]"' if missing else "")]
+
+
+def _vllm() -> Finding:
+    """By its metadata alone: importing vLLM takes half a minute and prints."""
+    from importlib.metadata import entry_points, packages_distributions, version
+    from importlib.util import find_spec
+
+    from ..adapters.vllm.vllm_api import VERSION
+
+    wanted = f'pip install "saccade[vllm]" on a CUDA machine; for its CPU build, make setup-vllm (vLLM {VERSION})'
+    if find_spec("vllm") is None:
+        return Finding("vLLM", "not installed", wanted)
+    (name, *_) = packages_distributions().get("vllm", ["vllm"])
+    held = version(name)
+    if not held.startswith(f"{VERSION}."):
+        return Finding("vLLM", f"{held}, which the plugin was not written for", wanted)
+    known = any(point.name == "saccade" for point in entry_points(group="vllm.general_plugins"))
+    advice = "" if known else "vLLM does not know the plugin: install saccade instead of running it from a folder"
+    return Finding("vLLM", f"{held}: saccade serve MODEL", advice)
