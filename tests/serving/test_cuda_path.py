@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashAttention, SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.mixed_step import prepare
@@ -169,6 +170,23 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     single, several = step.written
     assert (single.start.tolist(), single.count) == ([102, 151, 98], 1)
     assert (several.start.tolist(), several.count) == ([65], 65)
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"), [(PAGES, [(2, True), (1, False)]), ("quest:budget=64,page=16,dense_layers=0", [(1, False)])]
+)
+def test_a_steps_second_metadata_is_made_without_a_schedule(
+    policy: str, wanted: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which FLASH_ATTN has memory for one, where steps are captured; and none is made where no layer asks for it."""
+    engine, built = CudaEngine(monkeypatch, policy), []
+
+    def build(_: Any, prefix: int, common: Any, fast: bool) -> None:
+        built.append((common.num_reqs, fast))
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
+    engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True)]))
+    assert built == wanted
 
 
 def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:

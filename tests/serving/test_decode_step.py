@@ -20,7 +20,9 @@ from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.decode.recall import MeanRecall, OfRows, RecallObserver
+from saccade.decode import recall as recall_module
+from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
+from saccade.types import KVView, Selection
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 
@@ -198,7 +200,7 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
         else:
             common = engine.metadata(rows)
             step = engine.builder.build(0, common)
-            groups._state.observers = (OfRows(recall, [True, True, False, False]),)
+            groups._state.observers = (OfRows(recall, [True, True, False, False], 151),)
             engine.layers_of(step, common, qkv)
             groups._state.observers = ()
         means.append(recall.per_layer())
@@ -222,15 +224,28 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     groups, recall, told = engine.builder.groups, RecallObserver(LAYERS), []
     report = SimpleNamespace(
         step=lambda selecting, dense: told.append(selecting),
-        measured=told.append,
+        measuring=told.append,
         layer_done=lambda layer: None,
     )
     options = replace(groups._serving.options, recall=1.0)
     vars(groups)["_serving"] = replace(groups._serving, recall=recall, options=options, metrics=report)
     groups.keep(4)
+    widths = set()
+
+    def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:
+        widths.add((len(q), kv.rows.max_len))
+        return measured(q, kv, selection, scale=scale)
+
+    measured = recall_module.recall_of
+    monkeypatch.setattr(recall_module, "recall_of", recall_of)
     engine.step([Row(0, 150, 150, True), Row(1, 40, 40, True)], engine.random_qkv(190))
     engine.step([Row(0, 151), Row(1, 41), Row(2, 99, 99, True)], engine.random_qkv(101))
     found = recall.per_layer()
+    # Every layer counts its rows, whoever answers; recall is computed as wide as the longest of them.
+    totals = engine.serving.counters.totals()
+    assert [tokens for tokens, *_ in totals[:2]] == [151 + 41] * 2
+    assert [steps for *_, steps in totals] == [totals[-1][-1]] * LAYERS
+    assert widths == {(2, 151)}
     assert found[:2] == [None, None]
     assert all(layer is not None and 0 < layer.with_dense[0] < 1 for layer in found[2:])
     # Nothing is left for the next step to measure; a row that the budget covers does not count.

@@ -48,7 +48,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[Variant]:
     monkeypatch.setattr(refusals, "interpreting", lambda: True)  # kernels take tensors of any device then
     monkeypatch.setattr(_dispatch, "interpreting", lambda: False)
     monkeypatch.setattr(plan, "processors", lambda _: 132)
-    monkeypatch.setattr(cuda_engine, "MAX_LEN", 4096)
+    # So long that neighbouring batches are cut into other numbers of parts.
+    monkeypatch.setattr(cuda_engine, "MAX_LEN", 32768)
     return seen
 
 

@@ -110,7 +110,7 @@ def test_figures_are_those_of_the_transformers_adapter(policy: str, engines: Eng
 
 
 class Recalled:
-    """Recall 0.5 of whatever was measured."""
+    """Recall 0.5 of whatever was measured; a layer that nobody has seen is dense."""
 
     def per_layer(self) -> list[Any]:
         return [MeanRecall(0.25, 0.5, 1.0), None, MeanRecall(0.75, 0.5, 1.0), MeanRecall(None, None, 0.0)]
@@ -145,8 +145,36 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
     assert read("attention_recall", sample="_count") == 2
     assert read("attention_recall", sample="_sum") == pytest.approx(1.0)
     assert read("attention_recall_with_dense", sample="_count") == 2
-    assert read("attention_recall_with_dense", sample="_sum") == pytest.approx(2 * (0.5 + 0.5 + 1) / 3)
+    assert read("attention_recall_with_dense", sample="_sum") == pytest.approx(2 * (0.5 + 1 + 0.5 + 1) / 4)
     assert metrics.metric("share_attended").collect()[0].samples[0].value == pytest.approx(80 / 160)
+
+
+def test_a_look_in_the_middle_of_a_step_does_not_count_what_it_measures(read: Read) -> None:
+    recall, report = Measured(), StepMetrics(Counters(2, by_row=True), None, 1000.0)
+    vars(report)["_recall"] = recall
+    for name in metrics.RECALLS:
+        metrics.metric(name)
+    for _ in range(2):
+        report.step([40], [])
+        report.measuring(1)
+        report.flush()
+        for layer in range(2):
+            recall.layers[layer] = MeanRecall(0.75, 0.5, 1.0)
+            report.layer_done(layer)
+    report.step([41], [])
+    report.flush()
+    assert read("attention_recall", sample="_count") == 2
+    assert read("attention_recall", sample="_sum") == pytest.approx(1.5)
+
+
+class Measured:
+    """Layers that are seen one after the other."""
+
+    def __init__(self) -> None:
+        self.layers: list[MeanRecall | None] = [None, None]
+
+    def per_layer(self) -> list[MeanRecall | None]:
+        return self.layers
 
 
 def test_an_accelerator_is_read_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

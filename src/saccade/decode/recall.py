@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -163,15 +163,22 @@ class RecallObserver:
 
 @dataclass(frozen=True, slots=True)
 class OfRows:
-    """An `Observer` that lets recall be measured in some rows only, those that `rows` marks."""
+    """An `Observer` that lets recall be measured in some rows only.
+
+    Attributes:
+        rows: which ones.
+        longest: a bound on the length of any row, where that of the cache's view is far from it.
+    """
 
     recall: RecallObserver
     rows: Sequence[bool]
+    longest: int
 
     def observe(
         self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
     ) -> None:
-        self.recall.observe(layer, span, q, kv, selection, scale, self.rows)
+        bounded = replace(kv, rows=replace(kv.rows, max_len=self.longest))
+        self.recall.observe(layer, span, q, bounded, selection, scale, self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ _values = attrgetter(*_NAMES)
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """Planted groups of at most S chunks in at most L clusters in at most U units; what is absent is 0.
+    """Planted groups of at most S chunks in at most L clusters in at most U units; numbers of what is absent are 0.
 
     Attributes:
         unit_centroids, unit_radii, unit_tokens: of each unit; a unit without tokens is absent.

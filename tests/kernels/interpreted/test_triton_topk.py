@@ -246,7 +246,7 @@ KERNELS = {
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "LINE": 32, "TILE": 4096},
     ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
-    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 64}),
+    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 512}),
 }
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
@@ -262,11 +262,11 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
     assert compiled.registers <= 128  # what 16 warps leave a thread
 
 
-def test_eight_warps_hold_4096_keys() -> None:
-    _, signature, constants = KERNELS["_select"]
+def test_maxima_of_a_crowd_spill_nothing() -> None:
+    warps, signature, constants = KERNELS["_maxima"]
     divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
-    constants = {**constants, "HELD": 4096}
-    assert compile_kernel(MODULE, "_select", signature, constants, divisible, capability=90, warps=8).spilled == 0
+    constants = {**constants, "DEPTH": 4, "COLUMNS": 1024}
+    assert compile_kernel(MODULE, "_maxima", signature, constants, divisible, capability=90, warps=warps).spilled == 0
 
 
 @pytest.mark.parametrize("narrowed", [False, True])
@@ -286,4 +286,4 @@ def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: boo
         "LINE": 32,
         "TILE": 4096,
     }
-    assert ".entry" in compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).ptx
+    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=16).spilled == 0

@@ -127,7 +127,8 @@ class StepMetrics:
         self._read = self._latest = time.monotonic()
         self._lock, self._waiting = threading.RLock(), False
         self._ours = True
-        self._decoded = self._selecting = self._dense = self._measured = self._measured_before = 0
+        self._decoded = self._selecting = self._dense = 0
+        self._measuring = self._measured = self._measured_before = 0
         self._attended_before = self._attended = self._skipped = 0.0
         self._recalled_before = (0.0, 0.0)
         for name in ("tokens_decoded", "tokens_attended", "tokens_skipped", "share_attended"):
@@ -151,8 +152,13 @@ class StepMetrics:
             if self._pause and not self._waiting:
                 self._wait(self._pause)
 
+    def measuring(self, tokens: int) -> None:
+        """Note that recall is measured in so many tokens of the step to come; they count once it is through."""
+        with self._lock:
+            self._measuring += tokens
+
     def measured(self, tokens: int) -> None:
-        """Note that recall is measured in so many tokens of the step to come, or was in one before."""
+        """Note that recall was measured in so many tokens of a step before."""
         with self._lock:
             self._measured += tokens
 
@@ -169,8 +175,12 @@ class StepMetrics:
 
     def layer_done(self, layer: int) -> None:
         """Note that a layer has attended; the last one ends the step."""
-        if not self._pause and layer == self._counters.layers - 1 and self._ours:
-            self.flush()
+        if layer < self._counters.layers - 1:
+            return
+        with self._lock:
+            self._measured, self._measuring = self._measured + self._measuring, 0
+            if not self._pause and self._ours:
+                self.flush()
 
     def flush(self) -> None:
         """Report the steps before this call."""

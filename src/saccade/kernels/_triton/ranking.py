@@ -7,16 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._triton.cut import HIGHEST
+
 RUN = 256
 """Entries that a program sorts by comparing each with all."""
 WAYS = 4
-"""Sorted runs that become one in a launch."""
+"""Sorted runs that become one in a launch; even, or two runs were not a part of what becomes one."""
 MERGED = 128
 """Entries that a program moves to their place among WAYS runs; divides RUN."""
 MERGERS = 8192
 """Programs that merge, a few times what a device runs at once: of more rows, each moves two runs."""
 
-_HIGHEST = tl.constexpr(2**31 - 1)
 _NOTHING = tl.constexpr(-(2**63))  # behind every entry of a ranking
 
 
@@ -42,7 +43,7 @@ def rank(entries: Tensor, counts: Tensor, ids: Tensor) -> None:
 @triton.jit
 def entry_of(keys: tl.tensor, positions: tl.tensor) -> tl.tensor:
     """A key over its inverted position, so that larger is better."""
-    return (keys.to(tl.int64) << 32) | (positions ^ _HIGHEST).to(tl.int64)
+    return (keys.to(tl.int64) << 32) | (positions ^ HIGHEST).to(tl.int64)
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def _put(
     entry: tl.tensor, rank: tl.tensor, present: tl.tensor, entries: tl.tensor, ids: tl.tensor, LAST: tl.constexpr
 ) -> None:
     if LAST:
-        tl.store(ids + rank, (entry & _HIGHEST).to(tl.int32) ^ _HIGHEST, mask=present)
+        tl.store(ids + rank, (entry & HIGHEST).to(tl.int32) ^ HIGHEST, mask=present)
     else:
         tl.store(entries + rank, entry, mask=present)
 

@@ -58,7 +58,7 @@ def topk(
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
         SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE,
-        num_warps=_warps(held),
+        num_warps=16,
     )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
@@ -68,11 +68,6 @@ def topk(
 def _held(number: int) -> int:
     """How many keys a program keeps in registers where there are about `number`, a power of two; 0: none."""
     return max(number, TILE) if number <= HELD else 0
-
-
-def _warps(held: int) -> int:
-    """Of a program that searches the cut of one row: the fewer, the less they wait for each other."""
-    return 8 if held == TILE else 16
 
 
 def _vector(width: int) -> int:
@@ -101,7 +96,7 @@ def _narrow(
     )
     _floors[(rows,)](
         row[3], *want, maxima, blocks, floors, sizes,
-        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE, num_warps=_warps(held),
+        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
     _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
         *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,

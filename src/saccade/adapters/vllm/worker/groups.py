@@ -86,6 +86,11 @@ class Groups:
         """Whether decoding steps may be captured: what they run is then compiled with them, and runs in others too."""
         return self._longest is not None
 
+    @property
+    def leaves_layers(self) -> bool:
+        """Whether captured steps leave layers to vLLM's kernel, since all heads of these are dense."""
+        return self.captured and any(self._serving.plan.roles.passive)
+
     def covers(self, length: int) -> bool:
         """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them."""
         selector = self._serving.plan.selector
@@ -174,8 +179,8 @@ class Groups:
         if recall is None or not any(counted) or not self._measures():
             return ()
         if self._serving.metrics is not None:
-            self._serving.metrics.measured(sum(counted))
-        return (OfRows(recall, counted),)
+            self._serving.metrics.measuring(sum(counted))
+        return (OfRows(recall, counted, max(lengths)),)
 
     def requests(self, batch: Batch, rows: list[int] | None = None) -> list[RequestRow]:
         """The requests of some rows, or of all."""

@@ -30,11 +30,10 @@ class MixedStep:
     dense: Any | None = None
 
     def part(self, layer: int) -> Part:
-        if self.dense is None:
+        groups = self.same.groups
+        if self.dense is None or not groups[0].state.plan.roles.passive[layer]:
             return self.same
-        for group in self.same.groups:
-            if not group.state.plan.roles.passive[layer]:
-                return self.same
+        for group in groups:
             group.state.passed(layer, group.rows)
         return Part(self.dense, None, ())
 
@@ -50,8 +49,8 @@ def prepare(groups: Groups, common: Any, build_parent: BuildParent) -> MixedStep
         return MixedStep(
             Part(build_parent(common, False), None, groups.of(batch, [], table, lengths, None)), written, total
         )
-    # Where decoding steps are captured, what they leave to vLLM's kernel is left to it here: ours was not compiled.
-    dense = build_parent(common, True) if groups.captured else None
+    # What captured steps leave to vLLM's kernel is left to it here: ours was not compiled.
+    dense = build_parent(common, True) if groups.leaves_layers else None
     if len(sparse) == common.num_reqs:
         found = groups.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
         return MixedStep(Part(None, None, found), written, total, dense)
