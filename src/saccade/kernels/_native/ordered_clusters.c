@@ -63,7 +63,7 @@ INLINE double square(const float *one, const float *other, int64_t dim)
 }
 
 /* NaN stays: it is unequal to itself, and nothing is more. */
-INLINE void raise(double *most, double value)
+INLINE void keep_larger(double *most, double value)
 {
     if (value > *most || value != value)
         *most = value;
@@ -83,7 +83,7 @@ static void widen(float *to, const char *from, int64_t count, int64_t size)
     }
 }
 
-/* Where each of labels 0 to `most` begins among `count` labels in order: to `next`, and to `offsets` but for the last. */
+/* Where each of labels 0 to `most` begins among `count` labels in order: to `next`, all but the last to `offsets`. */
 static void begin(int64_t *next, int64_t *offsets, const int64_t *labels, const int64_t *places, int64_t count,
                   int64_t most)
 {
@@ -129,11 +129,12 @@ static void order(const struct ordered_clusters *call, int64_t problem, const st
         const int64_t number = labels[chunk], place = work->places[number];
         if (number == clusters)
             continue;
-        raise(&work->squares[place], square(keys + chunk * dim, work->nodes + place * dim, dim));
+        keep_larger(&work->squares[place], square(keys + chunk * dim, work->nodes + place * dim, dim));
         const int64_t unit = parents[number];
         if (unit == units)
             continue;
-        raise(&work->squares[clusters + unit], square(keys + chunk * dim, work->nodes + (clusters + unit) * dim, dim));
+        const float *top = work->nodes + (clusters + unit) * dim;
+        keep_larger(&work->squares[clusters + unit], square(keys + chunk * dim, top, dim));
         tokens[unit] += lengths[chunk];
     }
     for (int64_t place = 0; place < clusters; place++)

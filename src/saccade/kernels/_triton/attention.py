@@ -102,13 +102,11 @@ class _Work:
         apart = selection is not None and not all(dense) and selection.groups == query_heads != kv.kv_heads
         listed = 0 if selection is None else min(selection.ids.shape[2], -(-longest // selection.unit)) * selection.unit
         tuning = plan.tuning(triton.next_power_of_2(head_dim), item_size(q, kv.k, kv.v))
+        blocks, listed_blocks = -(-longest // tuning.block), -(-listed // tuning.block)
         dense_streams = sum(dense)
         sparse_streams = (len(dense) - sum(dense)) * (query_heads // kv.kv_heads if apart else 1)
         dense_splits, sparse_splits = plan.split_counts(
-            (
-                (planned * dense_streams, -(-longest // tuning.block)),
-                (planned * sparse_streams, -(-listed // tuning.block)),
-            ),
+            ((planned * dense_streams, blocks), (planned * sparse_streams, listed_blocks)),
             plan.processors(q.device) * tuning.resident,
         )
         programs = batch * (dense_streams * dense_splits + sparse_streams * sparse_splits)

@@ -42,7 +42,7 @@ def rank_union(
 ) -> tuple[Tensor, Tensor]:
     """The union alone, or where `lengths` are given, between the sinks and the window of each row that is longer."""
     batch, heads, _ = ids.shape
-    earliest = torch.full((batch, universe), 2**31 - 1, dtype=torch.int32, device=ids.device)
+    earliest = torch.full((batch, universe), _NEVER.value, dtype=torch.int32, device=ids.device)
     splits, size = triton.cdiv(universe, TILE), sinks + limit + window
     numbers, ends, short = earliest.new_empty(batch, splits), earliest.new_empty(batch), earliest.new_empty(batch)
     merged, found = earliest.new_empty(batch, 1, size), earliest.new_empty(batch, 1)

@@ -57,8 +57,7 @@ def topk(
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE,
-        num_warps=16,
+        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
     )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)

@@ -175,8 +175,10 @@ class Groups:
     def _observers(self, lengths: list[int]) -> tuple[Observer, ...]:
         """Who sees the step at hand, in rows of these lengths: recall is measured where the budget does not cover."""
         recall, selector = self._serving.recall, self._serving.plan.selector
-        counted = [selector is not None and not selector.covers(length) for length in lengths]
-        if recall is None or not any(counted) or not self._measures():
+        if recall is None or selector is None:
+            return ()
+        counted = [not selector.covers(length) for length in lengths]
+        if not any(counted) or not self._measures():
             return ()
         if self._serving.metrics is not None:
             self._serving.metrics.measuring(sum(counted))
