@@ -147,7 +147,8 @@ def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
     asked: list[list[int]] = []
 
     def rest(short: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        asked.append([row for row, is_short in enumerate(short.tolist()) if is_short])
+        assert all(length in (0, lengths[row]) for row, length in enumerate(short.tolist()))
+        asked.append([row for row, length in enumerate(short.tolist()) if length])
         return lists(asked[-1], universe)
 
     empty, new_empty = torch.empty, torch.Tensor.new_empty
@@ -167,8 +168,8 @@ def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
             rest=rest,
             implementation=implementation,
         )
-    short = [row for row in range(3) if len(oracles.rank_union([one[:first] for one in ranked[row]], limit)) < limit]
-    assert asked == [short]
+    short = [row for row in range(2) if len(oracles.rank_union([one[:first] for one in ranked[row]], limit)) < limit]
+    assert asked == ([short] if short or implementation == "triton" else [])
     for row, length in enumerate(lengths):
         wanted = {*range(length)[:sinks], *range(length)[-window:]}
         wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
@@ -183,7 +184,14 @@ WHOLE = {f"whole_{name}": kind for name, kind in {**COUNTED, "rounds": "i32"}.it
 KERNELS = {
     "_meet": (LISTS | TURNS, {"TILE": 2048}),
     "_count_firsts": (COUNTED | TURNS, {"TILE": 2048}),
-    "_find_short": ({"firsts": "*i32", "rounds": "i32", "limit": "i32", "short": "*i32"}, {"ROUNDS": 4}),
+    "_clear": (
+        {"earliest": "*i32", "universe": "i32", "lengths": "*i32", "size": "i32"},
+        {"FRAMED": True, "TILE": 2048},
+    ),
+    "_find_short": (
+        {"firsts": "*i32", "rounds": "i32", "lengths": "*i32", "limit": "i32", "size": "i32", "short": "*i32"},
+        {"ROUNDS": 4},
+    ),
     "_count_members": (
         COUNTED
         | {"rounds": "i32"}

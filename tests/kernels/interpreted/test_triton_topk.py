@@ -64,12 +64,12 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "DIRECT": 512,
-            "TILE": 128,
+            "TILE": 8,
             "PART": 128,
             "FEWEST_BLOCKS": 256,
             "COLLECTORS": 4,
             "CROWD": crowd,
-            "MERGERS": crowd,
+            "PROGRAMS": crowd,
             "HELD": held,
             "RUN": 32,
             "WAYS": 2,
@@ -230,9 +230,9 @@ KERNELS = {
         {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256},
     ),
     "_floors": (
-        16,
+        8,
         {**WANT, "maxima": "*i32", "blocks": "i32", "floors": "*i32", "sizes": "*i32"},
-        {"BOUNDED": True, "HELD": 8192, "LINE": 32, "TILE": 4096},
+        {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048},
     ),
     "_collect": (
         1,
@@ -243,10 +243,10 @@ KERNELS = {
         16,
         SELECT,
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
-        | {"PART": 512, "SPLITS": 256, "HELD": 8192, "LINE": 32, "TILE": 4096},
+        | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
-    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 512}),
+    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
@@ -262,11 +262,18 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
     assert compiled.registers <= 128  # what 16 warps leave a thread
 
 
-def test_maxima_of_a_crowd_spill_nothing() -> None:
-    warps, signature, constants = KERNELS["_maxima"]
+@pytest.mark.parametrize(
+    ("kernel", "warps", "others"),
+    [("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}), ("_select", 8, {"HELD": 4096, "TILE": 2048})],
+    ids=["crowd", "half"],
+)
+def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, int]) -> None:
+    _, signature, constants = KERNELS[kernel]
     divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
-    constants = {**constants, "DEPTH": 4, "COLUMNS": 1024}
-    assert compile_kernel(MODULE, "_maxima", signature, constants, divisible, capability=90, warps=warps).spilled == 0
+    constants = {**constants, **others}
+    compiled = compile_kernel(MODULE, kernel, signature, constants, divisible, capability=90, warps=warps)
+    assert compiled.spilled == 0
+    assert compiled.registers <= 128
 
 
 @pytest.mark.parametrize("narrowed", [False, True])
@@ -283,7 +290,8 @@ def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: boo
         "PART": 512,
         "SPLITS": 16,
         "HELD": 4096,
+        "HALVINGS": 3,
         "LINE": 32,
-        "TILE": 4096,
+        "TILE": 2048,
     }
-    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=16).spilled == 0
+    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).spilled == 0

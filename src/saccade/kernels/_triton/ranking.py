@@ -14,9 +14,9 @@ RUN = 256
 WAYS = 4
 """Sorted runs that become one in a launch; even, or two runs were not a part of what becomes one."""
 MERGED = 128
-"""Entries that a program moves to their place among WAYS runs; divides RUN."""
-MERGERS = 8192
-"""Programs that merge, a few times what a device runs at once: of more rows, each moves two runs."""
+"""Entries that a program moves to their place among WAYS runs at a time; divides RUN."""
+PROGRAMS = 1024
+"""Programs that sort or merge, about what a device runs at once: those that find nothing cost their launch."""
 
 _NOTHING = tl.constexpr(-(2**63))  # behind every entry of a ranking
 
@@ -28,14 +28,15 @@ def rank(entries: Tensor, counts: Tensor, ids: Tensor) -> None:
     """
     rows, kept = entries.shape
     source, target = entries, torch.empty_like(entries)
-    _sort_runs[(rows, triton.cdiv(kept, RUN))](
+    most = max(PROGRAMS // rows, 1)
+    _sort_runs[(rows, min(triton.cdiv(kept, RUN), most))](
         source, target, counts, ids, kept, LAST=kept <= RUN, RUN=RUN, OTHERS=16, num_warps=8
     )
-    run, tile = RUN, MERGED if rows * triton.cdiv(kept, MERGED) <= MERGERS else 2 * RUN
+    run = RUN
     while run < kept:
         source, target = target, source
-        _merge_runs[(rows, triton.cdiv(kept, tile))](
-            source, target, counts, ids, kept, run, LAST=run * WAYS >= kept, WAYS=WAYS, TILE=tile
+        _merge_runs[(rows, min(triton.cdiv(kept, MERGED), most))](
+            source, target, counts, ids, kept, run, LAST=run * WAYS >= kept, WAYS=WAYS, TILE=MERGED
         )
         run *= WAYS
 
@@ -76,17 +77,17 @@ def _sort_runs(
     """An entry's rank is the number of larger entries: no two are equal."""
     offset = tl.program_id(0).to(tl.int64) * kept
     count = tl.load(counts + tl.program_id(0))
-    begin = tl.program_id(1) * RUN
-    slot = begin + tl.arange(0, RUN)
-    _put_absent(slot, count, kept, ids + offset, LAST)
-    if begin < count:
-        entry = tl.load(source + offset + slot, mask=slot < count, other=_NOTHING)
-        before = tl.zeros([RUN, OTHERS], tl.int32)
-        for start in range(begin, tl.minimum(begin + RUN, count), OTHERS):
-            other_slot = start + tl.arange(0, OTHERS)
-            other = tl.load(source + offset + other_slot, mask=other_slot < count, other=_NOTHING)
-            before += (other[None, :] > entry[:, None]).to(tl.int32)
-        _put(entry, begin + tl.sum(before, 1), slot < count, target + offset, ids + offset, LAST)
+    for begin in range(tl.program_id(1) * RUN, kept if LAST else count, tl.num_programs(1) * RUN):
+        slot = begin + tl.arange(0, RUN)
+        _put_absent(slot, count, kept, ids + offset, LAST)
+        if begin < count:
+            entry = tl.load(source + offset + slot, mask=slot < count, other=_NOTHING)
+            before = tl.zeros([RUN, OTHERS], tl.int32)
+            for start in range(begin, tl.minimum(begin + RUN, count), OTHERS):
+                other_slot = start + tl.arange(0, OTHERS)
+                other = tl.load(source + offset + other_slot, mask=other_slot < count, other=_NOTHING)
+                before += (other[None, :] > entry[:, None]).to(tl.int32)
+            _put(entry, begin + tl.sum(before, 1), slot < count, target + offset, ids + offset, LAST)
 
 
 @triton.jit
@@ -104,20 +105,21 @@ def _merge_runs(
     """Merge WAYS runs at a time: an entry moves behind the larger ones of each, which bisection counts."""
     offset = tl.program_id(0).to(tl.int64) * kept
     count = tl.load(counts + tl.program_id(0))
-    slot = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    _put_absent(slot, count, kept, ids + offset, LAST)
-    if tl.program_id(1) * TILE < count:
-        entry = tl.load(source + offset + slot, mask=slot < count, other=_NOTHING)
-        first = tl.program_id(1) * TILE // (run * WAYS) * WAYS
-        begin = tl.minimum((first + tl.arange(0, WAYS)) * run, count)[:, None]
-        low = begin + tl.zeros([WAYS, TILE], tl.int32)
-        high = tl.minimum(low + run, count)
-        span = run
-        while span > 0:
-            middle = (low + high) // 2
-            other = tl.load(source + offset + middle, mask=low < high, other=_NOTHING)
-            ahead = other > entry[None, :]
-            low, high = tl.where((low < high) & ahead, middle + 1, low), tl.where(ahead, high, middle)
-            span = span // 2
-        rank = tl.sum(low - begin, 0)
-        _put(entry, first * run + rank, slot < count, target + offset, ids + offset, LAST)
+    for begin in range(tl.program_id(1) * TILE, kept if LAST else count, tl.num_programs(1) * TILE):
+        slot = begin + tl.arange(0, TILE)
+        _put_absent(slot, count, kept, ids + offset, LAST)
+        if begin < count:
+            entry = tl.load(source + offset + slot, mask=slot < count, other=_NOTHING)
+            first = begin // (run * WAYS) * WAYS
+            start = tl.minimum((first + tl.arange(0, WAYS)) * run, count)[:, None]
+            low = start + tl.zeros([WAYS, TILE], tl.int32)
+            high = tl.minimum(low + run, count)
+            span = run
+            while span > 0:
+                middle = (low + high) // 2
+                other = tl.load(source + offset + middle, mask=low < high, other=_NOTHING)
+                ahead = other > entry[None, :]
+                low, high = tl.where((low < high) & ahead, middle + 1, low), tl.where(ahead, high, middle)
+                span = span // 2
+            rank = tl.sum(low - start, 0)
+            _put(entry, first * run + rank, slot < count, target + offset, ids + offset, LAST)

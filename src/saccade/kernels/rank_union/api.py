@@ -16,7 +16,7 @@ from saccade.kernels.rank_union import cpu, native, reference
 from saccade.kernels.rank_union.sets import framed
 
 Rest = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Gives whole lists, ids `[B, Hq, M]` and counts `[B, Hq]`, of rows that int32 `[B]` marks; of others empty ones."""
+"""Gives whole lists, ids `[B, Hq, M]` and counts `[B, Hq]`, of rows whose lengths it is told, empty ones where 0."""
 
 
 def rank_union(
@@ -72,8 +72,9 @@ def framed_rank_union(
         lengths: int32 `[B]`, the rows' tokens.
         sinks: how many first tokens, at least 0; all of a shorter row.
         window: how many last tokens, at least 0; what the sinks leave of a shorter row.
-        rest: where `ids` are the best of longer lists: gives these, of the rows whose union falls short of the limit.
-            They begin with `ids`. On CUDA it is asked for in any case, and of which rows is known on the device alone.
+        rest: where `ids` are the best of longer lists: gives these, of the rows whose union falls short of the limit
+            and that have no room for all their tokens; it gets int32 `[B]`, their lengths, 0 for the other rows. These
+            lists begin with `ids`. On CUDA it is asked in any case, and of which rows is known on the device alone.
 
     Returns:
         ids int32 `[B, 1, sinks + limit + window]` ascending, -1 after the count; counts int32 `[B, 1]`.
@@ -94,9 +95,9 @@ def framed_rank_union(
         with torch.cuda.device_of(ids):
             return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window, rest)
     merged, found = _union(chosen, ids, counts, limit, universe)
-    short = found < limit
+    short = (found < limit) & (lengths > sinks + limit + window)[:, None]
     if rest is not None and not (short.is_cpu and not short.any()):
-        more, numbers = _union(chosen, *rest(short[:, 0].int()), limit, universe)
+        more, numbers = _union(chosen, *rest(lengths * short[:, 0]), limit, universe)
         merged, found = torch.where(short[..., None], more, merged), torch.where(short, numbers, found)
     return framed(merged, found, lengths, sinks, window)
 

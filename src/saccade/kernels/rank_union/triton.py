@@ -40,25 +40,31 @@ def rank_union(
     window: int,
     rest: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The union alone, or where `lengths` are given, between the sinks and the window of each row that is longer."""
+    """The union alone, or where `lengths` are given, between the sinks and the window of each row that is longer.
+
+    Only there `rest` may be given.
+    """
     batch, heads, _ = ids.shape
-    earliest = torch.full((batch, universe), _NEVER.value, dtype=torch.int32, device=ids.device)
+    earliest = torch.empty((batch, universe), dtype=torch.int32, device=ids.device)
     splits, size = triton.cdiv(universe, TILE), sinks + limit + window
     numbers, ends, short = earliest.new_empty(batch, splits), earliest.new_empty(batch), earliest.new_empty(batch)
     merged, found = earliest.new_empty(batch, 1, size), earliest.new_empty(batch, 1)
+    bounds, framed = (counts, False) if lengths is None else (lengths, True)
+    _clear[(batch, splits)](earliest, universe, bounds, size, FRAMED=framed, TILE=TILE)
     best = whole = _met(ids, counts, earliest)
     if rest is not None:
-        _find_short[(batch,)](best.firsts, best.rounds, limit, short, ROUNDS=triton.next_power_of_2(best.rounds))
+        _find_short[(batch,)](
+            best.firsts, best.rounds, bounds, limit, size, short, ROUNDS=triton.next_power_of_2(best.rounds)
+        )
         whole = _met(*rest(short), earliest)
-    bounds = counts if lengths is None else lengths
     _count_members[(batch, splits)](
         *best, *whole, short, heads, earliest, universe, bounds, limit, ends, numbers,
-        FRAMED=lengths is not None, RESTED=rest is not None,
+        FRAMED=framed, RESTED=rest is not None,
         ROUNDS=triton.next_power_of_2(max(best.rounds, whole.rounds)), TILE=TILE,
     )  # fmt: skip
     _write_members[(batch, max(splits, triton.cdiv(size, TILE)))](
         earliest, universe, bounds, ends, numbers, splits, size, merged, found, sinks, window,
-        FRAMED=lengths is not None, SPLITS=triton.next_power_of_2(splits), TILE=TILE,
+        FRAMED=framed, SPLITS=triton.next_power_of_2(splits), TILE=TILE,
     )  # fmt: skip
     return merged, found
 
@@ -72,6 +78,22 @@ def _met(ids: Tensor, counts: Tensor, earliest: Tensor) -> _Lists:
     _meet[(batch, rounds)](*lists[:3], heads, earliest, universe, TILE=TILE)
     _count_firsts[(batch, rounds)](*lists[:4], heads, earliest, universe, TILE=TILE)
     return lists
+
+
+@triton.jit
+def _clear(
+    earliest: tl.tensor,
+    universe: tl.tensor,
+    lengths: tl.tensor,
+    size: tl.tensor,
+    FRAMED: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """No turn yet for the positions that will be looked at."""
+    position = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    if tl.program_id(1) * TILE < tl.maximum(_length(lengths, universe, FRAMED), size):
+        start = tl.program_id(0).to(tl.int64) * universe
+        tl.store(earliest + start + position, tl.full([TILE], _NEVER, tl.int32), mask=position < universe)
 
 
 @triton.jit
@@ -130,11 +152,21 @@ def _count_firsts(
 
 
 @triton.jit
-def _find_short(firsts: tl.tensor, rounds: tl.tensor, limit: tl.tensor, short: tl.tensor, ROUNDS: tl.constexpr) -> None:
-    """1 for a row whose lists do not fill its set, else 0."""
+def _find_short(
+    firsts: tl.tensor,
+    rounds: tl.tensor,
+    lengths: tl.tensor,
+    limit: tl.tensor,
+    size: tl.tensor,
+    short: tl.tensor,
+    ROUNDS: tl.constexpr,
+) -> None:
+    """The length of a row that is larger than its set and whose lists do not fill this, else 0."""
+    row = tl.program_id(0)
     every = tl.arange(0, ROUNDS)
-    found = tl.sum(tl.load(firsts + tl.program_id(0) * rounds + every, mask=every < rounds, other=0), 0)
-    tl.store(short + tl.program_id(0), (found < limit).to(tl.int32))
+    found = tl.sum(tl.load(firsts + row * rounds + every, mask=every < rounds, other=0), 0)
+    length = tl.load(lengths + row)
+    tl.store(short + row, tl.where((found < limit) & (length > size), length, 0))
 
 
 @triton.jit

@@ -20,11 +20,14 @@ DIRECT = 8192
 """Rows up to this width are searched without narrowing them first: three more launches cost more."""
 HELD = 8192
 """The most keys that a program keeps in registers while it searches their cut."""
-TILE = 4096
-"""Entries that a program looks at together."""
+HALVINGS = 3
+"""So often a program may halve how many keys it holds, where a row has fewer."""
+TILE = 256
+"""Entries that a warp looks at together where they are not held."""
 PART = 512
 """Entries of a row whose candidates one warp collects."""
 FEWEST_BLOCKS = 4096
+"""Fewer would be as slow to search; so many keys at least a program is made to hold."""
 CROWD = 256
 """Of so many rows each takes fewer programs to look for maxima: those that have nothing to do cost their launch."""
 COLLECTORS = 4096
@@ -54,10 +57,12 @@ def topk(
     table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
     splits = triton.cdiv(width, PART)
     held = _held(blocks if narrowed else triton.next_power_of_2(width))
+    warps = _warps(held)
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
+        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
+        LINE=LINE, TILE=TILE * warps, num_warps=warps,
     )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
@@ -66,7 +71,12 @@ def topk(
 
 def _held(number: int) -> int:
     """How many keys a program keeps in registers where there are about `number`, a power of two; 0: none."""
-    return max(number, TILE) if number <= HELD else 0
+    return max(number, FEWEST_BLOCKS) if number <= HELD else 0
+
+
+def _warps(held: int) -> int:
+    """As few as the registers allow, since all wait for each other in every round: 16 keys of a thread."""
+    return 8 if 0 < held <= FEWEST_BLOCKS else 16
 
 
 def _vector(width: int) -> int:
@@ -90,12 +100,13 @@ def _narrow(
     positions, marks = torch.empty((2, rows, 2 * blocks), dtype=torch.int32, device=device)
     starts, found, shifts = torch.empty((3, rows, splits), dtype=torch.int32, device=device)
     held, columns = _held(blocks), min(1024 if rows >= CROWD else 256, blocks)
+    warps = _warps(held)
     _maxima[(rows, blocks // columns)](
         *row, *want, maxima, blocks, BOUNDED=bounded, HELD=held, VECTOR=vector, DEPTH=4096 // columns, COLUMNS=columns
     )
     _floors[(rows,)](
         row[3], *want, maxima, blocks, floors, sizes,
-        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE, num_warps=16,
+        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE * warps, num_warps=warps,
     )  # fmt: skip
     _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
         *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
@@ -309,6 +320,7 @@ def _select(
     PART: tl.constexpr,
     SPLITS: tl.constexpr,
     HELD: tl.constexpr,
+    HALVINGS: tl.constexpr,
     LINE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
@@ -349,14 +361,16 @@ def _select(
     if count == 0:
         pass
     elif size <= HELD:
-        if HELD:
-            position = tl.arange(0, HELD)
-            if distant:
-                key, position, _ = _candidate(position, size, best, positions, marks, shifts, 0)
-            else:
-                key = load_keys(source, position, size, True, VECTOR)
-            low, top, above = cut_held(key, size, count, count, HELD)
-            _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+        # The least power of two that holds them: half as many keys take half the time.
+        for halving in tl.static_range(HALVINGS + 1):
+            if (size <= HELD >> halving) & ((halving == HALVINGS) | (size > HELD >> (halving + 1))):
+                position = tl.arange(0, HELD >> halving)
+                if distant:
+                    key, position, _ = _candidate(position, size, best, positions, marks, shifts, 0)
+                else:
+                    key = load_keys(source, position, size, True, VECTOR)
+                low, top, above = cut_held(key, size, count, count, HELD >> halving)
+                _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     elif small:
         low, top, above = cut(best, size, count, count, True, 4, TILE)
         parts = count * 0

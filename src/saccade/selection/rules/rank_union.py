@@ -75,7 +75,7 @@ class RankUnion(Rule):
             sinks=self.sinks,
             window=self.window,
             universe=middle.shape[-1],
-            rest=None if first == self.chosen else lambda short: ranked(longer * short, self.chosen),
+            rest=None if first == self.chosen else lambda short: ranked(short, self.chosen),
         )
         return Selection(ids, counts)
 
