@@ -76,7 +76,7 @@ def kernels() -> dict[str, int]:
     return {
         f"{held.fn.__module__}.{held.fn.__name__}": sum(len(cache[0]) for cache in held.device_caches.values())
         for held in gc.get_objects()
-        if isinstance(held, JITFunction) and held.fn.__module__.startswith("saccade.")
+        if isinstance(held, JITFunction) and getattr(held.fn, "__module__", "").startswith("saccade.")
     }
 
 
