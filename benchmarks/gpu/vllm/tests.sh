@@ -1,0 +1,37 @@
+#!/bin/sh
+# All tests of tests/gpu/serving side by side on two GPUs, a log each: an engine's start is the host's work, and one
+# after the other they take longer than a lent machine has. In the environment of assemble.sh:
+#
+#   sh benchmarks/gpu/vllm/tests.sh FOLDER [SECONDS]
+#
+# Ends with 1 if a test failed or did not end in time.
+set -eu
+folder=$1 limit=${2:-430} tests=tests/gpu/serving
+mkdir -p "$folder"
+
+go() {
+  name=$1 devices=$2
+  shift 2
+  (
+    export CUDA_VISIBLE_DEVICES="$devices"
+    code=0
+    timeout "$limit" python3 -m pytest -q -rA --tb=short --show-capture=no -p no:cacheprovider "$@" \
+      >"$folder/$name.log" 2>&1 || code=$?
+    echo "$code" >"$folder/$name.code"
+  ) &
+}
+
+captured=$tests/test_captured_steps.py
+go two 0,1 $tests/test_two_devices.py
+go logits_a 0 $captured -k "less_is_more or quest and adapter"
+go logits_b 1 $captured -k "lychee_decode or streaming"
+go rows 0 $captured -k "preempted or aborted or second_turn"
+go v1 1 $captured -k "runner_v1 or rectified"
+go measured 1 $tests/test_measured_steps.py
+wait
+failed=0
+for file in "$folder"/*.code; do
+  if [ "$(cat "$file")" != 0 ]; then failed=1; fi
+  echo "$(basename "$file" .code): exit code $(cat "$file"), $(tail -n 1 "${file%.code}.log")"
+done
+exit $failed
