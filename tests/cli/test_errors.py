@@ -21,7 +21,7 @@ BAD_OPTIONS: list[Case] = [
     (("--policy", "quest:budget=8"), ("budget=8", "16")),
     (("--policy", "tidal:budget=0"), ("budget='0'", "1")),
     (("--policy", "tidal:budget=-5"), ("budget='-5'", "1")),
-    (("--policy", "tidal:budget=nan"), ("budget='nan'", "integer")),
+    (("--policy", "tidal:budget=nan"), ("budget='nan'", "whole number")),
     (("--policy", "less_is_more:recent=1.5"), ("recent='1.5'", "1")),
     (("--policy", "less_is_more:recent=-0.1"), ("recent='-0.1'", "0")),
     (("--policy", "less_is_more:recent=nan"), ("recent='nan'", "finite")),
