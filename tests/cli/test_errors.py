@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from commands import Invoke
-from saccade.checkpoints.load import ModelSource
 
 Case = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -47,26 +46,6 @@ BAD_OPTIONS: list[Case] = [
     (("--output-dir", "/proc/saccade"), ("'/proc/saccade'",)),
     (("--nonsense",), ("--nonsense",)),
 ]
-
-
-@pytest.fixture
-def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Run the command line, expect one line on stderr and exit code 2; gives the line."""
-
-    def no_work(*arguments: object) -> None:
-        raise AssertionError("weights were loaded before the input was checked")
-
-    monkeypatch.setattr(ModelSource, "weights", no_work)
-
-    def run(*arguments: object) -> str:
-        result = invoke(*arguments)
-        assert result.exit_code == 2, result.output
-        assert result.stdout == ""
-        (line,) = result.stderr.splitlines()
-        assert line.startswith("saccade: error: ")
-        return str(line)
-
-    return run
 
 
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS, ids=lambda part: " ".join(part))

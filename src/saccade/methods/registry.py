@@ -47,7 +47,7 @@ def describe(name: str) -> Method:
     known = policies()
     if name not in known:
         of_a_model = name in ("auto", "recipe") or name.endswith(".json")
-        where = "; auto and recipes need a model: give them to saccade.sparsify or --policy" if of_a_model else ""
+        where = "; auto and recipes are for decoding (saccade.sparsify, generate, compare, serve)" if of_a_model else ""
         raise PolicyError(f"unknown policy {name!r}; valid: {', '.join(known)}{where or meant(name, known)}")
     return known[name]
 
