@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,15 @@ def test_mistakes_of_single_commands(
     folder = ("--output-dir", tmp_path) if arguments[0] == "tune" else ()
     line = fails(*arguments, *model, *folder)
     assert all(word in line for word in words), line
+
+
+bench = import_module("saccade.cli.bench")  # whose name in the package is the command's
+
+
+def test_timing_vllm_without_vllm(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    line = fails("bench", "serve")
+    assert "vLLM is not installed" in line and '"saccade[vllm]"' in line
 
 
 @pytest.mark.parametrize(

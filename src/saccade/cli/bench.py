@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from ..errors import SaccadeError
 from . import options
 from .group import need_eval
 from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, count, flag, number, words
@@ -105,6 +107,7 @@ def serve(
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
     """
+    from ..adapters.vllm.server.serve import INSTALL
     from ..bench.serving import ServingJob, ServingSettings
     from ..eval.output import read_json
     from ..report.timings import serving_table
@@ -116,6 +119,8 @@ def serve(
         points or (), block, max_model_len, memory, tensor_parallel,
     )  # fmt: skip
     job, before = ServingJob.check(settings), None
+    if find_spec("vllm") is None:
+        raise SaccadeError(INSTALL)
     if resume and json is not None and json.is_file() and json.stat().st_size:
         before = read_json(json)
     time_and_show(job, serving_table, json, before=before)
