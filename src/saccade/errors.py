@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class SaccadeError(Exception):
     """Base of all errors of this package; its message is one line a user can act on."""
@@ -37,3 +40,14 @@ class KernelError(SaccadeError, ValueError):
 
 class ServingError(SaccadeError):
     """A server that cannot start, or a request that it cannot take; the message says what would be valid."""
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest that there is, case and hyphens aside; "" if none is."""
+    folded = {_folded(name): name for name in known}
+    near = difflib.get_close_matches(_folded(given), folded, n=1)
+    return f"; did you mean {folded[near[0]]}?" if near else ""
+
+
+def _folded(name: str) -> str:
+    return name.strip().lower().replace("-", "_")

@@ -164,7 +164,7 @@ def test_encoder_decoder_is_refused() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(saccade.UnsupportedModelError, match="expected a loaded transformers model, got str"):
+    with pytest.raises(saccade.UnsupportedModelError, match="expected a loaded transformers model, got 'gpt2'"):
         saccade.sparsify("gpt2", "dense")
     check_refusal(torch.nn.Linear(2, 2), "expected a loaded transformers model, got Linear")
     check_refusal(tiny.llama().model, "no language-model head")
@@ -202,7 +202,7 @@ def test_heads_that_the_configuration_does_not_name_are_refused() -> None:
     [
         ({"use_cache": False}, "use_cache=False"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
-        ({"cache_implementation": "offloaded"}, "offloaded caches"),
+        ({"cache_implementation": "offloaded"}, "offloaded"),
         ({"cache_implementation": "offloaded_static"}, "offloaded"),
     ],
 )

@@ -30,7 +30,22 @@ from .refusing import check_line
         ("quest:budget==64", ("budget", "'=64'")),
         ("quest:budget=64=64", ("budget", "'64=64'")),
         ("quest:budget=0", ("budget", "'0'")),
-        ("tidal:reselect=3,4", ("'4' is not key=value",)),
+        ("tidal:reselect=3,4", ("'4' is not key=value", "lists with +")),
+        ("tidal:64", ("'64' is not key=value", "write name:key=value")),
+        ("tidl:budget=3", ("unknown policy 'tidl'", "did you mean tidal?")),
+        ("Less-Is-More", ("unknown policy 'Less-Is-More'", "did you mean less_is_more?")),
+        ("tidaldecode", ("did you mean tidal?",)),
+        ("tidal:Budgt=3", ("no option 'Budgt'", "did you mean budget?")),
+        ("quest:page_size=16", ("no option 'page_size'", "did you mean page?")),
+        ("tidal:budget=many", ("budget='many' is not valid: must be a whole number",)),
+        ("tidal:budget=1k", ("budget='1k' is not valid: must be a whole number",)),
+        ("tidal:budget=0", ("budget='0' is not valid: must be at least 1",)),
+        ("less_is_more:recent=half", ("recent='half' is not valid: must be a number",)),
+        ("less_is_more:recent=1.5", ("recent='1.5' is not valid: must be at most 1",)),
+        ("less_is_more:recent={x}", ("recent='{x}' is not valid",)),
+        ("auto", ("unknown policy 'auto'", "recipes are for decoding", "saccade.sparsify")),
+        ("recipe:qwen3-8b", ("unknown policy 'recipe'", "recipes are for decoding", "saccade.sparsify")),
+        ("found.json", ("unknown policy 'found.json'", "recipes are for decoding", "saccade.sparsify")),
         ("tidal:reselect=+", ("reselect", "''")),
         ("tidal:reselect=3+", ("reselect", "''")),
         ("dense:budget=64", ("policy dense has no option 'budget'", "none")),
@@ -49,6 +64,18 @@ def test_bad_spec(spec: str, words: tuple[str, ...]) -> None:
     with pytest.raises(saccade.PolicyError) as error:
         saccade.Policy.from_spec(spec)
     check_line(str(error.value), words)
+
+
+@pytest.mark.parametrize("spec", [" tidal:budget=64", "tidal : budget = 64 ,", "tidal:\tbudget =64\n"])
+def test_blanks_around_words_mean_nothing(spec: str) -> None:
+    assert saccade.policy(spec) == saccade.Policy.from_spec(spec) == saccade.policy("tidal", budget=64)
+
+
+@pytest.mark.parametrize("name", [3, None, ("tidal",), {"name": "tidal"}])
+def test_a_policy_is_named_by_text(name: Any) -> None:
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.policy(name)
+    check_line(str(error.value), (f"policy={name!r}", "'tidal:budget=64'"))
 
 
 VALID = {"version": 1, "name": "quest", "options": {"budget": 64}}

@@ -42,6 +42,7 @@ def config(policy: str, **settings: Any) -> Any:
         "max_num_batched_tokens": 64,
         "scheduler_cls": SCHEDULER,
         "async_scheduling": False,
+        "attention_backend": "CUSTOM",
         "additional_config": {"saccade": {"policy": policy}},
     }
     return EngineArgs(**{**given, **settings}).create_engine_config()

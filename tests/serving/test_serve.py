@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import Gemma2Config, MistralConfig, Qwen3Config
 from typer.testing import CliRunner
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from saccade.adapters.vllm.checks import SCHEDULER
@@ -82,7 +83,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
     assert args.additional_config == {"saccade": server.options.to_dict()}
     assert (args.scheduler_cls, args.async_scheduling) == (None, None)
-    assert (server.model, server.block, server.notes) == ("bundled", 32, ())
+    assert (server.model, server.block) == ("bundled", 32)
     assert server.address == f"http://127.0.0.1:{free_port}"
     assert "12 layers" in server.shape
     assert "float32" in server.shape
@@ -229,6 +230,44 @@ def test_a_published_recipe_is_marked() -> None:
         ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
 
 
+@pytest.mark.parametrize("entry", ['"quest:budget=64"', '{"policy": "quest:budget=64"}'])
+def test_a_spec_may_stand_alone(made: Callable[..., Server], entry: str) -> None:
+    server = made("--additional-config", f'{{"saccade": {entry}}}')
+    assert str(server.options.policy) == "quest:budget=64"
+    assert made("--additional-config", f'{{"saccade": {entry}}}', recall=0.5).options.recall == 0.5
+
+
+def test_a_model_without_a_chat_template_is_told_of(made: Callable[..., Server], tmp_path: Path) -> None:
+    told = [note for note in made().notes if "chat template" in note]
+    assert len(told) == 1 and "/v1/completions" in told[0] and "--chat-template" in told[0]
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    assert made("--chat-template", str(template)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "backend", "words"),
+    [
+        ("qest", "CUSTOM", ("'qest'", "did you mean quest?")),
+        ({"policy": "tidal:reselect=99"}, "CUSTOM", ("reselect=99", "valid layers are")),
+        ({"polcy": "quest"}, "CUSTOM", ("needs a policy",)),
+        ("recipe:qwen3-8b", "CUSTOM", ("belongs to another model",)),
+        ("quest", None, ("--attention-backend CUSTOM",)),
+    ],
+    ids=str,
+)
+def test_an_engine_started_by_hand_is_refused_by_whoever_starts_it(
+    entry: Any, backend: str | None, words: tuple[str, ...]
+) -> None:
+    """Before there are processes in which an error of ours would end two tracebacks away."""
+    settings = {"additional_config": {"saccade": entry}, "attention_backend": backend}
+    with pytest.raises(ServingError) as refused:
+        AsyncEngineArgs(model=str(model_path()), **settings).create_engine_config()
+    message = str(refused.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
 def test_the_arguments_are_not_those_of_the_check(made: Callable[..., Server]) -> None:
     """A configuration changes parts of what it is made from, and the server makes another one."""
     rest = ("--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}')
@@ -267,12 +306,24 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("--additional-config", '{"saccade": {"polcy": "quest"}}'), ("'polcy'", "policy")),
     (
         {},
+        ("--additional-config", '{"saccade": {"policy": "quest", "recal": 0.1}}'),
+        ("'recal'", "did you mean recall?"),
+    ),
+    ({}, ("--additional-config", '{"saccade": {"policy": "qest"}}'), ("'qest'", "did you mean quest?")),
+    ({}, ("--additional-config", '{"saccade": "qest:budget=64"}'), ("'qest'", "did you mean quest?")),
+    (
+        {},
+        ("--kv-cache-memory-bytes", "10000000", "--max-model-len", "8192"),
+        ("max_model_len=8192", "at most 813", "--max-model-len"),
+    ),
+    (
+        {},
         ("--additional-config", '{"saccade": {"policy": "quest", "shortcut": false}}'),
         ("'shortcut'", "policy, recall"),
     ),
     ({}, ("--additional-config", '{"saccade": {"policy": "{}"}}'), ("'{}'", "quest")),
     ({}, ("--additional-config", '{"saccade": {"policy": 7}}'), ("policy=7", "spec")),
-    ({}, ("--additional-config", '{"saccade": "quest"}'), ("'quest'", '"policy"')),
+    ({}, ("--additional-config", '{"saccade": ["quest"]}'), ("['quest']", '"policy"')),
     ({"policy": "quest"}, ("--additional-config", '{"saccade": {"policy": "resa"}}'), ("twice", "quest", "resa")),
     ({"recall": 2.0}, (), ("recall=2.0",)),
     ({"policy": "tidal:reselect=99"}, (), ("reselect=99",)),

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..checkpoints.load import skeleton_of
 from ..checkpoints.presets import random_model
 from ..checkpoints.shape import parameters_read, shape_of
 from ..errors import SaccadeError
+from ..eval.subject import refuse_too_large
 from ..machine import read_bandwidth
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
@@ -56,6 +58,9 @@ class BenchJob(GridJob):
                     f"{policy}: how many drafts stand depends on the text, and random keys have none; "
                     f"use rectify={policy.rectify.every}"
                 )
+        parameters = sum(parameter.numel() for parameter in skeleton_of(grid.config, grid.name).parameters())
+        most = {"tokens": max(grid.contexts), "rows": max(grid.batches)}
+        refuse_too_large(grid.shape, parameters, grid.device, grid.dtype, **most)
         names, left_out = baselines.choose(settings.baselines, grid.device, grid.shape.head_dim)
         return cls(grid, (*notes, *left_out), policies, settings.steps, names)
 

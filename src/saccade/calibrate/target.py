@@ -72,6 +72,8 @@ class Target:
         if settings.task not in TASKS and not settings.task.endswith(".jsonl"):
             raise SaccadeError(f"--task {settings.task!r} is not valid: {', '.join(TASKS)}, or a file FILE.jsonl")
         target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
+        if not target.from_file:
+            target.subject.refuse_too_large(settings.context)
         check_folder(settings.output_dir)
         with writing(target.recipe_path, "recipe "):
             tempfile.TemporaryFile(dir=target.recipe_path.parent).close()

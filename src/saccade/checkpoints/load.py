@@ -18,6 +18,7 @@ from .hub import HUB_ID, SHARDS, WEIGHTS
 from .shape import shape_of, stored_hash
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load(model: str | Path | None, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
@@ -94,6 +95,10 @@ class ModelSource:
         """What `shape` says of the decoder alone."""
         return self.shape()[0]
 
+    def skeleton(self) -> Any:
+        """The model without weights; see `skeleton_of`."""
+        return skeleton_of(self.config(), self.name)
+
     def tokenizer(self) -> Any:
         """The model's tokenizer.
 
@@ -138,9 +143,24 @@ class ModelSource:
             return reader.from_pretrained(self.location, trust_remote_code=False, **options)
         # A broken folder can raise anything in transformers, tokenizers and the hub client.
         except Exception as error:
-            where = "its" if Path(self.location).is_dir() else "no folder here, and as a hub id its"
-            said = f"{where} {part} cannot be loaded: {one_line(error)}"
+            said = f"its {part} cannot be loaded: {one_line(error)}"
+            if not Path(self.location).is_dir():
+                said = f"no folder here, and as a hub id {said} Check the name and the network, or give a folder"
             raise ModelFolderError(f"model {self.name!r}: {said}") from error
+
+
+def skeleton_of(config: Any, name: str | None) -> Any:
+    """The causal language model of a configuration, in eval mode and without weights: all on torch's meta device.
+
+    Raises:
+        UnsupportedModelError: if transformers makes none of it.
+    """
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config).eval()
+    # A configuration that is not a plain decoder's can raise anything in transformers.
+    except Exception as error:
+        raise UnsupportedModelError(f"model {name!r} is no plain decoder: {one_line(error)}") from error
 
 
 def pick_device(name: str) -> torch.device:
@@ -153,7 +173,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(valid[1] if len(valid) > 1 else "cpu")
     if name not in valid:
-        raise ModelFolderError(f"unknown device {name!r}; valid here: auto, {', '.join(valid)}")
+        raise ModelFolderError(f"unknown device {name!r}; valid here: auto, {', '.join(valid)} (see saccade doctor)")
     return torch.device(name)
 
 
@@ -193,7 +213,7 @@ def _devices() -> list[str]:
 def _check_folder(folder: Path, *, weights: bool) -> None:
     """Raise unless a folder has a configuration and, if they are wanted, whole safetensors files."""
     if not (folder / "config.json").is_file():
-        raise ModelFolderError(f"model folder {str(folder)!r} has no config.json")
+        raise ModelFolderError(f"model folder {str(folder)!r} has no config.json, which save_pretrained writes")
     _read_json(folder / "config.json")
     for file in _weight_files(folder) if weights else ():
         _check_weights(file)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from ..errors import SaccadeError
 from . import options
 from .group import need_eval
-from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, count, flag, words
+from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, count, flag, number, words
 
 CONTEXTS, POLICIES, BUDGET = ["0,4096,32768"], ["dense", "tidal", "less_is_more"], ["2048"]
 BASELINES = ["transformers", "torch-sdpa", "vllm"]
@@ -75,18 +77,18 @@ def serve(
     points: Annotated[
         list[str] | None, words("CxB,CxB", "Contexts and batches, such as 16x1,131072x4; instead of those two.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    threads: Annotated[int, count("CPU threads.")] = 2,
     policy: options.Policies = SERVED_POLICIES,
     budget: options.TimedBudgets = BUDGET,
-    steps: Annotated[int | None, typer.Option(min=2, help="Timed steps. Default: 64 on CUDA, 12 on a CPU.")] = None,
+    steps: Annotated[int | None, count("Timed steps. Default: 64 on CUDA, 12 on a CPU.", 2)] = None,
     block: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of a block of vLLM's cache. Default: 16 on CUDA, 32 on a CPU.")
+        int | None, count("Tokens of a block of vLLM's cache. Default: 16 on CUDA, 32 on a CPU.", 16)
     ] = None,
     max_model_len: Annotated[
         int | None, count("Most tokens of a row, which bounds buffers and grids. Default: what is needed.")
     ] = None,
-    memory: Annotated[float, typer.Option(help="Share of a GPU's memory for vLLM.")] = 0.9,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    memory: Annotated[float, number("SHARE", "Share of a GPU's memory for vLLM.")] = 0.9,
+    tensor_parallel: Annotated[int, count("GPUs that share the model.")] = 1,
     dtype: RandomDtype = "bfloat16",
     device: Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")] = "auto",
     json: JsonFile = None,
@@ -105,6 +107,7 @@ def serve(
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
     """
+    from ..adapters.vllm.server.serve import INSTALL
     from ..bench.serving import ServingJob, ServingSettings
     from ..eval.output import read_json
     from ..report.timings import serving_table
@@ -116,6 +119,8 @@ def serve(
         points or (), block, max_model_len, memory, tensor_parallel,
     )  # fmt: skip
     job, before = ServingJob.check(settings), None
+    if find_spec("vllm") is None:
+        raise SaccadeError(INSTALL)
     if resume and json is not None and json.is_file() and json.stat().st_size:
         before = read_json(json)
     time_and_show(job, serving_table, json, before=before)

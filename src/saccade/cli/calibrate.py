@@ -14,7 +14,9 @@ from .group import NeedsEval, OneLineErrors
 from .options import count, flag, words
 
 calibrate = typer.Typer(
-    cls=OneLineErrors, help="Find the layers and the heads of a model that retrieve, and write them into a recipe."
+    no_args_is_help=True,
+    cls=OneLineErrors,
+    help="Find the layers and the heads of a model that retrieve, and write them into a recipe.",
 )
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
-from transformers import AutoModelForCausalLM
 
-from ..checkpoints.load import ModelSource, one_line
+from ..checkpoints.load import ModelSource, skeleton_of
 from ..checkpoints.presets import SHAPES, read_config
 from ..checkpoints.shape import parameters_read, shape_of
-from ..errors import ModelFolderError, SaccadeError, UnsupportedModelError
+from ..errors import ModelFolderError, SaccadeError
 from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies
@@ -78,13 +76,8 @@ def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Pol
 def _model(name: str | None) -> tuple[ModelShape, int, list[str]]:
     """Sizes of the named model, the weights that a step reads, and notes; from the configuration alone."""
     config = _config(name)
-    try:
-        shape = shape_of(config)
-        with torch.device("meta"):
-            network: Any = AutoModelForCausalLM.from_config(config)
-    # A configuration that is not a plain decoder's can raise anything in transformers.
-    except Exception as error:
-        raise UnsupportedModelError(f"model {name!r} is no plain decoder: {one_line(error)}") from error
+    network = skeleton_of(config, name)
+    shape = shape_of(config)
     parameters, embeddings = parameters_read(network), network.get_input_embeddings().weight.numel()
     notes = []
     if parameters < sum(parameter.numel() for parameter in network.parameters()):

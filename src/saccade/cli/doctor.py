@@ -38,12 +38,13 @@ def findings() -> list[Finding]:
 
 
 def _versions() -> list[Finding]:
+    from ..checkpoints.versions import outdated
     from ..machine import versions
 
     found = versions()
     return [
         Finding("saccade", f"{found['saccade']} on Python {found['python']}"),
-        Finding("libraries", f"torch {found['torch']}, transformers {found['transformers']}"),
+        Finding("libraries", f"torch {found['torch']}, transformers {found['transformers']}", outdated() or ""),
     ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated
 
 import typer
 
-from .options import Device, Document, Dtype, Model, Seed, count, words
+from .options import Device, Document, Dtype, Model, Seed, count, number, words
 
 
 def generate(
@@ -26,7 +27,7 @@ def generate(
     ] = None,
     budget: Annotated[str | None, words("N", "Budget in tokens, for a policy that was not given one.")] = None,
     max_new_tokens: Annotated[int, count("Most tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0, metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
+    temperature: Annotated[float, number("T", "Sampling temperature; 0 is greedy.")] = 0.0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -48,16 +49,18 @@ def generate(
     from transformers import TextStreamer
 
     from ..adapters.hf.run import sparsify
-    from ..checkpoints.load import ModelSource, pick_device, pick_dtype
-    from ..errors import DocumentError, PolicyError
+    from ..errors import DocumentError, PolicyError, SaccadeError
     from ..eval.document import decoded, read_document
     from ..eval.entry import parse_budgets
+    from ..eval.subject import Subject
     from ..recipes.resolve import default, resolve
     from .terminal import quiet_libraries
 
     quiet_libraries()
-    source = ModelSource.locate(model)
-    where = source.location, source.decoder
+    if not 0 <= temperature < math.inf:
+        raise SaccadeError(f"--temperature {temperature:g} is not valid: 0, which is greedy, or more")
+    subject = Subject.check(model, device, dtype)
+    where = subject.source.location, lambda: subject.shape
     found = default(*where) if policy is None else resolve(policy, *where)
     chosen = found.policy
     if budget is not None:
@@ -73,24 +76,21 @@ def generate(
         parts.append(decoded(sys.stdin.buffer.read(), "standard input") if prompt is None else prompt)
     text = "\n\n".join(parts)
     if not text.strip():
-        raise DocumentError("the prompt is empty")
-    picked = pick_device(device)
-    kind = pick_dtype(dtype, source, picked)
-    shape, positions = source.shape()
-    chosen.plan(shape)
-    tokenizer = source.tokenizer()
-    inputs = tokenizer(text, return_tensors="pt", verbose=False).to(picked)
-    length = inputs["input_ids"].shape[1]
+        raise DocumentError("the prompt is empty; give it as an argument, on standard input or by --document")
+    chosen.plan(subject.shape)
+    inputs = subject.tokenizer(text, return_tensors="pt", verbose=False).to(subject.device)
+    length, positions = inputs["input_ids"].shape[1], subject.positions
     if length + max_new_tokens > positions:
         raise DocumentError(
-            f"the prompt has {length} tokens; with {max_new_tokens} new ones that exceeds the model's "
-            f"{positions} positions"
+            f"the prompt has {length} tokens; with {max_new_tokens} new ones that exceeds the model's {positions} "
+            "positions: shorten it, or lower --max-new-tokens"
         )
-    loaded = source.weights(picked, kind)
+    subject.refuse_too_large(length + max_new_tokens)
+    loaded = subject.load()
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    with sparsify(loaded, chosen, tokenizer=tokenizer) as run:
+    with sparsify(loaded, chosen, tokenizer=subject.tokenizer) as run:
         for note in (*found.notes, *run.notes):
             sys.stderr.write(f"note: {note}\n")
-        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = TextStreamer(subject.tokenizer, skip_prompt=True, skip_special_tokens=True)
         loaded.generate(**inputs, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -29,7 +30,13 @@ class OneLineErrors(TyperGroup):
         except SaccadeError as error:
             _fail(str(error), 2)
         except _UsageError as error:
-            _fail(error.format_message(), 2)
+            message = error.format_message()
+            # A group without a command has shown its help, and has nothing to say.
+            _fail(message, 2) if message.strip() else sys.exit(0)
+        except (MemoryError, RuntimeError) as error:
+            if not (isinstance(error, MemoryError) or re.search("out of memory|allocate memory", str(error))):
+                raise
+            _fail(f"memory ran out; take a smaller context, batch or dtype ({str(error).partition('. ')[0]})", 2)
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", INTERRUPTED)
 

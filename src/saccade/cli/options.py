@@ -24,6 +24,19 @@ def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
+def _number(text: str) -> float:
+    """A parser of numbers whose error names the value."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{str(text)!r} is not valid; a number is, such as 0.5") from None
+
+
+def number(metavar: str, help: str) -> Any:
+    """An option that takes a number; whoever reads it knows its range."""
+    return typer.Option(parser=_number, metavar=metavar, help=help)
+
+
 def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, *, metavar: str = "N") -> Any:
     """An option that takes a whole number."""
     return typer.Option(parser=at_least(minimum, maximum), metavar=metavar, help=help)
@@ -94,7 +107,7 @@ TimedBudgets = Annotated[list[str], words("N,N", "Budgets for policies that have
 Batches = Annotated[list[str], words("N,N", "Rows decoded together.")]
 ThreadCounts = Annotated[list[str], words("N,N", "CPU threads; one is steady on a shared machine.")]
 ONE = ["1"]
-Steps = Annotated[int, typer.Option(min=2, help="Timed steps per variant.")]
+Steps = Annotated[int, count("Timed steps per variant.", 2)]
 RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
 JsonFile = Annotated[Path | None, words("FILE", "Write everything measured there.")]
 Picture = Annotated[Path | None, words("FILE.svg", "Draw it there.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ..errors import SaccadeError
-from .options import count, flag, words
+from .options import count, flag, number, words
 
 
 def policies(
@@ -28,7 +28,7 @@ def policies(
     ] = None,
     weights: Annotated[str | None, words("NAME", "With --cost: of the weights, if another: also int8, int4.")] = None,
     acceptance: Annotated[
-        float | None, words("SHARE", "With --cost: mean share of a draft that stands under rectify=N:verify. 1.")
+        float | None, number("SHARE", "With --cost: mean share of a draft that stands under rectify=N:verify. 1.")
     ] = None,
     policy: Annotated[
         list[str] | None, words("SPEC", "With --cost: a policy, once per policy. Default: all of them.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import words
+from .options import number, words
 
 if TYPE_CHECKING:
     from ..adapters.vllm.server.serve import Server
@@ -37,7 +37,7 @@ def serve(
     host: Annotated[str | None, words("NAME", "Address to listen on. Default: 127.0.0.1, this machine only.")] = None,
     recall: Annotated[
         float | None,
-        words(
+        number(
             "SHARE",
             "Share of decoding steps that measure recall of heads with a set, reading all keys once more. 0.",
         ),

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from .calibrate import run_and_show
-from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Task, Threads, count, flag, words
+from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Task, Threads, count, flag, number, words
 
 
 def tune(
     model: Model = None,
-    quality: Annotated[float, words("RATIO", "Least ratio of its accuracy to dense attention's.")] = 0.99,
+    quality: Annotated[float, number("RATIO", "Least ratio of its accuracy to dense attention's.")] = 0.99,
     context: Annotated[
         int | None,
         count(

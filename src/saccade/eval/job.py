@@ -59,6 +59,7 @@ class ComparisonJob:
             contexts = document_contexts(subject.tokenizer, settings.document, **options)
         else:
             contexts = built_in_contexts(subject.tokenizer, length=settings.context, **options)
+        subject.refuse_too_large(max(len(context.tokens) for context in contexts))
         return cls(settings, subject, tuple(contexts), policies, tuple(dict.fromkeys((*notes, *said, *planned))))
 
     def environment(self, model: Any) -> dict[str, Any]:

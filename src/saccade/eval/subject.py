@@ -7,15 +7,18 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..adapters.hf.support import refuse_unsupported
 from ..checkpoints.load import ModelSource, pick_device, pick_dtype
-from ..machine import device_name, kernels_on, processor, versions
+from ..errors import SaccadeError
+from ..machine import device_name, free_memory, kernels_on, processor, versions
 from ..types import ModelShape
-from .context import Context
+
+if TYPE_CHECKING:
+    from .context import Context  # which needs the extra [eval]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Subject:
     Attributes:
         shape: sizes, from the configuration alone.
         positions: the longest row that the model takes.
+        parameters: how many numbers its weights are.
     """
 
     source: ModelSource
@@ -33,23 +37,32 @@ class Subject:
     tokenizer: Any
     shape: ModelShape
     positions: int
+    parameters: int
 
     @classmethod
     def check(cls, model: str | None, device: str, dtype: str) -> Subject:
-        """Resolve what the command line gives, or raise a SaccadeError: no such model, device or dtype."""
+        """Resolve what the command line gives, or raise a SaccadeError: no such model, device or dtype.
+
+        Also an UnsupportedModelError, if the model cannot decode sparsely: no weights are read to know that.
+        """
         source = ModelSource.locate(model)
         picked = pick_device(device)
-        return cls(source, picked, pick_dtype(dtype, source, picked), source.tokenizer(), *source.shape())
+        kind, (shape, positions), skeleton = pick_dtype(dtype, source, picked), source.shape(), source.skeleton()
+        refuse_unsupported(skeleton)
+        parameters = sum(parameter.numel() for parameter in skeleton.parameters())
+        return cls(source, picked, kind, source.tokenizer(), shape, positions, parameters)
 
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def load(self) -> Any:
-        """The model, on its device; or a ModelFolderError or an UnsupportedModelError, if it cannot decode sparsely."""
-        model = self.source.weights(self.device, self.dtype)
-        refuse_unsupported(model)
-        return model
+        """The model, on its device; or a ModelFolderError."""
+        return self.source.weights(self.device, self.dtype)
+
+    def refuse_too_large(self, tokens: int) -> None:
+        """Raise a SaccadeError unless there is memory for a row of so many tokens; see `refuse_too_large`."""
+        refuse_too_large(self.shape, self.parameters, self.device, self.dtype, tokens=tokens)
 
     def conditions(
         self, model: Any, *, document: str, contexts: Sequence[Context], threads: int, seed: int
@@ -75,3 +88,28 @@ class Subject:
             "context_tokens": [len(context.tokens) for context in contexts],
             "questions": sum(len(context.questions) for context in contexts),
         }
+
+
+def refuse_too_large(
+    shape: ModelShape, parameters: int, device: torch.device, dtype: torch.dtype, *, tokens: int, rows: int = 1
+) -> None:
+    """Raise unless weights and the cache of so many tokens in each of so many rows fit into what memory is free.
+
+    That is the least: activations, and what a policy keeps beside the cache, come on top.
+
+    Raises:
+        SaccadeError: with what is needed, what is free and what would fit.
+    """
+    free = free_memory(device)
+    weights = parameters * dtype.itemsize
+    token = rows * 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
+    if free is None or weights + tokens * token <= free:
+        return
+    room = (free - weights) // token
+    advice = f"at most {room} tokens fit" if room > 0 else "take a smaller model or dtype, or another device"
+    need, own, cache, left = (size / 2**30 for size in (weights + tokens * token, weights, tokens * token, free))
+    what = f"{tokens} tokens" + (f" in each of {rows} rows" if rows > 1 else "")
+    raise SaccadeError(
+        f"{what} need {need:.1f} GiB on {device} ({own:.1f} for weights in {str(dtype).removeprefix('torch.')}, "
+        f"{cache:.1f} for the cache), and {left:.1f} GiB are free: {advice}"
+    )

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import PolicyError
+from ..errors import PolicyError, meant
 from ..plans.head_list import KIND, HeadList
 from ..plans.rectify import Rectify
 from ..selection.selector import Selector
@@ -134,13 +134,24 @@ def parse_options(name: str, kind: type[OptionsT], given: dict[str, Any]) -> Opt
         raise PolicyError(_one_line(name, kind, error)) from None
 
 
+_SAID = {
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
+}
+"""What pydantic says in a programmer's words, by its type of error."""
+
+
 def _one_line(name: str, kind: type[Options], error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     option = str(first["loc"][0]) if first["loc"] else ""
     valid = ", ".join(kind.model_fields) or "none"
     if first["type"] == "extra_forbidden":
-        return f"policy {name} has no option {option!r}; its options: {valid}"
+        return f"policy {name} has no option {option!r}; its options: {valid}{meant(option, kind.model_fields)}"
     reason = str(first["msg"]).removeprefix("Value error, ")
+    reason = _SAID.get(first["type"], reason.replace("{", "{{").replace("}", "}}")).format(**first.get("ctx", {}))
     return (
         f"policy {name}: {option}={first['input']!r} is not valid: {reason[:1].lower()}{reason[1:]}"
         if option

@@ -40,7 +40,7 @@ class Policy:
         Raises:
             PolicyError: a malformed spec, an unknown policy or option, or a value out of range.
         """
-        return policy(spec.strip())
+        return policy(spec)
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
@@ -136,12 +136,16 @@ def policy(name: str, **options: Any) -> Policy:
     Raises:
         PolicyError: a malformed spec, an unknown policy or option, an option given twice, or a value out of range.
     """
+    if not isinstance(name, str):
+        raise PolicyError(f"policy={name!r} is not a policy's name or spec, such as 'tidal:budget=64'")
     own, _, rest = name.partition(":")
-    told = dict(options)
+    own, told = describe(own.strip()).name, dict(options)
     for part in filter(None, (piece.strip() for piece in rest.split(","))):
-        key, equals, value = part.partition("=")
+        key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise PolicyError(f"policy spec {name!r}: {part!r} is not key=value; write name:key=value,key=value")
+            raise PolicyError(
+                f"policy spec {name!r}: {part!r} is not key=value; write name:key=value,key=value, and lists with +"
+            )
         if key in told:
             raise PolicyError(f"policy spec {name!r}: option {key!r} is given twice")
         told[key] = value

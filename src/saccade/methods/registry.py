@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from ..errors import PolicyError
+from ..errors import PolicyError, meant
 from . import composed, dense, exact_topk, less_is_more, lychee_cluster, lychee_decode, quest, resa, streaming, tidal
 from .method import Method
 
@@ -46,7 +46,9 @@ def describe(name: str) -> Method:
     """
     known = policies()
     if name not in known:
-        raise PolicyError(f"unknown policy {name!r}; valid: {', '.join(known)}")
+        of_a_model = name in ("auto", "recipe") or name.endswith(".json")
+        where = "; auto and recipes are for decoding (saccade.sparsify, generate, compare, serve)" if of_a_model else ""
+        raise PolicyError(f"unknown policy {name!r}; valid: {', '.join(known)}{where or meant(name, known)}")
     return known[name]
 
 

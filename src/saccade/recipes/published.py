@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ..errors import PolicyError
+from ..errors import PolicyError, meant
 from ..methods.policy import Policy
 from ..plans.identity import same_model
 from ..types import ModelShape
@@ -73,7 +73,8 @@ def published(name: str) -> Recipe:
     try:
         return PUBLISHED[name]
     except KeyError:
-        raise PolicyError(f"unknown recipe {PREFIX}{name}; published are {', '.join(PUBLISHED)}") from None
+        near = meant(name, PUBLISHED)
+        raise PolicyError(f"unknown recipe {PREFIX}{name}; published are {', '.join(PUBLISHED)}{near}") from None
 
 
 def note(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..checkpoints.hub import find
 from ..errors import PolicyError
+from ..files import short
 from ..methods.policy import Policy
 from ..methods.registry import policies
 from ..plans.identity import refuse_other
@@ -51,7 +52,10 @@ def read(written: object) -> Policy | Recipe:
         if not written.endswith(".json") or (colon and name in policies()):  # a spec may end with a role file
             return Policy.from_spec(written)
     elif not isinstance(written, os.PathLike):
-        raise PolicyError(f"policy={written!r} is neither a Policy, a spec string nor the path of a recipe")
+        raise PolicyError(
+            f"policy={short(written)} is neither a Policy, a spec string nor the path of a recipe; a spec is such as "
+            "'tidal:budget=64'"
+        )
     return Recipe.read(Path(written).expanduser())
 
 

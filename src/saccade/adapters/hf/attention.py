@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,7 +78,24 @@ def attention_forward(
         for position, view in enumerate(session.views(key, value, attention_mask)):
             q = query[:, :, prompt + position]
             outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
+    if torch.is_grad_enabled() and query.requires_grad:
+        decoded: Callable[..., Tensor] = _Decoded.apply
+        outputs = [*outputs[: prompt > 0], *(decoded(query, output) for output in outputs[prompt > 0 :])]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), None
+
+
+class _Decoded(torch.autograd.Function):
+    """What attention made of a decoded token: a loop may forget `no_grad`, but nobody gets wrong gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, output: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise UnsupportedModelError(
+            "gradients flow through prompts only, not through sparsely decoded tokens; decode under torch.no_grad()"
+        )
 
 
 def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -95,11 +95,14 @@ class Callers:
         finally:
             self._known.reset(before)
 
-    def counting_prompt(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        """`generate` that tells how long the prompt is: in `generate` the prompt is the input."""
+    def counting_prompt(
+        self, generate: Callable[..., Any], check: Callable[[dict[str, Any]], None]
+    ) -> Callable[..., Any]:
+        """`generate` that tells how long the prompt is, its input, behind a `check` of what it is told."""
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            check(kwargs)
             with self.knowing(prompt=_prompt_length(inputs, kwargs)):
                 return generate(inputs, *args, **kwargs)
 

@@ -12,13 +12,15 @@ from transformers import DynamicCache
 
 from ...decode.counters import Counters
 from ...decode.state import DecodeState, Observer
-from ...errors import UnsupportedModelError
+from ...errors import AttachmentError, UnsupportedModelError
 from ...plans.plan import Plan
 from ...selection.history import TokenHistory
 from . import cache
+from .attention import NAME
 from .call import Call, Callers
 from .rectify import Rectifier, make_up_for
 from .session import AtHand, Session, lasting
+from .support import COMPILED, NO_CACHE
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
@@ -132,13 +134,26 @@ class ForwardHook:
         given = kwargs.get("use_cache")
         uses = bool(module.config.use_cache if given is None else given)
         if not uses and self.callers.here.decodes:
-            raise UnsupportedModelError("use_cache=False leaves nothing to select from; saccade needs the KV cache")
+            raise UnsupportedModelError(NO_CACHE)
         return uses
 
 
 def _refuse_call(module: Any, kwargs: dict[str, Any]) -> None:
+    if torch.compiler.is_compiling():
+        _refuse_compiled()
     if module.training:
         raise UnsupportedModelError("the model is in training mode; call model.eval()")
+    held = module.config._attn_implementation
+    if held != NAME:
+        raise AttachmentError(f"attention was set to {held!r} while attached; restore() the run before you change it")
     asked = kwargs.get("output_attentions")
     if asked or (asked is None and getattr(module.config, "output_attentions", False)):
-        raise UnsupportedModelError("output_attentions=True: sparse decoding has no attention matrix to return")
+        raise UnsupportedModelError(
+            "output_attentions=True: sparse decoding has no such matrix to return; leave it out"
+        )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
+def _refuse_compiled() -> None:
+    """Called where the compiler meets it, and run outside: what it raises reaches the caller."""
+    raise UnsupportedModelError(f"the attached model cannot be called like this: {COMPILED}")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -43,7 +44,8 @@ class Run:
     def __init__(
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
-        self.policy, self.plan, self.model, self._notes = policy, plan, model, plan.notes
+        self.policy, self.plan, self.model = policy, plan, model
+        self._notes = (*plan.notes, *support.slow_kernels(model))
         levels: Sequence[int] | None = None
         if plan.selector is not None and plan.selector.reads_text:
             if tokenizer is None:
@@ -142,7 +144,8 @@ class Run:
                 verifier = Verifier(model, rectify.every, self._rectified, hook)
                 generate = verifier.generate(generate)
                 self._set_attribute(model, "forward", verifier.forward)
-            self._set_attribute(model, "generate", hook.callers.counting_prompt(generate))
+            check = partial(support.refuse_generation, model)
+            self._set_attribute(model, "generate", hook.callers.counting_prompt(generate, check))
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
             self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
             for name in _BATCH_METHODS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,16 +12,23 @@ from torch import nn
 from ...checkpoints.shape import shape_of
 from ...checkpoints.unsupported import LATENT, SINKS, reasons_in, reasons_in_sizes
 from ...errors import UnsupportedModelError
+from ...kernels._native import library
+from ...kernels._native.attention import ITEM_SIZE
+from ...kernels._triton.refusals import installed
+
+COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
+NO_CACHE = "use_cache=False leaves nothing to select from; saccade needs the KV cache, so leave it out"
+_CACHES = ("cache_implementation", "use_cache")
 
 
 def reasons_against(model: Any) -> list[str]:
     """Every reason why a model cannot be attached; empty if it can."""
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        return [f"expected a loaded transformers model, got {type(model).__name__}"]
-    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-        return [
-            "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
-        ]
+        got = repr(model) if isinstance(model, (str, os.PathLike, type(None))) else type(model).__name__
+        advice = "load one with transformers.AutoModelForCausalLM.from_pretrained; of a pipeline, pass its .model"
+        return [f"expected a loaded transformers model, got {got}; {advice}"]
+    if any(map(_compiled, model.modules())):
+        return [COMPILED]
     return [*_structure(model), *_attention(model.config), *_state(model)]
 
 
@@ -34,12 +43,47 @@ def refuse_unsupported(model: Any) -> None:
         raise UnsupportedModelError(f"saccade cannot run {type(model).__name__}: " + "; ".join(reasons))
 
 
+def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
+    """Raise for what `generate` is asked for and selection cannot honour, before transformers makes anything of it.
+
+    Raises:
+        UnsupportedModelError: for a cache that is quantised or kept elsewhere, or none at all.
+    """
+    places = given, vars(given.get("generation_config") or model.generation_config)
+    kind, uses = (next((v for place in places if (v := place.get(name)) is not None), None) for name in _CACHES)
+    if isinstance(kind, str) and ("offloaded" in kind or kind in ("quantized", "paged")):
+        raise UnsupportedModelError(
+            f"cache_implementation={kind!r} is not supported: selection reads the plain cache every step; leave it out"
+        )
+    if uses is False:
+        raise UnsupportedModelError(NO_CACHE)
+
+
+def slow_kernels(model: Any) -> tuple[str, ...]:
+    """What the user should know where saccade's own kernels cannot run, and what to do about it."""
+    device, dtype = model.device.type, model.dtype
+    if device == "cpu" and library.library() is None:
+        return ("torch's kernels run, which are slower: saccade found no C compiler at install (see saccade doctor)",)
+    if device == "cpu" and dtype not in ITEM_SIZE:
+        return (f"torch's kernels run, since saccade's on a CPU take no {dtype}: load the model in torch.bfloat16",)
+    if device == "cuda" and not installed():
+        return ("torch's kernels run, which are slower: triton is not installed (pip install triton)",)
+    return ()
+
+
 def attention_modules(model: nn.Module) -> list[Any]:
     """Attention modules in layer order."""
     marks = ("layer_idx", "is_causal", "scaling")
     found: list[Any] = [module for module in model.modules() if all(hasattr(module, mark) for mark in marks)]
     # Without a number are those that keep nothing in the cache: cross-attention to an image, say.
     return sorted(found, key=lambda module: -1 if module.layer_idx is None else int(module.layer_idx))
+
+
+def _compiled(module: Any) -> bool:
+    """Whether a module was compiled in one of the ways that torch has for it."""
+    forward = vars(module).get("forward")
+    wrapped = hasattr(module, "_orig_mod") or hasattr(forward, "_torchdynamo_orig_callable")
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _structure(model: Any) -> list[str]:

@@ -69,10 +69,28 @@ def _engine(vllm_config: Any) -> list[str]:
     if kv_heads % ranks:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
+    reasons += _room(vllm_config)
     held = cache.cache_dtype
     if held not in ("auto", "float32", "bfloat16", "float16"):
         reasons.append(f"kv_cache_dtype={held}: selection from a quantised cache is not built yet; use auto")
     return reasons
+
+
+def _room(vllm_config: Any) -> list[str]:
+    """Why the longest request would not fit into a cache whose size was chosen; vLLM looks once weights are loaded."""
+    config, given = vllm_config.model_config, vllm_config.cache_config.kv_cache_memory_bytes
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if not given or reasons_in_sizes(config.hf_text_config):
+        return []
+    shape = shape_of(vllm_config)
+    token = 2 * shape.layers * max(shape.kv_heads // ranks, 1) * shape.head_dim * config.dtype.itemsize
+    if config.max_model_len * token <= given:
+        return []
+    return [
+        f"max_model_len={config.max_model_len} needs {config.max_model_len * token / 2**30:.2f} GiB of cache, "
+        f"{given / 2**30:.2f} were set aside: lower --max-model-len to at most {given // token}, or set aside more "
+        "(--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)"
+    ]
 
 
 def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
@@ -101,6 +119,25 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
         )
     return reasons
+
+
+def refuse_early(vllm_config: Any) -> None:
+    """Refuse what an engine is told and none could do, in the process that starts it, before there is an engine.
+
+    What depends on settings that vLLM still makes is left to the workers.
+
+    Raises:
+        ServingError: with the reason.
+    """
+    try:
+        options = ServeOptions.of(vllm_config)
+        if options is None:
+            return
+        refuse_detached(vllm_config)
+        if not reasons_in_sizes(vllm_config.model_config.hf_text_config):
+            plan_of(vllm_config, options)
+    except PolicyError as error:  # a ValueError, of which pydantic would make one of its own
+        raise ServingError(str(error)) from None
 
 
 def refuse_detached(vllm_config: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoints.shape import stored_hash, widths
-from ...errors import ServingError
+from ...errors import ServingError, meant
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
 from ...types import ModelShape
@@ -43,18 +43,21 @@ class ServeOptions:
 
     @classmethod
     def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:
-        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes for this model.
+        """Inverse of `to_dict`; the policy is what `recipes.resolve` takes for this model, and may stand alone.
 
         Raises:
             ServingError: an unknown key or a value out of range.
             PolicyError: an unknown policy or option, or no recipe for this model.
         """
         where, names = f'additional_config["{KEY}"]', ("policy", "recall")
+        given = {"policy": given} if isinstance(given, str) else given
         if not isinstance(given, Mapping) or "policy" not in given:
             raise ServingError(f'{where}={given!r} needs a policy: {{"policy": "quest:budget=2048"}}')
         unknown = sorted(set(given) - set(names))
         if unknown:
-            raise ServingError(f"{where} has no option {unknown[0]!r}; its options: {', '.join(names)}")
+            raise ServingError(
+                f"{where} has no option {unknown[0]!r}; its options: {', '.join(names)}{meant(unknown[0], names)}"
+            )
         policy, recall = given["policy"], given.get("recall", 0.0)
         if isinstance(recall, bool) or not isinstance(recall, (int, float)) or not 0 <= recall <= 1:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")

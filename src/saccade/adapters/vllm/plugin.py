@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .checks import BACKEND
+from .checks import BACKEND, refuse_early
 from .vllm_api import check_interfaces, problem
 
 logger = logging.getLogger("vllm.saccade")
@@ -29,6 +29,7 @@ def register() -> None:
 
     register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
     register_cache_spec()
+    _refuse_early(type(current_platform))
     if current_platform.is_cpu():
         _honour_choice(type(current_platform))
 
@@ -48,6 +49,20 @@ def __getattr__(name: str) -> Any:
     from .worker.cuda import SaccadeFlashBackend
 
     return SaccadeFlashBackend
+
+
+def _refuse_early(platform: Any) -> None:
+    """Let whoever makes a configuration hear at once what is wrong with our part of it, not two processes away."""
+    stock = platform.check_and_update_config.__func__
+    if getattr(stock, "_saccade", False):
+        return
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        stock(cls, vllm_config)
+        refuse_early(vllm_config)
+
+    check_and_update_config._saccade = True  # type: ignore[attr-defined]
+    platform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def _honour_choice(platform: Any) -> None:

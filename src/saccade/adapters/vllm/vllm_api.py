@@ -59,6 +59,7 @@ def _parts(text: str) -> tuple[Part, ...]:
 PARTS: dict[str, tuple[Part, ...]] = {
     "every process": _parts("""
         vllm.platforms current_platform: is_cpu get_attn_backend_cls
+        vllm.platforms current_platform.check_and_update_config(vllm_config)
         vllm.platforms current_platform.get_attn_backend_cls(selected_backend attn_selector_config)
         vllm.v1.attention.backends.registry AttentionBackendEnum: CUSTOM get_path is_overridden
         vllm.v1.attention.backends.registry register_backend(backend class_path)
@@ -148,6 +149,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
     """),
     "server": _parts("""
         vllm envs: VLLM_CPU_KVCACHE_SPACE
+        vllm.config ModelConfig: skip_tokenizer_init dtype
+        vllm.tokenizers cached_tokenizer_from_config(model_config)
         vllm.utils.argparse_utils FlexibleArgumentParser
         vllm.entrypoints.launchers.cli_args make_arg_parser(parser)
         vllm.entrypoints.launchers.cli_args validate_parsed_serve_args(args)

@@ -6,7 +6,6 @@ This module imports vLLM only when it is called: what vLLM and prometheus_client
 from __future__ import annotations
 
 import copy
-import difflib
 import errno
 import logging
 import math
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 
 from ....checkpoints.bundled import model_path
 from ....checkpoints.load import ModelSource
-from ....errors import SaccadeError, ServingError
+from ....errors import SaccadeError, ServingError, meant
 from ....recipes import resolve as recipes
 from ....types import ModelShape
 from ..checks import SCHEDULER, UNIT, plan_of, reasons_against, refuse_detached
@@ -131,7 +130,8 @@ def prepare(
         f"{str(config.model_config.dtype).removeprefix('torch.')}"
     )
     name = BUNDLED if bundled else args.model
-    return Server(args, options, plan_of(config, options).notes, name, words, args.block_size, _address(args))
+    notes = (*plan_of(config, options).notes, *_only(_no_chat, args, config.model_config))
+    return Server(args, options, notes, name, words, args.block_size, _address(args))
 
 
 def _early(model: str | None, policy: str | None, rest: Sequence[str]) -> Iterator[str]:
@@ -185,8 +185,7 @@ def _guess(message: str, parser: Any) -> str:
     """An error of the parser's; of an unknown option also which one was meant."""
     known = [*parser._option_string_actions, "--policy", "--recall"]
     unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
-    near = difflib.get_close_matches(unknown.group(1), known, n=1) if unknown else []
-    return f"{message}; did you mean {near[0]}?" if near else message
+    return message + (meant(unknown.group(1), known) if unknown else "")
 
 
 def _options(args: Namespace, policy: str | None, recall: float | None) -> ServeOptions:
@@ -198,6 +197,7 @@ def _options(args: Namespace, policy: str | None, recall: float | None) -> Serve
     def shape() -> ModelShape:
         return ModelSource.locate(model, weights=args.load_format == "auto").decoder()
 
+    entry = {"policy": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return ServeOptions.read(entry, model, shape)
     for name, value in (("policy", policy), ("recall", recall)):
@@ -291,6 +291,17 @@ def _unreachable(args: Namespace) -> Iterator[str]:
             yield f"port {args.port} of {args.host} is in use; choose another with --port"
         else:
             yield f"--host {args.host} --port {args.port}: {error.strerror or error}"
+
+
+def _no_chat(args: Namespace, model_config: Any) -> tuple[str, ...]:
+    """A note where the model has no chat template: what most clients try first would be refused."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    if args.chat_template is not None or model_config.skip_tokenizer_init:
+        return ()
+    if getattr(cached_tokenizer_from_config(model_config), "chat_template", "of its own") is not None:
+        return ()
+    return ("no chat template: /v1/completions takes prompts; for /v1/chat/completions give --chat-template FILE",)
 
 
 def _address(args: Namespace) -> str:
