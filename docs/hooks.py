@@ -1,0 +1,68 @@
+"""What `make docs` asks beyond mkdocs: every public name has a docstring and a place on a page of the API."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+API = Path(__file__).parent / "api"
+
+
+def documented() -> list[str]:
+    """Names that the API pages ask for."""
+    pages = sorted(API.glob("*.md"))
+    return [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.M)]
+
+
+def find(name: str) -> Any:
+    """The module, or what a module holds, of this dotted name."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        module, _, last = name.rpartition(".")
+        return getattr(import_module(module), last)
+
+
+def members(name: str, thing: Any) -> Iterator[tuple[str, str]]:
+    """What a page shows of `thing` and what is said of it: itself, then classes, functions, methods, attributes."""
+    yield name, inspect.getdoc(thing) or ""
+    if isinstance(thing, ModuleType):
+        for inner, value in vars(thing).items():
+            own = getattr(value, "__module__", None) == thing.__name__ and callable(value)
+            if own and hasattr(value, "__qualname__") and not inner.startswith("_"):
+                yield from members(f"{name}.{inner}", value)
+    elif isinstance(thing, type):
+        said = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__ if base is not object)
+        listed = {one.strip() for names in re.findall(r"^ +([\w, ]+): ", said, re.M) for one in names.split(",")}
+        listed |= {*re.findall(r"`(\w+)`", said)}  # fields that the text itself names
+        for inner in vars(thing):
+            if not inner.startswith("_") and inner not in listed:
+                docs = (inspect.getdoc(getattr(base, inner, None)) for base in thing.__mro__ if inner in vars(base))
+                yield f"{name}.{inner}", "".join(doc or "" for doc in docs)
+
+
+def undocumented() -> list[str]:
+    """Public names of which nothing is said; what overrides takes what the overridden says."""
+    shown = (member for name in documented() for member in members(name, find(name)))
+    return sorted({name for name, said in shown if not said.strip()})
+
+
+def homeless() -> list[str]:
+    """Names of `saccade` that no API page has."""
+    import saccade
+
+    return sorted({f"saccade.{name}" for name in saccade.__all__ if name != "__version__"} - {*documented()})
+
+
+def on_pre_build(**_: Any) -> None:
+    """Stop the build, with all names at once."""
+    from mkdocs.exceptions import PluginError
+
+    for what, names in (("without a docstring", undocumented()), ("on no page of docs/api", homeless())):
+        if names:
+            raise PluginError(f"public names {what}: {', '.join(names)}")

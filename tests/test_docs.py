@@ -1,0 +1,116 @@
+"""The documentation: its tables are those of the results, nothing in it is typed that was measured, and it is short."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tables import page
+from benchmarks.tables.blocks import BLOCKS, pages
+from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed
+from docs import hooks
+from saccade.errors import SaccadeError
+
+WORDS = 13_000
+"""Of all pages that are read from the beginning to the end, tables among them."""
+REFERENCE = {"log.md", "changelog.md", "index.md"}
+"""What is looked up: the log, the changes, and (in docs/api) the API's first page."""
+
+# Speeds, times, shares, sizes and scores: whoever types them must keep them true by hand.
+MEASURED = re.compile(
+    r"\d(?:[.,]\d+)* ?(?:×(?! \d)|%|ms\b|µs\b|GB\b|MB\b|GB/s|times (?:as )?(?:fast|slow)|points\b)"
+    r"|\b\d+ of \d+\b|\b\d+/\d+\b"
+)
+ALLOWED = {
+    "95%": "a level of confidence",
+    "99%": "what `tune` is asked to keep",
+    "100%": "what a limit is",
+    "75%": "the correlation that `tune` assumes",
+}
+
+
+def written() -> list[Path]:
+    return [path for path in pages() if path.name not in {"changelog.md"}]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(DOCS))
+
+
+@pytest.mark.parametrize("path", pages(), ids=named)
+def test_tables_are_those_of_the_results(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert filled(text, BLOCKS) == text, "run python -m benchmarks tables"
+
+
+def test_every_block_and_every_result_is_on_a_page() -> None:
+    asked = {name for path in pages() for name in re.findall(r"<!-- made: ([\w-]+) -->", path.read_text("utf-8"))}
+    assert asked == set(BLOCKS)
+    assert {path.stem for path in RESULTS.glob("*.json")} <= {block.file for block in BLOCKS.values()}
+
+
+@pytest.mark.parametrize("path", written(), ids=named)
+def test_no_figure_is_typed(path: Path) -> None:
+    found = {match.group(0) for match in MEASURED.finditer(typed(path.read_text(encoding="utf-8")))}
+    assert found - set(ALLOWED) == set()
+
+
+@pytest.mark.parametrize(
+    "line", ["5.47 ms", "it is 1.65× faster", "35/48", "47 of 48", "| `tidal` | 12.5% |", "4,259 GB/s", "-13.3 points"]
+)
+def test_a_typed_figure_is_found(line: str) -> None:
+    assert MEASURED.search(typed(f"text\n\n{line}\n"))
+    made = f"<!-- made: demo -->\n{line}\n<!-- end -->"
+    assert not MEASURED.search(typed(f"{made}\n\n```\n{line}\n```\n`{line}`, 128K × 4\n"))
+
+
+def test_pages_are_short() -> None:
+    counted = {named(path): len(path.read_text(encoding="utf-8").split()) for path in written()}
+    counted["design.md"] = len((DOCS.parent / "DESIGN.md").read_text(encoding="utf-8").split())
+    counted = {name: words for name, words in counted.items() if not name.startswith("api/")}
+    assert sum(counted.values()) <= WORDS, counted
+
+
+def test_a_block_without_results_says_what_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    block = Made(lambda results: [results["line"]], "speed", "saccade bench")
+    assert "`saccade bench` writes `speed.json`" in block.text()
+    (tmp_path / "speed.json").write_text('{"line": "| 1 |"}', encoding="utf-8")
+    assert block.text() == "\n| 1 |\n\n"
+    assert replace(block, file="", lines=lambda _: ["counted"]).text() == "\ncounted\n\n"
+
+
+def test_an_unknown_block_is_refused() -> None:
+    with pytest.raises(SaccadeError, match="table 'novel' is not valid; there are one"):
+        filled("<!-- made: novel -->\n<!-- end -->", {"one": Made(lambda _: [])})
+
+
+def test_public_names_have_docstrings_and_a_page() -> None:
+    assert hooks.undocumented() == [] and hooks.homeless() == []
+
+
+def test_a_name_without_a_docstring_is_found() -> None:
+    class Bare:
+        """Says `much`.
+
+        Attributes:
+            one, two: said.
+        """
+
+        much, one, two, three = 1, 2, 3, 4
+
+        def silent(self) -> None: ...
+
+        def spoken(self) -> None:
+            """Said."""
+
+    class Over(Bare):
+        """Overrides."""
+
+        def spoken(self) -> None: ...
+
+    assert {name for name, said in hooks.members("x", Bare) if not said} == {"x.three", "x.silent"}
+    assert {name for name, said in hooks.members("x", Over) if not said} == set()
