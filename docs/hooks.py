@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -40,10 +41,21 @@ def members(name: str, thing: Any) -> Iterator[tuple[str, str]]:
         said = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__ if base is not object)
         listed = {one.strip() for names in re.findall(r"^ +([\w, ]+): ", said, re.M) for one in names.split(",")}
         listed |= {*re.findall(r"`(\w+)`", said)}  # fields that the text itself names
-        for inner in vars(thing):
-            if not inner.startswith("_") and inner not in listed:
-                docs = (inspect.getdoc(getattr(base, inner, None)) for base in thing.__mro__ if inner in vars(base))
-                yield f"{name}.{inner}", "".join(doc or "" for doc in docs)
+        fields = vars(thing).get("__annotations__", {})
+        for inner in dict.fromkeys((*fields, *vars(thing))):
+            if not inner.startswith("_") and inner not in listed and (inner in fields or _speaks(vars(thing)[inner])):
+                owners = (getattr(base, inner) for base in thing.__mro__ if inner in vars(base))
+                yield f"{name}.{inner}", "".join(map(_own, owners))
+
+
+def _own(value: Any) -> str:
+    """The docstring of a function, class or property; that of a mere value is its type's."""
+    return (inspect.getdoc(value) or "") if _speaks(value) else ""
+
+
+def _speaks(value: Any) -> bool:
+    wrapped = (property, cached_property, classmethod, staticmethod, type)
+    return inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, wrapped)
 
 
 def undocumented() -> list[str]:

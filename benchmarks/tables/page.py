@@ -15,6 +15,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
 
 _BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+_LISTED = re.compile(r"<!-- begin: .*?<!-- end -->", re.DOTALL)
+"""The list of models, which tests/acceptance/model_types.py writes."""
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -60,9 +62,14 @@ def filled(text: str, blocks: Mapping[str, Made]) -> str:
     return _BLOCK.sub(one, text)
 
 
+def unmade(text: str) -> str:
+    """The rest of a page: what somebody wrote."""
+    return _LISTED.sub("", _BLOCK.sub("", text))
+
+
 def typed(text: str) -> str:
-    """The rest of a page: what somebody wrote, without what was made and without code."""
-    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", _BLOCK.sub("", text), flags=re.DOTALL | re.MULTILINE)
+    """What somebody wrote, without code."""
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", unmade(text), flags=re.DOTALL | re.MULTILINE)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> list[str]:

@@ -120,6 +120,8 @@ def upkeep(results: Results) -> list[str]:
         shown = [length for length in every if length in (every[0], *(every[-1] >> halved for halved in range(4)))]
         body = []
         for variant, own in grouped(rows, lambda row: str(row["variant"])).items():
+            if "/" in variant:  # the order of a cluster's chunks: in the file and in the picture
+                continue
             found = {row["decoded"]: row for row in own}
             cells = (f"{found[one]['attention']:.2f} / {found[one]['token']:.2f}" for one in shown)
             body.append([f"`{variant}`", *cells, share(found[max(found)]["largest_cluster"], "{:.1%}")])
@@ -141,7 +143,10 @@ def accumulation(results: Results) -> list[str]:
     dense = next(row for row in rows if row["policy"] == "dense")
     columns = ["policy", "tokens", "kept", "read", *settings]
     about = f"Dense: {dense['accuracy']:.1%} of {dense['n']} predictions in {dense['passages']} passages."
-    command = results.get("command", "python -m claims accumulation")
+    given = results["settings"]
+    named = ("kept", "every", "lengths", "passages", "sparse_only")
+    options = " ".join(f"--{one.replace('_', '-')} {given[one]}" for one in named)
+    command = f"python -m claims accumulation {options}"
     return [*table(columns, body), "", f"{about} {told(results['environment'], command, 'accumulation')}"]
 
 

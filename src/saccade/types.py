@@ -167,7 +167,7 @@ class Selection:
 
 
 class Role(enum.Enum):
-    """What a KV head does at a layer, as two bits: `refreshes` (the set), `attends_to_all` (tokens, not a set)."""
+    """`refreshes` its set, `attends_to_all`: `DENSE` no, yes; `PUBLISH` yes, yes; `SELECT` yes, no; `REUSE` no, no."""
 
     DENSE = "dense"
     PUBLISH = "publish"
