@@ -1,4 +1,4 @@
-"""What `make docs` asks beyond mkdocs: every public name has a docstring and a place on a page of the API."""
+"""What `make docs` asks beyond mkdocs: every public name is described on a page, and the site fetches nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 API = Path(__file__).parent / "api"
+_SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the theme would fetch to search pages on the disk; worker.js does that."""
+_FETCHED = re.compile(r"""<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]*|<link[^>]+href="(?:https?:)?//[^"]*""")
 
 
 def documented() -> list[str]:
@@ -78,3 +81,21 @@ def on_pre_build(**_: Any) -> None:
     for what, names in (("without a docstring", undocumented()), ("on no page of docs/api", homeless())):
         if names:
             raise PluginError(f"public names {what}: {', '.join(names)}")
+
+
+def fetched(text: str) -> list[str]:
+    """What a page would load from elsewhere; canonical addresses are only named."""
+    return [found for found in _FETCHED.findall(text) if 'rel="canonical"' not in found]
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Put our worker into every page, and stop at one that would still fetch anything."""
+    from mkdocs.exceptions import PluginError
+
+    site = Path(config["site_dir"])
+    for page in sorted(site.rglob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        text = text.replace(_SHIM, "../" * len(page.relative_to(site).parts[1:]) + "worker.js")
+        page.write_text(text, encoding="utf-8")
+        if found := fetched(text):
+            raise PluginError(f"{page.relative_to(site)} would fetch {', '.join(found)}")

@@ -113,3 +113,9 @@ def test_a_name_without_a_docstring_is_found() -> None:
 
     assert {name for name, said in hooks.members("x", Bare) if not said} == {"x.three", "x.silent"}
     assert {name for name, said in hooks.members("x", Over) if not said} == set()
+
+
+def test_what_a_page_would_fetch_is_found() -> None:
+    assert hooks.fetched('<a href="https://example.org">x</a><script src="worker.js"></script><link href="a.css">') == []
+    for line in ('<script async src="https://a.b/c.js">', '<img src="//a.b/c.png">', '<link rel="x" href="http://a.b">'):
+        assert len(hooks.fetched(line)) == 1, line

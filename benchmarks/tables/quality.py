@@ -153,7 +153,7 @@ def accumulation(results: Results) -> list[str]:
 def _points(row: Row) -> str:
     low, high = row["difference_interval"]
     bold = "**" if low > 0 or high < 0 else ""
-    return f"{bold}{100 * row['difference']:+.1f}{bold} ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"{bold}{100 * row['difference']:+.1f}{bold} ({100 * low:+.1f} to {100 * high:+.1f})".replace("-", "−")
 
 
 def growth(results: Results) -> list[str]:
