@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import page
+from benchmarks.tables import decoding, page, serving
 from benchmarks.tables.blocks import BLOCKS, pages
 from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed, unmade
 from docs import hooks
@@ -116,6 +116,56 @@ def test_a_name_without_a_docstring_is_found() -> None:
 
 
 def test_what_a_page_would_fetch_is_found() -> None:
-    assert hooks.fetched('<a href="https://example.org">x</a><script src="worker.js"></script><link href="a.css">') == []
-    for line in ('<script async src="https://a.b/c.js">', '<img src="//a.b/c.png">', '<link rel="x" href="http://a.b">'):
+    assert (
+        hooks.fetched('<a href="https://example.org">x</a><script src="worker.js"></script><link href="a.css">') == []
+    )
+    for line in (
+        '<script async src="https://a.b/c.js">',
+        '<img src="//a.b/c.png">',
+        '<link rel="x" href="http://a.b">',
+    ):
         assert len(hooks.fetched(line)) == 1, line
+
+
+CPU = {
+    "device": "cpu",
+    "processor": "EPYC",
+    "kernels": "native",
+    "threads": 1,
+    "dtype": "bfloat16",
+    "date": "2026-11-23T",
+}
+ENVIRONMENT = {**CPU, "versions": {"torch": "2.13.0"}}
+
+
+def test_steps_of_our_engine_stand_beside_the_best_dense_one() -> None:
+    def row(policy: str, runtime: str, context: int, ms: float, over: float) -> dict[str, object]:
+        times = {"ms_per_token": ms, "speedup_over_best_dense": over, "share_of_ceiling": 0.5}
+        return {"policy": policy, "runtime": runtime, "context": context, "batch": 1, "threads": 1, **times}
+
+    rows = [row("stock", "transformers", 0, 40, 0.5), row("stock", "transformers", 32768, 1000, 0.05)]
+    rows += [
+        row("tidal:budget=2048,reselect=15", "saccade", 0, 20, 1),
+        row("tidal:budget=2048", "saccade", 32768, 25, 2),
+    ]
+    lines = decoding.steps({"rows": rows, "environment": ENVIRONMENT}, "saccade bench decode")
+    assert lines[0] == "| batch 1, 1 thread | 0 tokens | 32K tokens | share of the ceiling |"
+    assert lines[2:4] == [
+        "| stock transformers | 40.0 (0.50) | 1000.0 (0.05) | 50% |",
+        "| `tidal` | 20.0 (1.00) | 25.0 (2.00) | 50% |",
+    ]
+    assert "EPYC, bfloat16, 1 thread, native, torch 2.13.0, 2026-11-23. `saccade bench decode`" in lines[-1]
+
+
+def test_stock_is_the_mean_of_its_runs_and_the_worst_point_is_named() -> None:
+    times = {("stock", 16): 4, ("stock (last)", 16): 6, ("quest", 16): 10, ("stock", 8192): 8, ("quest", 8192): 4}
+    rows = [
+        {"policy": policy, "context": context, "batch": 2, "ms_per_token": ms, "share_of_ceiling": 0.9}
+        for (policy, context), ms in times.items()
+    ]
+    results = {"shape": "smollm2-135m", "rows": rows, "environment": ENVIRONMENT}
+    lines = serving.speed(results, "serve_cpu")
+    assert lines[2:4] == ["| 8K × 2 | 8.00 | 4.00 (2.00) |", "| 16 × 2 | 5.00 | 10.00 (0.50) |"]
+    assert lines[-1].startswith("smollm2-135m with random weights, EPYC, ")
+    assert serving.slower(results)[-1] == "| `quest` | 2.00 (16 × 2) | 0.50 (8K × 2) |"
+    assert serving.ceiling(results)[-1] == "| 8K × 2 | 90% |"

@@ -40,7 +40,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
-    "decode-cpu": Made(decoding.steps, "decode_cpu", _DECODE),
+    "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     "cost": Made(counted.cost),
     "texts-needed": Made(counted.texts),
     "recipes": Made(counted.recipes),

@@ -18,7 +18,7 @@ def _who(row: Row) -> str:
     return f"dense, {row['runtime']}" if row["policy"] == "dense" else name(row["policy"])
 
 
-def steps(results: Results) -> list[str]:
+def steps(results: Results, command: str) -> list[str]:
     """Milliseconds per token and, in brackets, the speed-up over the best dense decoder of the run."""
     contexts = sorted({row["context"] for row in results["rows"]})
     lines = []
@@ -31,4 +31,4 @@ def steps(results: Results) -> list[str]:
             body.append([who, *cells, f"{last['share_of_ceiling']:.0%}"])
         setting = f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
         lines += [*table([setting, *(f"{size(one)} tokens" for one in contexts), "share of the ceiling"], body), ""]
-    return [*lines, told(results["environment"], "saccade bench decode", "decode_cpu")]
+    return [*lines, told(results["environment"], command, "decode_cpu")]

@@ -49,9 +49,10 @@ def speed(results: Results, file: str) -> list[str]:
         cells = (f"{rows[one]['ms_per_token']:.2f} ({base / rows[one]['ms_per_token']:.2f})" for one in chosen)
         body.append([f"{size(context)} × {batch}", f"{base:.2f}", *cells])
     lines = table(["context × batch", "stock vLLM", *map(name, chosen)], body)
+    command = results.get("command", "saccade bench serve")
     versions = {engine["vllm"] for engine in results.get("engines", {}).values()}
     parts = [f"{results['shape']} with random weights", *(f"vLLM {one}" for one in sorted(versions))]
-    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], 'saccade bench serve', file)}"]
+    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
 
 
 def ceiling(results: Results) -> list[str]:
