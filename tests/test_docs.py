@@ -76,7 +76,7 @@ def test_a_block_without_results_says_what_makes_it(monkeypatch: pytest.MonkeyPa
     assert "`saccade bench` writes `speed.json`" in block.text()
     (tmp_path / "speed.json").write_text('{"line": "| 1 |"}', encoding="utf-8")
     assert block.text() == "\n| 1 |\n\n"
-    assert replace(block, file="", lines=lambda _: ["counted"]).text() == "\ncounted\n\n"
+    assert replace(block, file="", lines=lambda _: ["counted"]).text() == "\n<small>counted</small>\n\n"
 
 
 def test_an_unknown_block_is_refused() -> None:

@@ -43,7 +43,10 @@ class Made:
             lines: Sequence[str] = [f"*To be measured for this version: `{self.command}` writes `{path.name}`.*"]
         else:
             lines = self.lines(json.loads(path.read_text(encoding="utf-8")) if self.file else {})
-        return "\n".join(["", *lines, "", ""])
+        # What stands below a table says where it comes from, in small print.
+        return "\n".join(
+            ["", *(line if not line or line[0] in "|*" else f"<small>{line}</small>" for line in lines), "", ""]
+        )
 
 
 def filled(text: str, blocks: Mapping[str, Made]) -> str:
