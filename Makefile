@@ -6,6 +6,7 @@
 #   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
 #   make test-vllm   the tests that run real vLLM on the CPU
 #   make test-gpu    the tests that need a CUDA device
+#   make docs        the documentation as a site, in site/; a dead link or an undocumented name stops it
 #   make house       the package in numbers: rooms, imports, lines, dependencies
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
@@ -29,11 +30,11 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm test-gpu lint types pytest house clean
+.PHONY: help setup setup-vllm demo docs test test-vllm test-gpu lint types pytest house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,11s/^# \{0,3\}//p' Makefile
+	@sed -n '3,12s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -78,9 +79,14 @@ $(VLLM_STAMP): $(VLLM_LOCK) $(STAMP)
 demo: setup
 	@$(RUN) -m saccade compare --output-dir results/demo --budget $(BUDGETS)
 
+docs: setup
+	@if ! $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  echo "docs: left out, mkdocs-material needs Python 3.11 and $(VENV) has $$($(RUN) --version)"; \
+	else NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict && echo "docs: site/index.html"; fi
+
 test: setup
-	@echo "test: ruff (lint, format), mypy --strict, pytest"
-	@$(MAKE) --no-print-directory --jobs=2 lint types pytest
+	@echo "test: ruff (lint, format), mypy --strict, pytest, mkdocs --strict"
+	@$(MAKE) --no-print-directory --jobs=2 lint types docs pytest
 
 # mypy runs on one core, beside it.
 pytest: setup
@@ -106,5 +112,5 @@ house: setup
 	@$(RUN) tests/acceptance/house.py
 
 clean:
-	rm -rf $(VENV) results build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks claims testbed -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) results build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks claims testbed docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -151,6 +151,16 @@ def growth(
     _run(Growth.check(settings), json, picture, lambda results: [growth_table(results)], growth_picture)
 
 
+@app.command()
+def tables() -> None:
+    """Write the tables of docs/ anew, from docs/results and by arithmetic; tests compare."""
+    from .tables.blocks import write
+
+    quiet_libraries()
+    changed = write()
+    say(output(), "changed: " + ", ".join(changed) if changed else "nothing changed")
+
+
 class _Measurement(Work, Protocol):
     """What runs for long and can be read at any time."""
 

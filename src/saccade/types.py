@@ -34,8 +34,8 @@ class Rows:
     Attributes:
         page_table: int32 `[B, n]`, storage pages of each row in order.
         row_start: int32 `[B]`, slot of logical position 0; left padding lies before it.
-        seq_lens: int32 `[B]`, number of real tokens, the current one included; 0 where a row only pads the batch:
-            nothing of it is read, counted or promised.
+        seq_lens: int32 `[B]` (`batch` is B), number of real tokens, the current one included; 0 where a row only pads
+            the batch: nothing of it is read, counted or promised.
         max_len: host bound, at least every entry of `seq_lens`.
         bounds: host copy of `(row_start, seq_lens)` per row, None if the host never knew them.
         whole: bool `[B]` on the device, rows that attend to all their tokens whatever set they are given; None: none.
@@ -75,7 +75,7 @@ class KVView:
     """One layer's cache, borrowed: nothing here owns memory.
 
     Attributes:
-        k: keys `[pages, page, Hkv, d]` by strides, RoPE already applied.
+        k: keys `[pages, page, Hkv, d]` by strides, RoPE already applied; `page`, `kv_heads`, `head_dim` are its sizes.
         v: values `[pages, page, Hkv, d]` by strides.
         rows: the batch rows that point into the pages.
         k_scale, v_scale: factors `[Hkv]` of a quantised (fp8) cache; None otherwise.
@@ -130,7 +130,7 @@ class Selection:
     """The tokens or pages that a set of heads attends to.
 
     Attributes:
-        ids: int32 `[B, G, M]`, logical units in ascending order, -1 after the count. G is 1, Hkv or Hq.
+        ids: int32 `[B, G, M]`, logical units in ascending order, -1 after the count. G (`groups`) is 1, Hkv or Hq.
         counts: int32 `[B, G]`, how many units are chosen.
         unit: tokens per unit: 1, or a page of `unit` tokens aligned to logical position 0.
         overflowed: bool `[B, G]`, where the rule wanted more units than its buffer holds; None if it never does.
@@ -167,7 +167,7 @@ class Selection:
 
 
 class Role(enum.Enum):
-    """What a KV head does at a layer, as two bits: does it refresh the set, does it attend to all tokens?"""
+    """`refreshes` its set, `attends_to_all`: `DENSE` no, yes; `PUBLISH` yes, yes; `SELECT` yes, no; `REUSE` no, no."""
 
     DENSE = "dense"
     PUBLISH = "publish"
@@ -188,6 +188,7 @@ class ModelShape:
     """The decoder that a policy is bound to: its sizes, and where they are known the marks that tell it from others.
 
     Attributes:
+        layers, query_heads, kv_heads, head_dim: what the attention of every layer has.
         architecture: transformers' model type.
         weights: hash of a few weight rows; None before the weights are loaded.
         hidden_size, intermediate_size: widths beside attention, by which Qwen3-4B is not Qwen3-8B. A vocabulary tells

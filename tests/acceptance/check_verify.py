@@ -1,4 +1,4 @@
-"""Is verified greedy text that of the stock model, token for token? `python check_verify.py [TOKENS]`; exits 1 if not.
+"""Is verified greedy text that of the stock model? `python check_verify.py [TOKENS [FILE.json]]`; exits 1 if not.
 
 Every policy at its smallest legal budget under `rectify=4:verify`, on the bundled model in float32, after 1,024 tokens
 of the built-in text, greedy with a repetition penalty. Prints what drafting gained: the share of drafts that stood and
@@ -7,7 +7,9 @@ tokens per dense pass.
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import saccade
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.context import built_in_contexts
+from saccade.machine import environment
 
 EVERY = 4
 SPECS = (
@@ -43,15 +46,20 @@ def main() -> int:
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
     expected = model.generate(**inputs, **options)[0, prompt.shape[1] :].tolist()
     print(f"{len(expected)} tokens, {len(set(expected))} different ones")
-    wrong = 0
+    wrong, rows = 0, []
     for spec in SPECS:
         with saccade.sparsify(model, f"{spec},rectify={EVERY}:verify", tokenizer=tokenizer) as run:
             found = model.generate(**inputs, **options)[0, prompt.shape[1] :].tolist()
             stats = run.stats()
         same = next((at for at, pair in enumerate(zip(found, expected, strict=True)) if len(set(pair)) > 1), tokens)
         wrong += same < tokens
+        rows.append({"policy": spec, "equal": same, **stats.to_dict()})
         gain = f"{stats.acceptance_rate:.3f} of drafts stood, {stats.tokens_per_dense_pass:.2f} tokens per dense pass"
         print(f"{'ok    ' if same == tokens else 'FAILED'} {spec}: {same} of {tokens} tokens equal; {gain}", flush=True)
+    if len(sys.argv) > 2:
+        where = environment(threads=1, dtype=torch.float32, device=torch.device("cpu"))
+        found = {"tokens": tokens, "every": EVERY, "rows": rows, "environment": where}
+        Path(sys.argv[2]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 1 if wrong else 0
 
 

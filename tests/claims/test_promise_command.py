@@ -1,4 +1,4 @@
-"""`python -m claims promise`: what it writes and prints, and that the documentation holds what it has written."""
+"""`python -m claims promise`: what it writes and prints, and that what was published is of today's code."""
 
 from __future__ import annotations
 
@@ -47,16 +47,6 @@ def test_a_run_gives_json_and_three_tables(invoke: Invoke, tmp_path: Path, monke
     assert "1 contests, 0 of them above 5% beyond chance" in result.stdout
     assert all(line in result.stdout for line in lines)
     assert "| 8 | – | 0 | 1 |" in lines
-
-
-def test_the_documentation_holds_the_published_results(published: dict[str, Any]) -> None:
-    text = (ROOT / "docs/calibration.md").read_text(encoding="utf-8")
-    found = published["errors"]
-    contests = published["contests"]
-    for line in (*error_table(found), *power_table(published["power"]), *contest_table(contests["rows"])):
-        assert line in text
-    assert f"{found['worlds']:,} worlds, {found['exceed']} above 5% beyond chance" in text
-    assert f"{contests['contests']:,} contests, {contests['exceed']} above 5% beyond chance" in text
 
 
 def test_published_results_are_of_today_s_bound(published: dict[str, Any]) -> None:

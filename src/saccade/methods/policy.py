@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A method and its validated options. Make one with `saccade.policy(...)` or `Policy.from_spec(...)`."""
+    """A method's `name` and validated `options`. Make one with `saccade.policy(...)` or `Policy.from_spec(...)`."""
 
     name: str
     options: Options
@@ -76,6 +76,7 @@ class Policy:
         return json.dumps(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
+        """The object of `to_json`, of plain values."""
         return {"version": VERSION, "name": self.name, "options": self.options.model_dump(mode="json")}
 
     def to_spec(self) -> str:

@@ -30,7 +30,7 @@ class Cost:
         scores: float32 scores of units, written and read again to cut them.
         index: what a selector reads to make scores, and the upkeep of what it reads.
         rectification: the dense pass's share: the cache it reads, what it rewrites, the index of that.
-        dense_total: the same for dense attention.
+        total, dense_total: read and written in all, under the policy and under dense attention.
         notes: what the figures assume beside the plan and the sizes.
     """
 
@@ -58,6 +58,7 @@ class Cost:
         return self.dense_total / self.total
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON has it."""
         return {
             **{name: {"read": part.read, "written": part.written} for name, part in self.parts.items()},
             "total": self.total,

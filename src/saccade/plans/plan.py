@@ -14,7 +14,7 @@ from .roles import RoleMap
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs: a selector (None: nothing is ever selected), the roles of all heads, and what the user should know.
+    """What runs: a `selector` (None: nothing is selected), `roles` of all heads, `notes` that the user should read.
 
     Raises:
         PolicyError: at construction, if one set for all heads is combined with layers of mixed roles.

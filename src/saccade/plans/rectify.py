@@ -16,8 +16,8 @@ Mode = Literal["overwrite", "verify"]
 class Rectify:
     """After `every` sparse steps, one dense pass over their tokens (ReSA, section 2.2; TidalDecode, section 3.2).
 
-    "overwrite" rewrites their keys and values. "verify" takes them as a draft and keeps what dense attention confirms
-    (ReSA, appendix B), so that the model's output is that of dense decoding.
+    `mode` "overwrite" rewrites their keys and values. "verify" takes them as a draft and keeps what dense attention
+    confirms (ReSA, appendix B), so that the model's output is that of dense decoding.
 
     Raises:
         PolicyError: an `every` below 1 or another mode.
@@ -57,6 +57,7 @@ class Rectify:
         return cls(value)
 
     def to_dict(self) -> dict[str, Any]:
+        """`every` and `mode`, as `read` takes them."""
         return asdict(self)
 
     def __str__(self) -> str:

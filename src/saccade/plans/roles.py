@@ -21,7 +21,7 @@ class HeadSpan:
 
 @dataclass(frozen=True)
 class RoleMap:
-    """Roles `[L][Hkv]`; a head that reuses a set needs one that refreshes it in a layer below.
+    """Roles `[L][Hkv]`, its `layers`; a head that reuses a set needs one that refreshes it in a layer below.
 
     Raises:
         PolicyError: at construction, if a REUSE head has no refresher of its head index below it.

@@ -22,7 +22,7 @@ INTEGER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Memory read and written; fractions come from sharing an occasional expense among steps."""
+    """Memory `read` and `written`, `total` their sum; fractions come from sharing an occasional expense among steps."""
 
     read: float = 0.0
     written: float = 0.0
@@ -35,12 +35,13 @@ class Bytes:
         return Bytes(self.read + other.read, self.written + other.written)
 
     def times(self, factor: float) -> Bytes:
+        """So many times as much."""
         return Bytes(self.read * factor, self.written * factor)
 
 
 @dataclass(slots=True, eq=False)
 class NewTokens:
-    """The last `count` tokens of every row, or all of a shorter one; one object for all layers of a step."""
+    """The last `count` tokens of all `rows`, or all of a shorter one; one object for all layers of a step."""
 
     rows: Rows
     count: int
@@ -70,7 +71,9 @@ class Index(Protocol):
         ...
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory it holds."""
+        ...
 
 
 class SlotIndex(Index, Protocol):
@@ -122,6 +125,7 @@ class Scorer(ABC):
         return None
 
     def new_index(self, kv: KVView) -> Index | None:
+        """An empty index for a layer with this cache; None: it needs none."""
         return None
 
     @abstractmethod
@@ -211,6 +215,7 @@ class Selector(ABC):
         return None
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
+        """An empty index for a layer with this cache and text; None: it needs none."""
         return None
 
     def stop(self, length: int, clean: int) -> int:
@@ -244,7 +249,7 @@ class Selector(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ScoredSelector(Selector):
-    """A scorer and a rule: tokens by exact scores, pages by bounds, and whatever scores units of equal size."""
+    """A `scorer` and a `rule`: tokens by exact scores, pages by bounds, and whatever scores units of equal size."""
 
     scorer: Scorer
     rule: Rule

@@ -23,9 +23,9 @@ _AGREEING = 4
 
 @dataclass(frozen=True, slots=True)
 class RankUnion(Rule):
-    """LessIsMore's set: sinks, a recent window and the rank-ordered union of the heads' rankings (3.1.1, 3.1.2).
+    """LessIsMore's set: `sinks`, a recent `window` and the rank-ordered union of the heads' rankings (3.1.1, 3.1.2).
 
-    With R = floor(budget * recent), raised to sinks + 1, the window holds R - sinks tokens; budget - R are chosen.
+    `reserved`: R = floor(`budget` * `recent`), at least sinks + 1; the window holds R - sinks; budget - R are `chosen`.
     """
 
     budget: int

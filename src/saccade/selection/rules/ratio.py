@@ -18,7 +18,7 @@ _MOST_UNITS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Rule):
-    """Of M units, n = min(M, max(minimum, ceil(M * kept))): the last `local` ones and the best others.
+    """Of M units, n = min(M, max(`minimum`, ceil(M * kept))): the last `local` ones and the best others.
 
     `kept` is the share that stays, as it was written in decimals: 0.1 of 30 is exactly 3.
 

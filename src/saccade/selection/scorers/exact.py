@@ -14,7 +14,7 @@ from ..selector import Bytes, Index, Scorer
 
 @dataclass(frozen=True, slots=True)
 class ExactScorer(Scorer):
-    """Scores tokens by q·k in float32 from the cached keys, or pages by their best token; needs no index.
+    """Scores tokens by q·k in float32 from the cached keys, or a `page` by its best token; needs no index.
 
     Blocks of 64 are LycheeDecode's speed path (section 4.3), single tokens its accuracy path.
     """

@@ -1,0 +1,63 @@
+"""Every block by its name: what a page asks for with `<!-- made: NAME -->`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from saccade.files import replace_text
+
+from . import counted, decoding, quality, serving
+from .page import DOCS, Made, filled
+
+_DECODE = (
+    "taskset -c 0 saccade bench decode --context 0,32768,131072 --threads 1 --steps 9 --policy tidal:reselect=15 "
+    "--policy less_is_more:reselect=15 --policy quest --policy lychee_decode:roles=every:4 --policy lychee_cluster "
+    "--policy resa:rectify=none --policy streaming --json docs/results/decode_cpu.json"
+)
+_SERVE = (
+    "taskset -c 0 saccade bench serve --context 8192,32768 --batch 1,4 --threads 1 "
+    "--policy less_is_more:reselect=15 --policy quest --steps 9 --json docs/results/serve_cpu.json"
+)
+_LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
+_TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
+_UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
+
+BLOCKS: Mapping[str, Made] = {
+    "demo": Made(quality.demo, "demo", "make demo"),
+    "verify": Made(quality.verify, "verify", "python tests/acceptance/check_verify.py 500 docs/results/verify.json"),
+    "layers": Made(quality.layers, "layers", _LAYERS),
+    "tune": Made(quality.tune, "tune", _TUNE),
+    "promise": Made(quality.promise, "promise", "python -m claims promise"),
+    "promise-power": Made(quality.power, "promise", "python -m claims promise"),
+    "promise-contests": Made(quality.contests, "promise", "python -m claims promise"),
+    "upkeep": Made(quality.upkeep, "upkeep", _UPKEEP),
+    "accumulation": Made(quality.accumulation, "accumulation", "python -m claims accumulation"),
+    "growth": Made(quality.growth, "growth", "python -m benchmarks growth --json docs/results/growth.json"),
+    "serve-h200": Made(partial(serving.speed, file="serve_h200"), "serve_h200", "saccade bench serve"),
+    "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
+    "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
+    "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
+    "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
+    "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
+    "cost": Made(counted.cost),
+    "texts-needed": Made(counted.texts),
+    "recipes": Made(counted.recipes),
+}
+
+
+def pages() -> list[Path]:
+    """Every page that somebody writes, the log left out."""
+    return [path for path in sorted(DOCS.rglob("*.md")) if path.name != "log.md"]
+
+
+def write() -> list[str]:
+    """Fill all pages anew; names of those that changed."""
+    changed = []
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        if (new := filled(text, BLOCKS)) != text:
+            replace_text(path, new)
+            changed.append(str(path.relative_to(DOCS)))
+    return changed

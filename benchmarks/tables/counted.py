@@ -1,0 +1,78 @@
+"""Tables that nothing measures: bytes that a policy reads, texts that a promise needs, recipes from papers."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from saccade.calibrate.promise import MARGIN, texts_needed
+from saccade.checkpoints.presets import read_config
+from saccade.checkpoints.shape import parameters_read, shape_of
+from saccade.methods.method import Known
+from saccade.methods.policy import Policy
+from saccade.methods.registry import policies
+from saccade.plans.cost import PARTS, Cost, cost_of
+from saccade.recipes.published import PREFIX, PUBLISHED
+
+from .page import Results, table
+
+QUALITIES = (0.99, 0.98, 0.97, 0.95, 0.9)
+FAMILIES = (1, 2, 4, 9, 12)
+ASKED = 12
+"""Questions of a text."""
+MODEL, CONTEXT, BATCH = "llama-3.1-8b", 131_072, 8
+
+
+def _costs(batch: int) -> dict[str, Cost]:
+    """By spec, with the defaults of every method, cache and weights in bfloat16."""
+    config = read_config(MODEL)
+    with torch.device("meta"):
+        weights = 2.0 * parameters_read(AutoModelForCausalLM.from_config(config))
+    shape, found = shape_of(config), {}
+    for name, method in policies().items():
+        policy = Policy.create(name, method.usual(Known()).options)
+        plan = policy.plan(shape)
+        found[policy.to_spec()] = cost_of(
+            plan, policy.rectify, shape, context=CONTEXT, batch=batch, kv_itemsize=2, weight_bytes=weights
+        )
+    return found
+
+
+def cost(_: Results) -> list[str]:
+    """Bytes per decoded token at a batch of 8, and both ceilings."""
+    many, one = _costs(BATCH), _costs(1)
+    body = [
+        [
+            f"`{spec}`",
+            *(f"{part.total / 1e9:.1f}" if part.total else "–" for part in (getattr(found, name) for name in PARTS)),
+            f"{found.total / 1e9:.1f}",
+            f"{found.ceiling_over_dense:.2f}×",
+            f"{one[spec].ceiling_over_dense:.2f}×",
+        ]
+        for spec, found in many.items()
+    ]
+    columns = ["policy", "weights", "K and V", *PARTS[2:], "GB in all", "ceiling", "ceiling at batch 1"]
+    return [*table(columns, body), "", f"`saccade policies --cost --model {MODEL} --context {CONTEXT} --batch {BATCH}`"]
+
+
+def texts(_: Results) -> list[str]:
+    """How many texts `tune` needs, and how many it asks, of a dozen questions each."""
+    body = [
+        [
+            f"{quality:g}",
+            *(
+                f"{texts_needed(quality, ASKED, families)} / {texts_needed(quality, ASKED, families, margin=MARGIN)}"
+                for families in FAMILIES
+            ),
+        ]
+        for quality in QUALITIES
+    ]
+    return table(["quality", *(f"{one} famil{'y' if one == 1 else 'ies'}" for one in FAMILIES)], body)
+
+
+def recipes(_: Results) -> list[str]:
+    """What the papers chose."""
+    lines = ["| recipe | policy | source |", "|---|---|---|"]
+    for name, recipe in PUBLISHED.items():
+        lines.append(f"| `{PREFIX}{name}` | `{recipe.policy.to_spec()}` | {recipe.found['by']} |")
+    return lines

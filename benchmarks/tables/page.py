@@ -1,0 +1,101 @@
+"""What a page holds between `<!-- made: NAME -->` and `<!-- end -->`, and how it gets there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "results"
+
+_BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+_LISTED = re.compile(r"<!-- begin: .*?<!-- end -->", re.DOTALL)
+"""The list of models, which tests/acceptance/model_types.py writes."""
+
+Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """Lines of Markdown that follow from a file of results, or from the code alone.
+
+    Attributes:
+        lines: what they are, from the file's content.
+        file: its name in docs/results, without .json; "": nothing was measured.
+        command: what writes the file.
+    """
+
+    lines: Callable[[Results], Sequence[str]]
+    file: str = ""
+    command: str = ""
+
+    def text(self) -> str:
+        """Lines, an empty one around them; where the file is not there, what would make it."""
+        path = RESULTS / f"{self.file}.json"
+        if self.file and not path.is_file():
+            lines: Sequence[str] = [f"*To be measured for this version: `{self.command}` writes `{path.name}`.*"]
+        else:
+            lines = self.lines(json.loads(path.read_text(encoding="utf-8")) if self.file else {})
+        # What stands below a table says where it comes from, in small print.
+        return "\n".join(
+            ["", *(line if not line or line[0] in "|*" else f"<small>{line}</small>" for line in lines), "", ""]
+        )
+
+
+def filled(text: str, blocks: Mapping[str, Made]) -> str:
+    """A page with what its marks ask for.
+
+    Raises:
+        SaccadeError: a mark without a block of its name.
+    """
+
+    def one(found: re.Match[str]) -> str:
+        begin, name, end = found.group("begin", "name", "end")
+        if name not in blocks:
+            raise SaccadeError(f"table {name!r} is not valid; there are {', '.join(blocks)}")
+        return f"{begin}{blocks[name].text()}{end}"
+
+    return _BLOCK.sub(one, text)
+
+
+def unmade(text: str) -> str:
+    """The rest of a page: what somebody wrote."""
+    return _LISTED.sub("", _BLOCK.sub("", text))
+
+
+def typed(text: str) -> str:
+    """What somebody wrote, without code."""
+    return re.sub(r"^```.*?^```$|`[^`\n]*`", "", unmade(text), flags=re.DOTALL | re.MULTILINE)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> list[str]:
+    """Markdown: the first column and those of `words` hold words, the others figures."""
+    align = ["|---", *("|---" if column in words else "|--:" for column in columns[1:]), "|"]
+    lines = (("| " + " | ".join(cells) + " |") for cells in (columns, *rows))
+    head, *body = lines
+    return [head, "".join(align), *body]
+
+
+def told(environment: Results, command: str, file: str) -> str:
+    """A line below a table: where, with what and when it was measured, and by which command."""
+    versions = environment["versions"]
+    machine = environment.get("cpu") or environment["processor"]
+    if environment["device"] not in ("cpu", None):
+        machine = environment["device"]
+    parts = [str(machine), str(environment["dtype"])]
+    if environment["device"] == "cpu":
+        parts += [f"{environment['threads']} thread{'s' if environment['threads'] > 1 else ''}", environment["kernels"]]
+    parts += [f"torch {versions['torch']}", (environment.get("date") or environment["timestamp"])[:10]]
+    return f"{', '.join(parts)}. {source(command, file)}"
+
+
+def source(command: str, file: str) -> str:
+    """The command, and a link to what it wrote."""
+    return f"`{command}` ([{file}.json](results/{file}.json))"

@@ -1,0 +1,170 @@
+"""Answers, recalls and promises: what was measured of quality, on the bundled model."""
+
+from __future__ import annotations
+
+from claims.promise.command import contest_table, error_table, power_table
+from saccade.report.wording import grouped
+
+from .page import Results, Row, source, table, told
+
+DASH = "–"
+
+
+def share(value: float | None, form: str = "{:.2f}") -> str:
+    return DASH if value is None else form.format(value)
+
+
+def policy(spec: str) -> str:
+    """A policy by its name and the options that tell it from others; lists of heads are long."""
+    method, _, options = spec.partition(":")
+    kept = [one for one in options.split(",") if one and not one.startswith("budget=")]
+    named = ("learnt heads" if one.startswith("roles=heads") else one for one in kept)
+    return " ".join([f"`{method}`", *named])
+
+
+def demo(results: Results) -> list[str]:
+    """Right answers, and what was read for them."""
+    columns = ["policy", "budget", "right", "95% interval", "cache attended", "attention recall", "token recall"]
+    body = [
+        [
+            policy(row["spec"]),
+            DASH if row["budget"] is None else f"{row['budget']:,}",
+            f"{row['correct']}/{row['n']}",
+            "{:.2f}–{:.2f}".format(*row["interval"]),
+            f"{row['share_attended']:.1%}",
+            share(row["recall"]),
+            share(row["token_recall"]),
+        ]
+        for row in results["rows"]
+    ]
+    here = results["environment"]
+    lengths = here["context_tokens"]
+    long = f"{here['questions']} questions in {len(lengths)} stretches of {lengths[0]:,} tokens"
+    return [*table(columns, body), "", f"{long}; {told(here, 'make demo', 'demo')}"]
+
+
+def verify(results: Results) -> list[str]:
+    """What drafts by the smallest sets are worth; their text is dense attention's."""
+    columns = ["policy", "tokens equal to stock's", "drafts that stood", "tokens per dense pass"]
+    body = [
+        [
+            f"`{row['policy'].removesuffix(',rectify=4:verify')}`" if isinstance(row["policy"], str) else "",
+            f"{row['equal']:,} of {results['tokens']:,}",
+            f"{row['acceptance_rate']:.2f}",
+            f"{row['tokens_per_dense_pass']:.2f}",
+        ]
+        for row in results["rows"]
+    ]
+    command = f"python tests/acceptance/check_verify.py {results['tokens']}"
+    return [*table(columns, body), "", told(results["environment"], command, "verify")]
+
+
+def layers(results: Results) -> list[str]:
+    """Right answers of every candidate, a line per layer, a column per budget."""
+    budgets, dense = results["budgets"], results["dense"]
+    body = []
+    for chosen, rows in grouped(results["rows"], lambda row: tuple(row["reselect"])).items():
+        found = {row["budget"]: row for row in rows}
+        layer = "+".join(map(str, chosen)) or "none"
+        bold = "**" if list(chosen) == results["chosen"] else ""
+        body.append([f"{bold}{layer}{bold}", *(f"{bold}{found[one]['correct']}{bold}" for one in budgets)])
+    columns = ["re-selection layer", *(f"budget {one}" for one in budgets)]
+    command = f"saccade calibrate layers --context {results['context']} --budgets {','.join(map(str, budgets))}"
+    about = f"Right of {dense['n']} under `{results['policy']}`, texts of {results['context']:,} tokens"
+    about += f", {results['dtype']}; dense attention {dense['correct']}."
+    return [*table(columns, body), "", f"{about} {source(command, 'layers')}"]
+
+
+def tune(results: Results) -> list[str]:
+    """What the screen let through, and the verdicts."""
+    columns = ["family", "budget", "right", "ratio of accuracies", "ratio shown", "MB per token", "status"]
+    body = []
+    for row in results["rows"]:
+        if row["status"] in ("screened out",):
+            continue
+        status = row["status"] + (", chosen" if row["spec"] == results["chosen"] else "")
+        rung = row["spec"].partition("budget=")[2].partition(",")[0] or DASH
+        right = f"{row['correct']:,}/{row['n']:,}"
+        figures = (f"{row['ratio']:.3f}", share(row["shown"], "{:.3f}"), f"{row['bytes'] / 1e6:.1f}")
+        body.append([policy(row["family"]), rung, right, *figures, status])
+    dense = f"Dense attention: {results['dense_correct']}/{results['n']}, {results['dense_bytes'] / 1e6:.1f} MB"
+    screened, candidates = results["screened"], len(results["rows"])
+    asked = f"{screened['families']} families, {candidates} candidates screened on {len(screened['texts'])} texts"
+    command = f"saccade tune --context {results['context']} --quality {results['quality']:g} --dtype {results['dtype']}"
+    lines = f"{dense}; {asked}, {results['texts']} others judged. {source(command, 'tune')}"
+    return [*table(columns, body, ("status",)), "", lines]
+
+
+def promise(results: Results) -> list[str]:
+    """How often a candidate that should fail passes."""
+    found = results["errors"]
+    counted = f"{found['worlds']:,} worlds, {found['exceed']} of them above {results['alpha']:.0%} beyond chance"
+    return [*error_table(found), "", f"{counted}. {source('python -m claims promise', 'promise')}"]
+
+
+def power(results: Results) -> list[str]:
+    """How often one that should pass does, for a dozen questions a text."""
+    return power_table([row for row in results["power"] if row["asked"] == 12])
+
+
+def contests(results: Results) -> list[str]:
+    """Whole choices among eight families."""
+    return contest_table(results["contests"]["rows"])
+
+
+def upkeep(results: Results) -> list[str]:
+    """Both recalls by decoded length, a table per budget."""
+    lines: list[str] = []
+    for budget, rows in grouped(results["rows"], lambda row: int(row["budget"])).items():
+        every = sorted({row["decoded"] for row in rows})
+        shown = [length for length in every if length in (every[0], *(every[-1] >> halved for halved in range(4)))]
+        body = []
+        for variant, own in grouped(rows, lambda row: str(row["variant"])).items():
+            if "/" in variant:  # the order of a cluster's chunks: in the file and in the picture
+                continue
+            found = {row["decoded"]: row for row in own}
+            cells = (f"{found[one]['attention']:.2f} / {found[one]['token']:.2f}" for one in shown)
+            body.append([f"`{variant}`", *cells, share(found[max(found)]["largest_cluster"], "{:.1%}")])
+        columns = [f"budget {budget:,}", *(f"{one:,}" for one in shown), "largest cluster"]
+        lines += [*table(columns, body), ""]
+    return [*lines, told(results["environment"], "python -m claims upkeep --budget 256,1024", "upkeep")]
+
+
+def accumulation(results: Results) -> list[str]:
+    """Points of top-3 accuracy above dense attention, all sources together; bold: the interval leaves out 0."""
+    rows = [row for row in results["rows"] if row["source"] == "all"]
+    settings = list(dict.fromkeys(row["setting"] for row in rows if row["kept"] is not None))
+    body = []
+    for (length, spec, kept), own in grouped(rows, lambda row: (row["length"], row["policy"], row["kept"])).items():
+        if kept is not None:
+            found = {row["setting"]: row for row in own}
+            cells = (_points(found[one]) if one in found else DASH for one in settings)
+            body.append([policy(spec), f"{length:,}", f"{kept:g}", f"{own[0]['share_attended']:.1%}", *cells])
+    dense = next(row for row in rows if row["policy"] == "dense")
+    columns = ["policy", "tokens", "kept", "read", *settings]
+    about = f"Dense: {dense['accuracy']:.1%} of {dense['n']} predictions in {dense['passages']} passages."
+    given = results["settings"]
+    named = ("kept", "every", "lengths", "passages", "sparse_only")
+    options = " ".join(f"--{one.replace('_', '-')} {given[one]}" for one in named)
+    command = f"python -m claims accumulation {options}"
+    return [*table(columns, body), "", f"{about} {told(results['environment'], command, 'accumulation')}"]
+
+
+def _points(row: Row) -> str:
+    low, high = row["difference_interval"]
+    bold = "**" if low > 0 or high < 0 else ""
+    return f"{bold}{100 * row['difference']:+.1f}{bold} ({100 * low:+.1f} to {100 * high:+.1f})".replace("-", "−")
+
+
+def growth(results: Results) -> list[str]:
+    """Nodes that a search visits: counted, so that no machine decides."""
+    selectors = results["settings"]["selectors"]
+    found = {(row["context"], row["selector"]): row for row in results["rows"]}
+    body = [
+        [f"{context:,}", *(f"{found[context, one]['visited']:,.0f}" for one in selectors)]
+        for context in results["settings"]["contexts"]
+    ]
+    fits = {fit["selector"]: fit["visited"] for fit in results["exponents"]}
+    body.append(["exponent", *(f"{fits[one]['slope']:.2f}" for one in selectors)])
+    command = f"python -m benchmarks growth --selector {','.join(selectors)}"
+    return [*table(["tokens", *map("`{}`".format, selectors)], body), "", source(command, "growth")]
