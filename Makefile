@@ -6,6 +6,7 @@
 #   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
 #   make test-vllm   the tests that run real vLLM on the CPU
 #   make test-gpu    the tests that need a CUDA device
+#   make wheel       source archive and wheel in dist/, installed in an empty environment and tried there
 #   make house       the package in numbers: rooms, imports, lines, dependencies
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
@@ -29,11 +30,11 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm test-gpu lint types pytest house clean
+.PHONY: help setup setup-vllm demo test test-vllm test-gpu wheel lint types pytest house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,11s/^# \{0,3\}//p' Makefile
+	@sed -n '3,12s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -101,6 +102,9 @@ lint: setup
 
 types: setup
 	@$(RUN) -m mypy --no-error-summary
+
+wheel: setup
+	@$(RUN) tests/acceptance/check_wheel.py
 
 house: setup
 	@$(RUN) tests/acceptance/house.py
