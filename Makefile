@@ -7,6 +7,7 @@
 #   make test-vllm   the tests that run real vLLM on the CPU
 #   make test-gpu    the tests that need a CUDA device
 #   make docs        the documentation as a site, in site/; a dead link or an undocumented name stops it
+#   make wheel       source archive and wheel in dist/, installed in an empty environment and tried there
 #   make house       the package in numbers: rooms, imports, lines, dependencies
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
@@ -30,7 +31,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo docs test test-vllm test-gpu lint types pytest house clean
+.PHONY: help setup setup-vllm demo docs test test-vllm test-gpu wheel lint types pytest house clean
 .SUFFIXES:
 
 help:
@@ -107,6 +108,9 @@ lint: setup
 
 types: setup
 	@$(RUN) -m mypy --no-error-summary
+
+wheel: setup
+	@$(RUN) tests/acceptance/check_wheel.py
 
 house: setup
 	@$(RUN) tests/acceptance/house.py

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags  # hatchling brings it
 
 FOLDER = Path("src", "saccade", "kernels", "_native")
 SOURCES = (
@@ -49,7 +52,8 @@ class CompileKernels(BuildHookInterface[Any]):
             return
         build_data["artifacts"].append(f"/{(FOLDER / LIBRARY).as_posix()}")
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        # ctypes loads the library: it is bound to a platform, and to no version of Python.
+        build_data["tag"] = f"py3-none-{platform_tag((folder / LIBRARY).read_bytes(), platform_tags())}"
 
 
 def compile_library(folder: Path) -> str | None:
@@ -76,6 +80,20 @@ def compile_library(folder: Path) -> str | None:
     finally:
         new.unlink(missing_ok=True)
     return None
+
+
+def platform_tag(library: bytes, ours: Iterable[str]) -> str:
+    """The oldest platform that loads `library`; `ours`: the tags of this one.
+
+    With glibc it is that of the newest symbol that the library asks for (PEP 600). A plain linux tag, which says
+    nothing of the C library and which indexes refuse, is taken only where there is no other.
+    """
+    here = min(ours, key=lambda tag: tag.startswith("linux_"))
+    asked = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library)
+    if not here.startswith("manylinux_") or not asked:
+        return here
+    major, minor = max((int(major), int(minor)) for major, minor in asked)
+    return re.sub(r"^manylinux_\d+_\d+", f"manylinux_{major}_{minor}", here)
 
 
 def find_compiler() -> list[str] | None:

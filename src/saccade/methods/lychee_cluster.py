@@ -1,4 +1,4 @@
-"""LycheeCluster (Li et al., 2026): chunks cut where the text breaks, found through two levels of clusters by bounds."""
+"""LycheeCluster (Li et al., 2026, arXiv 2603.08453): chunks cut where the text breaks, found by bounds of clusters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:
 METHOD = Method(
     "lychee_cluster",
     "chunks cut where the text breaks, found through clusters of clusters",
-    "LycheeCluster (Li et al., 2026)",
+    "LycheeCluster, arXiv 2603.08453",
     LycheeClusterOptions,
     plan,
 )

@@ -1,4 +1,4 @@
-"""LycheeDecode (Lin et al., 2026): a few heads retrieve, the others reuse the set of their index below them."""
+"""LycheeDecode (Lin et al., 2026, arXiv 2602.04541): a few heads retrieve, the others reuse the set of their index."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def usual(known: Known) -> Usual:
 METHOD = Method(
     "lychee_decode",
     "a few retrieval heads select tokens, the other heads reuse them",
-    "LycheeDecode (Lin et al., 2026)",
+    "LycheeDecode, arXiv 2602.04541",
     LycheeDecodeOptions,
     plan,
     usual,

@@ -1,0 +1,142 @@
+"""What goes out with a version: one number, a changelog by its form, papers cited, wheels, and CI elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import saccade
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+CATEGORIES = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+"""Those of Keep a Changelog, in its order."""
+UNPICKLING = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
+GLIBC = b"\0libm.so.6\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_2.2.5\0"
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def project() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads(read("pyproject.toml"))["project"]
+    return table
+
+
+def citation() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(read("CITATION.cff"))
+    return loaded
+
+
+def test_one_version_everywhere() -> None:
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$", read("CHANGELOG.md"), re.MULTILINE)
+    cited = citation()
+    assert released[0] == (saccade.__version__, str(cited["date-released"]))
+    assert cited["version"] == saccade.__version__
+    assert "version" in project()["dynamic"]
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    sections = re.split(r"^## ", read("CHANGELOG.md"), flags=re.MULTILINE)[1:]
+    names = [section.partition("\n")[0] for section in sections]
+    assert names[0] == "[Unreleased]"
+    assert [name for name in names[1:] if not re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", name)] == []
+    for name, section in zip(names, sections, strict=True):
+        categories = re.findall(r"^### (.*)$", section, re.MULTILINE)
+        assert categories == [category for category in CATEGORIES if category in categories], name
+        lines = [line for line in section.splitlines() if line.startswith("- ")]
+        assert len(lines) == len(set(lines)), name
+
+
+def test_the_citation_has_what_its_schema_asks_for() -> None:
+    cited = citation()
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert cited["license"] == project()["license"]
+    assert cited["authors"] == [{"name": "The saccade authors"}] == project()["authors"]
+    for paper in cited["references"]:
+        assert {"type", "title", "authors", "year", "url"} <= set(paper)
+        assert all(set(author) == {"family-names", "given-names"} for author in paper["authors"])
+
+
+def test_the_papers_are_those_that_the_methods_name() -> None:
+    ours = ("tidal", "less_is_more", "lychee_decode", "lychee_cluster", "resa")
+    named = [saccade.policies()[name].source.partition(", arXiv ") for name in ours]
+    papers = citation()["references"]
+    assert [paper["identifiers"][0]["value"] for paper in papers] == [f"arXiv:{number}" for _, _, number in named]
+    addresses = [f"https://arxiv.org/abs/{number}" for _, _, number in named]
+    assert [paper["url"] for paper in papers] == addresses
+    assert project()["urls"] == {f"Paper: {name}": url for (name, _, _), url in zip(named, addresses, strict=True)}
+
+
+def test_the_metadata_names_every_python_that_ci_runs() -> None:
+    workflow = yaml.safe_load(read(".github/workflows/ci.yml"))
+    tried = workflow["jobs"]["pythons"]["strategy"]["matrix"]["python"]
+    classifiers = project()["classifiers"]
+    prefix = "Programming Language :: Python :: "
+    assert [name.removeprefix(prefix) for name in classifiers if re.fullmatch(rf"{prefix}3\.\d+", name)] == tried
+    assert project()["requires-python"] == f">={tried[0]}"
+    assert [name for name in project()["license-files"] if not (ROOT / name).is_file()] == []
+
+
+def test_github_runs_what_ci_runs() -> None:
+    jobs = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
+    ran = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert ".ci/run" in ran
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    named = {word for line in ran for word in line.split() if word.startswith(("tests/", ".ci/"))}
+    assert [word for word in named if not (ROOT / word).exists()] == []
+    # YAML reads the key `on` as a truth value.
+    assert set(yaml.safe_load(read(".github/workflows/ci.yml"))[True]) == {"push", "pull_request"}
+
+
+def test_nothing_is_unpickled_and_no_code_of_a_model_runs() -> None:
+    # SECURITY.md says so.
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = (
+                    [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                )
+                found += [name for name in names if name.partition(".")[0] in UNPICKLING]
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save", "torch.hub"):
+                found.append(ast.unparse(node))
+            elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+                found += [] if ast.unparse(node.value) == "False" else [ast.unparse(node)]
+    assert found == []
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """hatch_build.py, without the hatchling that only a build has."""
+    stand_in = ModuleType("hatchling.builders.hooks.plugin.interface")
+    stand_in.BuildHookInterface = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    return runpy.run_path(str(ROOT / "hatch_build.py"))
+
+
+@pytest.mark.parametrize(
+    ("library", "ours", "tag"),
+    [
+        (GLIBC, ["linux_x86_64", "manylinux_2_36_x86_64", "manylinux_2_35_x86_64"], "manylinux_2_34_x86_64"),
+        (GLIBC, ["manylinux_2_36_aarch64", "linux_aarch64"], "manylinux_2_34_aarch64"),
+        (b"\0libc.musl-x86_64.so.1\0", ["linux_x86_64", "musllinux_1_2_x86_64"], "musllinux_1_2_x86_64"),
+        (b"", ["macosx_14_0_arm64", "macosx_13_0_arm64"], "macosx_14_0_arm64"),
+        (GLIBC, ["linux_sparc"], "linux_sparc"),
+    ],
+)
+def test_a_wheel_says_what_its_library_needs(hook: dict[str, Any], library: bytes, ours: list[str], tag: str) -> None:
+    assert hook["platform_tag"](library, ours) == tag
