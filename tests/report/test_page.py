@@ -168,6 +168,8 @@ def test_what_decides_comes_first(page: str) -> None:
     headers = re.findall(r"<th>([^<]*)</th>", page.split("</thead>")[0])
     assert headers[:5] == ["policy", "budget", "right", "95% interval", "speed vs dense"]
     assert list(COLUMNS)[:5] == headers[:5]
+    # What a narrow window hides is drawn below.
+    assert "results first-7" in page and all("recall" in name for name in list(COLUMNS)[7:])
 
 
 def test_recall_is_named_for_what_it_is(page: str) -> None:
