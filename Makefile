@@ -35,7 +35,7 @@ unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 .SUFFIXES:
 
 help:
-	@sed -n '3,12s/^# \{0,3\}//p' Makefile
+	@sed -n '3,13s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 

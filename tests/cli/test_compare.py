@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands import Invoke
 from saccade.eval import comparison, context, reader
 from saccade.eval.job import ComparisonJob, ComparisonSettings
 from saccade.eval.reader import Reader
@@ -214,18 +216,42 @@ def test_answers_differ_between_policies(finished: tuple[Any, Path]) -> None:
 
 def test_the_report_needs_nothing_else(finished: tuple[Any, Path]) -> None:
     page = (finished[1] / "report.html").read_text()
-    assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)
-    assert page.count("data:image/svg+xml;base64,") == 3
+    assert not re.findall(r"""http|<script|<link|@import|(?:src|href)="(?!#|data:)|url\((?!#)""", page)
+    # Right answers, times, two recalls, what the colours of gazes mean, and a gaze for every sparse row.
+    assert page.count("<svg") == 5 + 8
     assert "streaming" in page
 
 
 def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]) -> None:
     result, folder = finished
     assert result.stderr == ""
-    assert len([line for line in result.stdout.splitlines() if "less_is_more " in line]) == 2
-    assert result.stdout.splitlines()[-1] == f"report: {folder / 'report.html'}"
+    lines = result.stdout.splitlines()
+    assert len([line for line in lines if "less_is_more " in line]) == 2
+    assert lines[-1] == f"report: {folder / 'report.html'}"
+    assert all(len(line.rstrip()) <= 100 for line in lines[:-1])
+    assert lines[lines.index(next(line for line in lines if set(line.strip()) == {"─"})) - 1].split()[:3] == [
+        "policy", "budget", "right"
+    ]  # fmt: skip
     # Each note once, however many budgets and contexts there are.
     assert result.stdout.count("tidal: no reselect given") == 1
+
+
+def test_a_finished_run_is_shown_again_from_its_folder(
+    finished: tuple[Any, Path], invoke: Invoke, tmp_path: Path
+) -> None:
+    result, folder = finished
+    for name in ("results.json", "gaze.jsonl", "samples.jsonl"):
+        shutil.copy(folder / name, tmp_path)
+    again = invoke("report", tmp_path)
+    assert again.exit_code == 0, again.output
+    assert again.stdout == result.stdout.replace(str(folder), str(tmp_path))
+    assert (tmp_path / "report.html").read_text() == (folder / "report.html").read_text()
+
+
+def test_a_folder_without_results_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 2 and not result.stdout
+    assert "holds neither results.json of `saccade compare` nor tune.json of `saccade tune`" in result.stderr
 
 
 def test_a_seed_gives_the_same_answers_in_any_order(compare: Compare, finished: tuple[Any, Path]) -> None:
@@ -270,7 +296,7 @@ def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.Mo
     assert results["rows"][1]["share_attended"] is not None
     assert results["rows"][2]["ms_per_token"] is None
     assert len(samples_of(folder)) == 4
-    assert "interrupted" in (folder / "report.html").read_text()
+    assert "was interrupted" in (folder / "report.html").read_text()
     assert "interrupted" in result.stdout
 
 

@@ -12,7 +12,7 @@ import pytest
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import PolicyError, SaccadeError
-from saccade.eval.entry import at_budgets, label, parse_budgets, policies_for, usual_policies
+from saccade.eval.entry import at_budgets, parse_budgets, policies_for, usual_policies
 from saccade.methods.policy import Policy
 from saccade.methods.registry import policies as known
 from saccade.recipes.recipe import Recipe
@@ -120,11 +120,6 @@ def test_what_is_compared_follows_the_recipe_beside_the_model(tmp_path: Path) ->
     with pytest.raises(PolicyError, match="belongs to another model"):
         policies_for((), source)
     assert policies_for(("tidal",), source) == ((Policy.from_spec("tidal"),), ())
-
-
-def test_labels_leave_the_budget_out() -> None:
-    compared, _ = at_budgets(["tidal:heads=query,reselect=3+4", "tidal"], (64,))
-    assert [label(one) for one in compared] == ["dense", "tidal reselect=3+4 heads=query", "tidal"]
 
 
 def test_budgets_are_read_once_each() -> None:

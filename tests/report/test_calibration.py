@@ -12,39 +12,19 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from saccade.calibrate.gates import KINDS, Gates
 from saccade.eval.interval import wilson
 from saccade.report import heads as head_module
 from saccade.report import layers as layer_module
-from saccade.report import tune as tune_module
 from saccade.report.drawing import as_svg
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
-from saccade.report.tune import front_report, front_table
+from tables import cells, printed, said
 
 LAYERS, KV_HEADS, QUERY_HEADS = 4, 2, 4
 
 ABOUT = {"model": "tiny", "task": "kv", "context": 2048, "questions": 24, "seed": 0, "dtype": "float32", "texts": 2}
-
-
-def printed(table: Table, width: int = 160) -> list[str]:
-    """Lines of a table as a terminal shows them."""
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    return [line.rstrip() for line in capture.get().splitlines()]
-
-
-def said(table: Table) -> str:
-    """All words of a table, however its lines are broken."""
-    return " ".join(" ".join(printed(table)).split())
-
-
-def cells(table: Table, width: int = 160) -> list[list[str]]:
-    return [line.split() for line in printed(table, width)]
 
 
 def drawn_twice(report: Callable[[Any, Path], Path], results: Mapping[str, Any], folder: Path, name: str) -> str:
@@ -283,177 +263,12 @@ def test_heads_are_drawn(methods: tuple[str, ...], maps: int, tmp_path: Path) ->
     assert text.count("<image") == maps + bool(maps)
 
 
-def row(family: str, spec: str, size: float, correct: int, shown: float, status: str) -> dict[str, Any]:
-    return {
-        "family": family, "spec": spec, "bytes": size, "correct": correct, "n": 2400, "share_attended": 0.1,
-        "ratio": correct / 2380, "kept": (correct - 1) / 2400, "shown": shown, "passed": status != "failed",
-        "screened": None, "status": status,
-    }  # fmt: skip
-
-
-ROLES = "heads:0+" + "+".join(f"{layer}.{layer % 4}" for layer in range(1, 60))
-ROWS = [
-    row("quest", "quest:budget=1024", 8.0e6, 2378, 0.9921, "kept"),
-    row("quest", "quest:budget=64", 6.5e6, 2000, 0.8123, "failed"),
-    row("resa", "resa:ratio=0.25,min_pages=1", 8.4e6, 2300, 0.9512, "failed"),
-    row("resa", "resa:ratio=0.125,min_pages=1", 7.2e6, 2380, 0.9934, "behind a failed one"),
-    row("tidal:reselect=7", "tidal:budget=128,reselect=7", 7.1e6, 2381, 0.9945, "kept"),
-    row(f"lychee_decode:roles={ROLES}", f"lychee_decode:budget=64,roles={ROLES}", 7.0e6, 5, 0.0, "failed"),
-]  # fmt: skip
-
-
-def front_results(**changes: Any) -> dict[str, Any]:
-    return {
-        **ABOUT,
-        "questions": 2400,
-        "quality": 0.99,
-        "alpha": 0.05,
-        "dense_bytes": 1.5 * max(row["bytes"] for row in changes.get("rows", ROWS)),
-        "batch": 1,
-        "texts": 200,
-        "dense_correct": 2380,
-        "n": 2400,
-        "best_shown": 0.9951,
-        "families": 4,
-        "screened": None,
-        "rows": ROWS,
-        "chosen": "tidal:budget=128,reselect=7",
-        **changes,
-    }
-
-
-def test_the_front_says_what_was_shown_and_chosen() -> None:
-    lines = cells(front_table(front_results()))
-    assert ["quest", "1,024", "2,378", "0.9992", "0.9904", "0.9921", "8", "kept"] in lines
-    assert ["64", "2,000", "0.8403", "0.8329", "0.8123", "6.5", "failed"] in lines
-    early = [one | ({"n": 480, "correct": 20} if "budget=64" in one["spec"] else {}) for one in ROWS]
-    assert any("20 of 480" in line for line in printed(front_table(front_results(rows=early))))
-    assert ["ratio=0.125", "2,380", "1.0000", "0.9912", "0.9934", "7.2", "behind", "a", "failed", "one"] in lines
-    assert ["tidal:reselect=7", "128", "2,381", "1.0004", "0.9917", "0.9945", "7.1", "kept,", "chosen"] in lines
-    text = said(front_table(front_results()))
-    assert "MB per" in text
-    assert "dense attention 2,380/2,400" in text
-    assert "ratio of accuracies, of what is chosen to dense attention, is at least 0.99, with 95% confidence" in text
-    assert "all candidates of 4 families counted" in text
-    assert "200 independent texts, 12 questions each, taken to fail together" in text
-    assert "they show a ratio of 0.9951" in text
-    assert "chosen, by bytes per token: tidal:budget=128,reselect=7" in text
-
-
-def test_a_long_family_is_named_whole_and_once() -> None:
-    for width in (80, 160):
-        text = "".join(line.split(" ")[0] for line in printed(front_table(front_results()), width))
-        assert text.count(ROLES[-20:]) == 1
-        assert max(map(len, printed(front_table(front_results()), width))) <= width
-
-
-def test_nothing_chosen_leaves_dense_attention(tmp_path: Path) -> None:
-    rows = [one | {"status": "failed", "passed": False, "shown": 0.5} for one in ROWS]
-    results = front_results(rows=rows, chosen=None)
-    text = said(front_table(results))
-    assert "nothing is shown to keep the promise: dense attention stays" in text
-    assert "chosen" not in text.replace("of what is chosen to", "")
-    drawn_twice(front_report, results, tmp_path, "front.svg")
-
-
-def test_measured_times_stand_beside_bytes(tmp_path: Path) -> None:
-    times = {"dense": 9.25, "quest:budget=1024": 7.5, "tidal:budget=128,reselect=7": 8.0}
-    results = front_results(ms_per_token=times, chosen="quest:budget=1024")
-    lines = cells(front_table(results))
-    assert ["quest", "1,024", "2,378", "0.9992", "0.9904", "0.9921", "8", "7.50", "kept,", "chosen"] in lines
-    assert ["64", "2,000", "0.8403", "0.8329", "0.8123", "6.5", "-", "failed"] in lines
-    text = said(front_table(results))
-    assert "dense attention 9.25" in text
-    assert "chosen, by measured time: quest:budget=1024" in text
-    assert "is faster: dense attention stays" in said(front_table(results | {"chosen": None}))
-    nothing = results | {"chosen": None, "ms_per_token": {"dense": 9.25}}
-    assert "nothing is shown to keep the promise" in said(front_table(nothing))
-    drawn_twice(front_report, results, tmp_path, "front.svg")
-
-
-@pytest.mark.parametrize(
-    ("rows", "panels"),
-    [
-        (ROWS, 2),
-        (ROWS[:1], 1),
-        ([one | {"ratio": 0.1, "shown": 0.05} for one in ROWS[:2]], 1),
-        ([one | {"bytes": 3e9} for one in ROWS], 2),
-    ],
-    ids=["all", "one", "far below", "equal bytes"],
-)
-def test_the_front_is_drawn(
-    rows: list[dict[str, Any]], panels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A mark for every candidate, filled if it kept the promise, and a ring around the chosen one; twice if near."""
-    figures = kept_figures(tune_module, monkeypatch)
-    drawn_twice(front_report, front_results(rows=rows), tmp_path, "front.svg")
-    assert len(figures[0].axes) == panels
-    unit = 1e9 if rows[0]["bytes"] == 3e9 else 1e6
-    wanted = sorted((one["ratio"], one["bytes"] / unit, one["status"] == "kept") for one in rows)
-    ring = [(one["bytes"] / unit, one["ratio"]) for one in rows if one["spec"].startswith("tidal")]
-    for axes in figures[0].axes:
-        lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 1]
-        marks = [(line.get_ydata()[0], line.get_xdata()[0], line.get_markerfacecolor() != "white")
-                 for line in lines if line.get_markersize() == 6.5]  # fmt: skip
-        assert sorted(marks) == wanted
-        rings = [line for line in lines if line.get_label() == "chosen"]
-        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in rings] == ring
-
-
-def test_the_front_line_is_what_nothing_cheaper_reaches() -> None:
-    best = tune_module._best(ROWS)
-    assert [one["spec"] for one in best] == ["quest:budget=64", "tidal:budget=128,reselect=7"]
-
-
-def screened_results(**changes: Any) -> dict[str, Any]:
-    """Two families of four were judged, the others on 16 texts only."""
-    rows = []
-    for one in ROWS:
-        unseen = {"shown": None, "passed": False, "correct": 180, "n": 192, "ratio": 0.9474, "kept": 0.9375}
-        judged = one["family"].startswith(("quest", "tidal"))
-        rows.append(one | {"screened": 0.9474} | ({} if judged else unseen | {"status": "screened out"}))
-    screen = {"texts": list(range(0, 160, 10)), "families": 4, "wanted": 0.9945}
-    return front_results(**{"rows": rows, "families": 2, "screened": screen, **changes})
-
-
-def test_a_screen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, text = cells(front_table(screened_results())), said(front_table(screened_results()))
-    assert ["quest", "1,024", "2,378", "0.9992", "0.9904", "0.9921", "0.9474", "8", "kept"] in lines
-    assert ["ratio=0.125", "180", "of", "192", "0.9474", "0.9375", "-", "0.9474", "7.2", "screened", "out"] in lines
-    assert "all candidates of 2 families counted" in text
-    assert "screened: 4 families on 16 other texts, for candidates with a ratio of 0.9945 or more; the 2 with" in text
-    assert max(map(len, printed(front_table(screened_results()), 80))) <= 80
-    figures = kept_figures(tune_module, monkeypatch)
-    assert "small: screened, not judged" in drawn_twice(front_report, screened_results(), tmp_path, "front.svg")
-    sizes = [line.get_markersize() for line in figures[0].axes[0].get_lines() if len(line.get_xdata()) == 1]
-    assert sizes.count(3.5) == sizes.count(6.5) == 3
-    (step,) = (line for line in figures[0].axes[0].get_lines() if line.get_label() == "largest ratio for the bytes")
-    assert 0.9474 not in step.get_ydata()  # of other texts, and of fewer
-
-
-def test_where_a_screen_lets_nobody_through_it_is_told(tmp_path: Path) -> None:
-    rows = [one | {"shown": None, "passed": False, "status": "screened out"} for one in screened_results()["rows"]]
-    results = screened_results(rows=rows, families=0, best_shown=None, chosen=None, texts=16, n=192, dense_correct=190)
-    text = said(front_table(results))
-    assert "none had one, so that none was judged" in text and "independent texts" not in text
-    assert "nothing is shown to keep the promise: dense attention stays" in text
-    drawn_twice(front_report, results, tmp_path, "front.svg")
-
-
-@pytest.mark.parametrize(("size", "unit"), [(2e9, "GB"), (2e6, "MB"), (2e3, "kB")])
-def test_bytes_have_a_fitting_unit(size: float, unit: str) -> None:
-    lines = printed(front_table(front_results(rows=[ROWS[0] | {"bytes": size}])))
-    assert any(f"{unit} per" in line for line in lines)
-    assert any(line.split()[:7] == ["quest", "1,024", "2,378", "0.9992", "0.9904", "0.9921", "2"] for line in lines)
-
-
-@pytest.mark.parametrize("name", ["layers", "heads", "tune"])
+@pytest.mark.parametrize("name", ["layers", "heads"])
 def test_no_last_bit_of_the_layout_is_left(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pictures would differ now and then: too rarely to be found by drawing twice."""
     module, report, results = {
         "layers": (layer_module, layer_report, layer_results()),
         "heads": (head_module, head_report, head_results(("direct",), seeds=1)),
-        "tune": (tune_module, front_report, front_results()),
     }[name]
     figures = kept_figures(module, monkeypatch)
     train(tmp_path, head_results(("direct",), seeds=1))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from saccade.report.page import comparison_page
-from saccade.report.palette import marks
-from saccade.report.table import comparison_table
+from saccade.report import figures as figures_module
+from saccade.report.labels import labelled
+from saccade.report.page import comparison_page, comparison_report
+from saccade.report.palette import SHADES, marks
+from saccade.report.table import WIDE, comparison_table
+from saccade.report.wording import COLUMNS
 
 
 def row(policy: str, budget: int | None, correct: int = 40, n: int = 48, **changes: Any) -> dict[str, Any]:
@@ -20,7 +26,6 @@ def row(policy: str, budget: int | None, correct: int = 40, n: int = 48, **chang
     return {
         "policy": policy,
         "budget": budget,
-        "label": policy,
         "spec": spec,
         "share_attended": 0.123,
         "recall": 0.25,
@@ -75,44 +80,164 @@ GAZES = [gaze(spec, depth) for spec in ("tidal:budget=64", "quest:budget=64") fo
 SAMPLES = [sample("dense", "1234.", True), sample("tidal:budget=64", "<script>alert()</script>", False)]
 
 
+LISTED = "lychee_decode:budget=64,roles=heads:0+1.1+2"
+"""Five of the six heads of the model of `results`."""
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return comparison_page(FULL, GAZES, SAMPLES)
+
+
 def figures_of(page: str) -> list[str]:
-    return [base64.b64decode(data).decode() for data in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
+    return re.findall(r"<svg.*?</svg>", page, flags=re.S)
 
 
-def test_the_page_fetches_nothing_and_escapes_what_models_say() -> None:
-    page = comparison_page(FULL, GAZES, SAMPLES)
-    assert "http" not in page
-    assert "<script" not in page
+def fetched(page: str) -> list[str]:
+    """Whatever a browser would look for outside of the page."""
+    places = re.findall(r"""(?:src|href|srcset|action|data)\s*=\s*["']([^"']*)""", page) + re.findall(
+        r"url\(([^)]*)", page
+    )
+    return [place for place in places if not place.startswith(("#", "data:"))] + re.findall(
+        "http|@import|<script", page
+    )
+
+
+def test_the_page_fetches_nothing_and_escapes_what_models_say(page: str) -> None:
+    assert fetched(page) == []
+    assert fetched('<img src="a.png"><a href="#b"><style>url(c) @import') == ["a.png", "c", "@import"]
     assert "&lt;script&gt;" in page
     assert "a &lt;document&gt;" in page
     assert "47/48" in page
     assert "a note" in page
 
 
-def test_figures_are_whole_svg_files() -> None:
-    figures = figures_of(comparison_page(FULL, GAZES, SAMPLES))
-    assert len(figures) == 3
+def test_figures_are_whole_and_no_two_share_an_id(page: str) -> None:
+    figures = figures_of(page)
+    # Right answers, times, two recalls, what gazes' colours mean, and a gaze for every policy that looked.
+    assert len(figures) == 5 + 2
     for figure in figures:
-        assert ElementTree.fromstring(figure).tag.endswith("svg")
+        # In a page the element's name spaces go without saying.
+        whole = figure.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1)
+        assert ElementTree.fromstring(whole).tag == "svg"
+    of_figures = [set(re.findall(r'\bid="([^"]*)"', figure)) for figure in figures]
+    assert all(of_figures)
+    assert sum(map(len, of_figures)) == len(set().union(*of_figures))
+    for figure, own in zip(figures, of_figures, strict=True):
+        assert {place.strip("#)") for place in re.findall(r'#[\w-]+(?=[")])', figure)} <= own
 
 
-def test_recall_is_named_for_what_it_is() -> None:
-    page = comparison_page(FULL, GAZES, SAMPLES)
+def test_pictures_take_the_papers_colours(page: str) -> None:
+    """Dark mode changes variables of the page; a colour that is written out would stay as it is."""
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6});", part)) for part in page.split("prefers-color-scheme: dark")[:2]
+    )
+    assert light.keys() == dark.keys()
+    assert light.items() >= {name: shade for name, (shade, _) in SHADES.items()}.items()
+    assert dark.items() >= {name: shade for name, (_, shade) in SHADES.items()}.items()
+    for figure in figures_of(page):
+        assert "var(--ink)" in figure and "var(--paper)" in figure
+        assert not set(light.values()) & set(re.findall(r"#\w{6}\b", figure))
+
+
+def contrast(*colors: str) -> float:
+    """WCAG 2's ratio of luminances."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted(map(luminance, colors))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("paper", [0, 1], ids=["light", "dark"])
+def test_letters_and_marks_are_read_on_either_paper(paper: int) -> None:
+    """WCAG 2 wants 4.5 for text and 3 for graphics; two marks of the Okabe-Ito set are fainter on white, by design."""
+    on = SHADES["paper"][paper]
+    assert contrast("#000000", "#ffffff") == 21
+    assert all(contrast(SHADES[name][paper], on) >= 4.5 for name in ("ink", "muted"))
+    shown = {color: color for color in (mark.color for mark in marks(map(str, range(8))).values())}
+    shown |= {shades[0]: shades[paper] for shades in SHADES.values() if shades[0] in shown}
+    faint = {color for color, drawn in shown.items() if contrast(drawn, on) < 3}
+    assert faint == ({"#e69f00", "#56b4e9"} if paper == 0 else set())
+
+
+def test_what_decides_comes_first(page: str) -> None:
+    headers = re.findall(r"<th>([^<]*)</th>", page.split("</thead>")[0])
+    assert headers[:5] == ["policy", "budget", "right", "95% interval", "speed vs dense"]
+    assert list(COLUMNS)[:5] == headers[:5]
+    # What a narrow window hides is drawn below.
+    assert "results first-7" in page and all("recall" in name for name in list(COLUMNS)[7:])
+
+
+def test_recall_is_named_for_what_it_is(page: str) -> None:
     headers = re.findall(r"<th>([^<]*)</th>", page)
     recalls = [header for header in headers if "recall" in header]
     names = ["attention recall of heads with a set", "token recall of heads with a set"]
     assert recalls == [*names, "attention recall with dense heads as 1"]
-    assert all(f"<!-- {name} -->" in figures_of(page)[1] for name in names)
+    assert all(f"<!-- {name}, by layer -->" in figures_of(page)[2 + n] for n, name in enumerate(names))
 
 
-def test_the_page_tells_of_indexes_and_overflows_where_there_are_any() -> None:
-    plain = comparison_page(FULL, GAZES, SAMPLES)
-    assert "keep beside the cache" not in plain
-    assert "buffer holds" not in plain
+def test_names_are_short_and_the_whole_spec_is_said_on_hover() -> None:
+    listed = row("lychee_decode", 64, spec=LISTED)
+    page = comparison_page(results(row("dense", None), listed), [gaze(LISTED, 0.5)], [sample(LISTED, "1", False)])
+    assert "lychee_decode:heads=5 of 6 " in figures_of(page)[0]
+    names = re.findall(r'<span class="short" title="([^"]*)">(.*?)</span>', page)
+    # In the table, above the gaze and beside the answer.
+    assert names == [(LISTED, "lychee_decode:<wbr>heads=5 of 6")] * 3
+    assert "<code>lychee_decode:roles=heads:0+1.1+2</code>" in page
+
+
+def test_the_heat_map_is_drawn_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures_module, "inline", lambda figure, name: drawn.append(figure) or name)
+    first = row("tidal", 64, recall_per_layer=[None, 0.1234, 0.9])
+    second = row("tidal", 256, recall_per_layer=[None, None, 0.5], recall=0.5)
+    nothing = row("tidal", 512, recall_per_layer=[None] * 3, recall=None)
+    rows = labelled(results(row("dense", None, recall=None), first, second, nothing, row("quest", 64)))
+    figures_module.recalls(rows, "recall")
+    axes, bar = drawn[0].axes
+    (image,) = axes.get_images()
+    nan = float("nan")
+    expected = [[nan, 0.1234, 0.9], [nan, nan, 0.5], [nan, 0.25, 0.25]]
+    numpy.testing.assert_array_equal(image.get_array().filled(nan), expected)
+    # An honest scale: from nothing to all, whatever was measured, and said so.
+    assert image.get_clim() == (0, 1)
+    assert bar.get_xlim() == (0, 1)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["tidal   64", "256", "quest   64"]
+    said = {text.get_text(): text.get_position() for text in axes.texts}
+    assert said["12"] == (1, 0) and said["90"] == (2, 0)
+    assert [said[mean][1] for mean in ("25%", "50%")] == [2, 1]
+    figures_module.recalls(rows[:1], "recall")
+    assert not drawn[1].axes[0].get_images()
+
+
+def test_many_layers_have_colours_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures_module, "inline", lambda figure, name: drawn.append(figure) or name)
+    for layers, numbers in ((24, 24), (80, 0)):
+        deep = row("quest", 64, recall_per_layer=[0.5] * layers, recall=0.25)
+        figures_module.recalls(labelled(results(deep)), "recall")
+        assert sum(text.get_text() == "50" for text in drawn[-1].axes[0].texts) == numbers
+
+
+def test_the_page_tells_of_indexes_and_overflows_where_there_are_any(page: str) -> None:
+    assert "keep beside the cache" not in page
+    assert "buffer holds" not in page
     indexed = row("quest", 64, index_bytes=3 * 2**19, build_seconds=0.25, overflow=0.125)
     page = comparison_page(results(row("dense", None), indexed), [], [])
     assert "quest at 64: 1.50 MiB in 250 ms." in page
-    assert "quest:budget=64: 12.5% of the sets wanted more" in page
+    assert "quest</span> at 64: 12.5% of the sets wanted more" in " ".join(page.split())
+
+
+def test_a_page_is_made_again_from_what_the_folder_holds(tmp_path: Path, page: str) -> None:
+    for name, records in (("gaze.jsonl", GAZES), ("samples.jsonl", SAMPLES)):
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "results.json").write_text(json.dumps(FULL))
+    assert comparison_report(tmp_path) == tmp_path / "report.html"
+    assert (tmp_path / "report.html").read_text() == page
 
 
 def test_every_method_has_its_own_mark() -> None:
@@ -120,8 +245,8 @@ def test_every_method_has_its_own_mark() -> None:
     assert len(set(drawn.values())) == 89
 
 
-def test_the_same_results_give_the_same_page() -> None:
-    assert comparison_page(FULL, GAZES, SAMPLES) == comparison_page(FULL, GAZES, SAMPLES)
+def test_the_same_results_give_the_same_page(page: str) -> None:
+    assert page == comparison_page(FULL, GAZES, SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +255,17 @@ def test_the_same_results_give_the_same_page() -> None:
         (row("dense", None),),
         (
             row("dense", None),
-            row("tidal", 64, 0, 0, interval=(0.0, 1.0), recall=None, recall_per_layer=[], token_recall_per_layer=[]),
+            row(
+                "tidal",
+                64,
+                0,
+                0,
+                interval=(0.0, 1.0),
+                recall=None,
+                token_recall=None,
+                recall_per_layer=[],
+                token_recall_per_layer=[],
+            ),
         ),
         (row("dense", None), row("other", None)),
         tuple(row(f"policy-{number}", 64) for number in range(9)),
@@ -140,33 +275,57 @@ def test_the_same_results_give_the_same_page() -> None:
 def test_partial_results_have_a_page_too(rows: tuple[dict[str, Any], ...]) -> None:
     page = comparison_page(results(*rows, complete=False), [], [])
     assert "interrupted" in page
-    assert len(figures_of(page)) == 2
+    assert len(figures_of(page)) == 4
 
 
-@pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 10)])
-def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
+def printed(rows: dict[str, Any], width: int, **options: Any) -> list[str]:
     console = Console(width=width, record=True)
-    rows = results(row("dense", None), row("less_is_more", 4096))
-    console.print(comparison_table(rows, ["a [red] note"], width))
+    console.print(comparison_table(rows, width, **options), width=min(width, WIDE))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 9), (140, 9)])
+def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
+    rows = results(row("dense", None), row("less_is_more", 4096)) | {"notes": ["a [red] note"]}
+    said = printed(rows, width)
     # Brackets are no markup.
-    assert "a [red] note" in console.export_text(clear=False)
-    lines = [line.split() for line in console.export_text().splitlines()]
+    assert "a [red] note" in said
+    lines = [line.split() for line in said]
     cells = [line for line in lines if "1.25x" in line]
     assert [len(line) for line in cells] == [columns, columns]
-    # Recall of heads with a set comes first, and the header names it so; then token recall, then dense heads as 1.
-    assert [line[3 : columns - 4] for line in cells] == [["0.25", "0.10", "0.50"][: columns - 7]] * 2
-    assert sum("heads" in line and "with" in line for line in lines) == 1
-    assert sum("dense" in line and "heads" in line for line in lines) == (columns == 10)
+    # What decides comes first; recall of heads with a set comes last, and the header names it so.
+    assert cells[1][:5] == ["less_is_more", "4,096", "40/48", "0.70-0.90", "1.25x"]
+    assert [line[7:] for line in cells] == [["0.25", "0.10"][: columns - 7]] * 2
+    header = " ".join(" ".join(line) for line in lines[: lines.index(cells[0])])
+    assert header.count("heads") == columns - 7 and "recall" in header
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 200])
+def test_the_table_of_a_large_model_fits_100_columns(width: int) -> None:
+    """Names as long as they get, budgets and questions of a long run; no number is broken or cut off."""
+    lists = ["+".join(f"{layer}.{layer % 2}" for layer in range(first, 60)) for first in (1, 2, 3)]
+    specs = [f"lychee_decode:budget=131072,roles=heads:0+{one},page=64,rectify=16" for one in lists]
+    rows = [row("lychee_decode", 131072, 1234, 2400, spec=spec, ms_per_token=1234.5) for spec in specs]
+    said = printed(results(row("dense", None, n=2400), *rows) | {"notes": ["a note " * 40]}, width)
+    assert max(map(len, said)) <= min(width, WIDE) <= 100
+    assert sum("131,072 1234/2400" in " ".join(line.split()) for line in said) == 3
+    assert all("1234.50" in line for line in said if "131,072" in line)
+    # Below, what the short names stand for.
+    assert "".join("".join(said).split()).count("lychee_decode:roles=heads:0+") == 3
+
+
+def test_a_brief_table_has_a_line_per_row_and_nothing_below() -> None:
+    said = printed(FULL, 100, brief=True)
+    assert [line.split()[0] for line in said[-4:]] == ["dense", "tidal", "tidal", "quest"]
+    assert "a note" in " ".join(printed(FULL, 100))
 
 
 def test_the_table_writes_what_is_missing_as_a_dash() -> None:
-    console = Console(width=140, record=True)
     recalls = ("recall", "token_recall", "recall_with_dense")
     missing = dict.fromkeys(("share_attended", *recalls, "ms_per_token", "speedup"))
     unknown = row("tidal", 64, correct=0, n=0, **missing)
-    console.print(comparison_table(results(row("dense", None), unknown, complete=False), ["a note"]))
-    lines = console.export_text().splitlines()
+    lines = printed(results(row("dense", None), unknown, complete=False), 140)
     (line,) = [line for line in lines if "tidal" in line]
-    assert line.split() == ["tidal", "64", "-", "-", "-", "-", "0/0", "-", "-", "-"]
+    assert line.split() == ["tidal", "64", "0/0", "-", "-", "-", "-", "-", "-"]
     assert any("a note" in line for line in lines)
     assert "(interrupted)" in " ".join(lines[:2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, takewhile
 from typing import Any
 
@@ -37,6 +37,7 @@ from .promise import (
     texts_to_screen,
     walk,
 )
+from .standing import Standing
 from .sweep import Outcome, Sweep
 from .target import ASKED, TUNING, Target, TargetSettings
 from .task_file import FileProblems
@@ -92,6 +93,7 @@ class Tuning:
         known: what is known of the model before any weight is read.
         search: for re-selection layers, if none are known and none were named.
         most_families: how many there will be, at most: a layer that is searched gives three more.
+        standing: of the candidates, while it runs.
     """
 
     settings: TuneSettings
@@ -102,6 +104,7 @@ class Tuning:
     known: Recipe
     search: LayerSearch | None
     most_families: int
+    standing: Standing = field(default_factory=Standing)
 
     @classmethod
     def check(cls, settings: TuneSettings) -> Tuning:
@@ -177,6 +180,7 @@ class Tuning:
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
         with self.target.sweep(model, self.problems, recall=False, **self._source) as sweep:
+            self.standing.families, self.standing.records = ladders, sweep.ledger.records
             results = self._results(ladders, dense_bytes, self._asked(sweep, ladders, advance))
         if self.settings.measure:
             self._measure(model, results)

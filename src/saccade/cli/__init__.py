@@ -14,6 +14,7 @@ from .doctor import doctor
 from .generate import generate
 from .group import NeedsEval, OneLineErrors
 from .policies import policies
+from .report import report
 from .serve import SETTINGS, serve
 from .tune import tune
 
@@ -54,6 +55,7 @@ app.command(cls=NeedsEval)(compare)
 app.command()(doctor)
 app.command()(generate)
 app.command()(policies)
+app.command(cls=NeedsEval)(report)
 app.command(context_settings=SETTINGS)(serve)
 app.command(cls=NeedsEval)(tune)
 app.add_typer(calibrate, name="calibrate")

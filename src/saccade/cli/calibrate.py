@@ -128,17 +128,27 @@ def heads(
     run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 
-def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
-    """Run what was checked, under a bar; draw its picture, print its table and what it has written."""
+def run_and_show(
+    calibration: Any,
+    table: Callable[[Any], Any],
+    report: Callable[[Any, Path], Path],
+    standing: Callable[[], Any] | None = None,
+) -> None:
+    """Run what was checked, under a bar and what is known so far; draw, print its table and what it has written."""
     from ..recipes.recipe import Recipe
-    from .terminal import output, progress, say
+    from ..report.table import WIDE
+    from .terminal import PLAIN_WIDTH, progress, show
 
-    with progress(calibration.units) as advance:
+    with progress(calibration.units, standing) as advance:
         results = calibration.run(advance)
     target = calibration.target
-    picture = report(results, target.settings.output_dir)
-    console = output()
-    console.print(table(results))
+    drawn = report(results, target.settings.output_dir)
     recipe = Recipe.read(target.recipe_path)
     source = "found by saccade tune" if recipe.tuned else "not tuned"
-    say(console, f"picture: {picture}", f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}")
+    said = f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}"
+    show(
+        table(results),
+        f"{'picture' if drawn.suffix == '.svg' else 'report'}: {drawn}",
+        said,
+        widest=WIDE if standing else PLAIN_WIDTH,
+    )

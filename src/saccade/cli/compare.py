@@ -61,13 +61,12 @@ def compare(
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
     from ..eval.comparison import Comparison
-    from ..eval.folder import CONFIGURATION, GAZE, REPORT, RESULTS, SAMPLES, ResultsFolder
+    from ..eval.folder import CONFIGURATION, REPORT, RESULTS, ResultsFolder
     from ..eval.job import ComparisonJob, ComparisonSettings
-    from ..eval.output import check_folder, read_lines, write_json
-    from ..files import replace_text
-    from ..report.page import comparison_page
-    from ..report.table import comparison_table
-    from .terminal import output, quiet_libraries, say, until_stopped
+    from ..eval.output import check_folder, write_json
+    from ..report.page import comparison_report
+    from ..report.table import WIDE, comparison_table
+    from .terminal import output, quiet_libraries, show, until_stopped
 
     quiet_libraries()
     path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
@@ -83,17 +82,17 @@ def compare(
         write_json(path / CONFIGURATION, configuration, indent=2)
         comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads)
 
+        def so_far(complete: bool = True) -> dict[str, Any]:
+            known = {"complete": complete, "rows": comparison.rows(), "notes": list(job.notes)}
+            return {**known, "environment": environment}
+
         def keep(complete: bool) -> dict[str, Any]:
-            results = {"complete": complete, "rows": comparison.rows(), "notes": list(job.notes)}
-            results["environment"] = environment
+            results = so_far(complete)
             write_json(path / RESULTS, results, indent=2)
-            gaze, samples = (read_lines(path / name) for name in (GAZE, SAMPLES))
-            replace_text(path / REPORT, comparison_page(results, gaze, samples))
+            comparison_report(path)
             return results
 
-        results = until_stopped(comparison, keep)
-    console = output()
-    console.print(comparison_table(results, job.notes, console.width))
-    say(console, f"report: {path / REPORT}")
+        results = until_stopped(comparison, keep, lambda: comparison_table(so_far(), output().width, brief=True))
+    show(comparison_table(results, output().width), f"report: {path / REPORT}", widest=WIDE)
     if not results["complete"]:
         raise typer.Exit(INTERRUPTED)

@@ -52,7 +52,7 @@ def tune(
     two candidates each, and are judged on other texts. One keeps the promise if the ratio of its accuracy to dense
     attention's is at least --quality with 95% confidence, all that are judged counted and questions about one text
     taken to fail together; the cheapest of those is chosen. Up to two families are judged without a screen. Without a
-    known re-selection layer, one is searched first.
+    known re-selection layer, one is searched first. You get a table, the recipe, and a folder with `report.html`.
 
     Examples:
 
@@ -62,7 +62,8 @@ def tune(
     """
     from ..calibrate.target import TargetSettings, default_context
     from ..calibrate.tune import TuneSettings, Tuning
-    from ..report.tune import front_report, front_table
+    from ..report.page import tune_report
+    from ..report.tune import front_table, standing_table
     from .terminal import output, quiet_libraries, say
 
     quiet_libraries()
@@ -71,4 +72,4 @@ def tune(
     settings = TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full)
     tuning = Tuning.check(settings)
     say(output(), tuning.design)
-    run_and_show(tuning, front_table, front_report)
+    run_and_show(tuning, front_table, tune_report, lambda: standing_table(tuning.standing.rows()))

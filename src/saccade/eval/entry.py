@@ -17,12 +17,6 @@ from .output import whole_numbers
 BASELINE = "dense"
 
 
-def label(policy: Policy) -> str:
-    """Name and options without the budget: what the rows of one policy have in common."""
-    given = str(policy).partition(":")[2].split(",")
-    return " ".join((policy.name, *(part for part in given if part and not part.startswith("budget="))))
-
-
 def policies_for(
     written: Sequence[str], source: ModelSource, methods: Sequence[str] | None = None
 ) -> tuple[tuple[Policy, ...], tuple[str, ...]]:

@@ -10,7 +10,6 @@ import torch
 from ..decode.recall import MeanRecall, Recall
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
-from .entry import label
 from .interval import wilson
 
 LayerRecalls = list[MeanRecall]
@@ -66,7 +65,6 @@ class Tally:
         return {
             "policy": self.policy.name,
             "budget": self.policy.budget,
-            "label": label(self.policy),
             "spec": str(self.policy),
             # A dense pass decodes a token too, and that one attends to everything.
             "share_attended": _mean([(run.share_attended, run.steps) for run in self._runs]),

@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from .drawing import as_svg, canvas
+from .labels import renamed
 from .palette import MUTED, marks
 from .wording import Row, grouped
 
@@ -18,7 +19,7 @@ _SHADES = {
 
 def decode_picture(results: Mapping[str, Any]) -> str:
     """Time per token against the context, and its parts at the longest one, as SVG: a line of panels per setting."""
-    rows = results["rows"]
+    rows, _ = renamed(results["rows"])
     settings = grouped(rows, lambda row: (row["batch"], row["threads"]))
     with canvas(12.0, 5.6 * len(settings)) as figure:
         panels = figure.subplots(len(settings), 2, squeeze=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,20 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from ..files import replace_text
-from .palette import GRID, INK, MUTED, Mark
+from .palette import GRID, INK, MUTED, PAPER, SHADES, VALUE, Mark
 
 Floats = Sequence[float]
+
+SHARES = LinearSegmentedColormap.from_list("shares", [to_rgba(VALUE, 0.0), to_rgba(VALUE, 1.0)]).with_extremes(
+    bad=to_rgba(MUTED, 0.22)
+)
+"""Shares from nothing to all, grey where there is none; seen through to the paper, light or dark."""
+IN_CELL = "#fdfdfd"
+"""Letters on a strong colour, which are the same on any paper."""
 
 _STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -47,8 +55,26 @@ def as_svg(figure: Figure) -> str:
     for axes in figure.axes:
         axes.set_position(tuple(round(edge, 6) for edge in axes.get_position(original=True).bounds))
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor=PAPER)
     return buffer.getvalue()
+
+
+def inline(figure: Figure, name: str) -> str:
+    """The figure as an element of a page, in the page's colours: those of `SHADES` are its variables, `--ink` for one.
+
+    `name` is in every id of the element: no two of a page may have the same.
+    """
+    svg = as_svg(figure)
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:xlink)?=\"[^\"]*\"",
+        "",
+        svg[svg.index("<svg") :],
+        flags=re.S,
+    )
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    for shade, (color, _) in SHADES.items():
+        svg = re.sub(f"{color}\\b", f"var(--{shade})", svg)
+    return svg
 
 
 def write_picture(path: Path, svg: str) -> Path:
@@ -81,4 +107,4 @@ def with_intervals(axes: Axes, at: Floats, values: Floats, ends: Sequence[Floats
 def heat_map(axes: Axes, values: Any, colors: str | Colormap, **style: Any) -> Any:
     """Draw `[rows, columns]` as colours; gives the image."""
     axes.grid(visible=False)
-    return axes.imshow(values, cmap=colors, aspect="auto", interpolation="nearest", **style)
+    return axes.imshow(values, cmap=colors, aspect="auto", interpolation="none", **style)

@@ -1,159 +1,159 @@
-"""The figures of a report, drawn without a display and returned as SVG data URIs."""
+"""The figures of a comparison's report as elements of its page: narrow, so that they are read at 600 pixels too."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
-from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PatchCollection
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
-from matplotlib.figure import Figure
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import PowerNorm, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .drawing import as_svg, canvas, heat_map, side_by_side, with_intervals
-from .palette import DENSE, FACT, GRID, INK, marks
-from .wording import Row, short
+from .drawing import IN_CELL, SHARES, canvas, heat_map, inline
+from .palette import DENSE, FACT, GRID, INK, PAPER, marks
+from .wording import Row
 
-_WIDTH, _FONT = 10.0, 10  # inches, points; the page scales figures to its own width
-_LOOKS = LinearSegmentedColormap.from_list("looks", ["#ffffff", "#c6dbef", "#4a90c4", "#08306b"])
+_WIDTH, _LINE, _FONT = 6.4, 0.245, 9  # inches, inches of a policy at a budget, points
+_WRITTEN = 24
+"""Layers up to which a cell of a heat map has room for its number."""
+_OVER = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
+_STRONG = 0.55
+"""Shares from which on a colour is too strong for dark letters."""
 
 
-def accuracy_against_budget(rows: Sequence[Row]) -> str:
-    """Share of right answers with intervals, policies side by side at each budget, dense as a band."""
-    with canvas(_WIDTH, 4.2, _FONT) as figure:
+def accuracy(rows: Sequence[Row]) -> str:
+    """Share of right answers with intervals, a line per policy and budget; dense as a band."""
+    sparse = [row for row in _sparse(rows) if row["n"]]
+    with canvas(_WIDTH, _height(sparse), _FONT) as figure:
         axes = figure.add_subplot()
-        sparse = _sparse(rows)
-        budgets = _budgets(sparse)
-        labels = list(dict.fromkeys(row["label"] for row in sparse))
-        drawn = marks(labels)
-        _dense_band(axes, rows, len(budgets))
-        for number, label in enumerate(labels):
-            own = [row for row in sparse if row["label"] == label and row["n"]]
-            own.sort(key=lambda row: budgets.index(row["budget"]))
-            x = [budgets.index(row["budget"]) + side_by_side(number, len(labels)) for row in own]
-            y = [row["correct"] / row["n"] for row in own]
-            ends = [row["interval"] for row in own]
-            axes.plot(x, y, color=drawn[label].color, linewidth=1, alpha=0.45)
-            with_intervals(axes, x, y, ends, drawn[label], markersize=7, capsize=3, label=short(label))
-        axes.set_xticks(range(len(budgets)), [_named(budget) for budget in budgets])
-        axes.set_xlim(-0.5, max(len(budgets), 1) - 0.5)
-        axes.set_ylim(-0.03, 1.03)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel("budget (tokens a sparse head attends to)")
-        axes.set_ylabel("answers right")
-        figure.legend(loc="outside right upper")
-        return _data_uri(figure)
+        for row in rows:
+            if row["label"] == "dense" and row["n"]:
+                axes.axvspan(*row["interval"], color=DENSE.color, alpha=0.18, linewidth=0, label="dense, its interval")
+                axes.axvline(row["correct"] / row["n"], color=DENSE.color, linestyle="dashed", linewidth=1.2)
+        drawn = marks(row["label"] for row in sparse)
+        for line, row in enumerate(sparse):
+            mark = drawn[row["label"]]
+            axes.plot(row["interval"], [line, line], color=mark.color, linewidth=1.6, alpha=0.7)
+            axes.plot(row["correct"] / row["n"], line, **mark.style, markersize=6.5, linestyle="none")
+        _name_lines(axes, sparse)
+        axes.set_xlim(-0.02, 1.02)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_title("answers right, 95% intervals; band: dense attention's")
+        return inline(figure, "accuracy")
 
 
-def recalls_per_layer(rows: Sequence[Row]) -> str:
-    """Both recalls of heads with a set over the layers that have some, one column of panels per budget."""
-    sparse = [row for row in _sparse(rows) if row["recall"] is not None]
-    budgets = _budgets(sparse)
-    with canvas(_WIDTH, 7.2, _FONT) as figure:
-        panels = figure.subplots(2, max(len(budgets), 1), sharex=True, sharey=True, squeeze=False)
-        order = list(dict.fromkeys(row["label"] for row in sparse))
-        drawn = marks(order)
-        handles = {}
-        for row in sparse:
-            label, column = row["label"], budgets.index(row["budget"])
-            # Policies that agree would hide each other.
-            shift = side_by_side(order.index(label), len(order), apart=0.06, room=0.5)
-            for axes, measure in zip(panels[:, column], ("recall_per_layer", "token_recall_per_layer"), strict=True):
-                layers, style = numpy.arange(len(row[measure])) + shift, drawn[label].style
-                recalls = numpy.array(row[measure], dtype=float)  # gaps where no head has a set
-                (handles[label],) = axes.plot(layers, recalls, **style, markersize=5, linewidth=1.4, alpha=0.9)
-        for axes in panels.flat:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_ylim(-0.03, 1.03)
-        for axes, budget in zip(panels[0], budgets, strict=False):
-            axes.set_title(_named(budget, "budget "))
-        for axes in panels[1]:
-            axes.set_xlabel("layer")
-        for axes, measure in zip(panels[:, 0], ("attention recall", "token recall"), strict=True):
-            axes.set_ylabel(f"{measure} of heads with a set")
-        figure.legend(list(handles.values()), list(map(short, handles)), loc="outside lower center", ncols=4)
-        return _data_uri(figure)
+def times(rows: Sequence[Row]) -> str:
+    """Milliseconds per token, a bar per policy and budget; dense as a line."""
+    sparse = [row for row in _sparse(rows) if row["ms_per_token"]]
+    with canvas(_WIDTH, _height(sparse), _FONT) as figure:
+        axes = figure.add_subplot()
+        drawn = marks(row["label"] for row in _sparse(rows))
+        for line, row in enumerate(sparse):
+            axes.barh(line, row["ms_per_token"], height=0.55, color=drawn[row["label"]].color, alpha=0.75)
+            told = f" {row['speedup']:.2f}x" if row["speedup"] else ""
+            axes.text(row["ms_per_token"], line, told, va="center", fontsize=_FONT - 1, color=INK, bbox=_OVER)
+        for row in rows:
+            if row["label"] == "dense" and row["ms_per_token"]:
+                axes.axvline(row["ms_per_token"], color=DENSE.color, linestyle="dashed", linewidth=1.2)
+        _name_lines(axes, sparse)
+        axes.margins(x=0.1)
+        axes.set_xlim(left=0)
+        axes.set_title("milliseconds per token; dashed: dense attention")
+        return inline(figure, "times")
 
 
-def gaze_maps(rows: Sequence[Row], gazes: Sequence[Row]) -> str:
-    """Where each policy looked (columns: the document) for each question (rows: by the depth of its fact)."""
-    looked = {gaze["spec"] for gaze in gazes}
-    sparse = [row for row in rows if row["spec"] in looked]
-    labels = list(dict.fromkeys(row["label"] for row in sparse))
-    budgets = [budget for budget in _budgets(sparse) if budget is not None]
-    questions = len(gazes) / max(len(looked), 1)
-    height = min(max(questions * 0.04, 0.9), 4.0) + 0.55
-    with canvas(_WIDTH, height * len(labels) + 0.8, _FONT) as figure:
-        panels = figure.subplots(max(len(labels), 1), max(len(budgets), 1), squeeze=False, sharex=True)
-        for axes in panels.flat:
-            axes.set_visible(False)
-        image = None
-        for row in sparse:
-            # Whoever has no budget has a line of its own, and all columns are free.
-            line, column = labels.index(row["label"]), 0 if row["budget"] is None else budgets.index(row["budget"])
-            axes = panels[line][column]
-            axes.set_visible(True)
-            own = sorted((gaze for gaze in gazes if gaze["spec"] == row["spec"]), key=lambda gaze: gaze["depth"])
-            image = _gaze_map(axes, own)
-            held = "" if row["fact_held"] is None else f", fact in {row['fact_held']:.0%} of the sets"
-            axes.set_title(f"{short(row['label'])}\n{_named(row['budget'], 'budget ')}{held}", fontsize=9)
-            if line == len(labels) - 1:
-                axes.set_xlabel("place in the document")
-        figure.supylabel("questions, sorted by the depth of their fact", fontsize=10)
-        if image is not None:
-            bar = figure.colorbar(image, ax=panels, shrink=min(0.5, 2.4 / len(labels)), aspect=24, pad=0.015)
-            bar.set_label("share of the sets that hold a token there")
-            bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-        return _data_uri(figure)
+def recalls(rows: Sequence[Row], measure: str) -> str:
+    """A measure of heads with a set as colours: policies and budgets down, layers across, grey where none has one.
+
+    Args:
+        measure: `recall` or `token_recall`, as rows call them.
+    """
+    sparse = [row for row in _sparse(rows) if row[measure] is not None]
+    values = numpy.array([row[f"{measure}_per_layer"] for row in sparse], dtype=float)
+    with canvas(_WIDTH, _height(sparse) + 0.55, _FONT) as figure:
+        axes = figure.add_subplot()
+        if sparse:
+            image = heat_map(axes, values, SHARES, vmin=0, vmax=1)
+            bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+            bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+            bar.outline.set_visible(False)
+            for line, row in enumerate(sparse):
+                axes.text(values.shape[1] - 0.3, line, f"{row[measure]:.0%}", va="center", fontsize=_FONT - 1)
+                if line and row["label"] != sparse[line - 1]["label"]:
+                    axes.axhline(line - 0.5, color=PAPER, linewidth=2.5)
+            axes.text(values.shape[1] - 0.3, -0.75, "mean", va="bottom", fontsize=_FONT - 1)
+        if sparse and values.shape[1] <= _WRITTEN:
+            for (line, layer), value in numpy.ndenumerate(values):
+                if not numpy.isnan(value):
+                    color = IN_CELL if value > _STRONG else INK
+                    axes.text(
+                        layer, line, f"{100 * value:.0f}", ha="center", va="center", fontsize=_FONT - 2, color=color
+                    )
+        _name_lines(axes, sparse)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.xaxis.tick_top()
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=24))
+        axes.set_title(
+            f"{measure.removeprefix('recall').replace('_', ' ') or 'attention recall'} of heads with a set, by layer"
+        )
+        return inline(figure, measure)
 
 
-def _gaze_map(axes: Axes, gazes: Sequence[Row]) -> Any:
-    shares = numpy.array([gaze["bins"] for gaze in gazes])
+def gazes(own: Sequence[Row], name: str) -> str:
+    """Where a policy looked: questions down, by the depth of their fact; the document across."""
+    own = sorted(own, key=lambda gaze: gaze["depth"])
+    shares = numpy.array([gaze["bins"] for gaze in own])
     count, bins = shares.shape
-    # Faint looks matter as much as strong ones, hence the power.
-    image = heat_map(axes, shares, _LOOKS, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=(0, bins, count, 0))
-    width = bins / 50
-    boxes = [Rectangle((gaze["depth"] * bins - width / 2, line), width, 1) for line, gaze in enumerate(gazes)]
-    fills = [to_rgba(FACT, gaze["fact_held"]) for gaze in gazes]
-    axes.add_collection(PatchCollection(boxes, facecolor="white", linewidth=0))
-    axes.add_collection(PatchCollection(boxes, facecolor=fills, edgecolor=FACT, linewidth=0.8))
-    wrong = [line + 0.5 for line, gaze in enumerate(gazes) if not gaze["correct"]]
-    axes.scatter([bins * 1.012] * len(wrong), wrong, marker="x", s=9, linewidths=0.9, color=INK, clip_on=False)
-    axes.set_xlim(0, bins)
-    axes.set_xticks([0, bins / 4, bins / 2, 3 * bins / 4, bins], ["start", "25%", "50%", "75%", "end"])
-    axes.set_yticks([])
-    axes.spines[:].set(visible=True, color=GRID)
-    return image
+    with canvas(4.2, min(max(count * 0.034, 0.8), 3.0) + 0.3, 8) as figure:
+        axes = figure.add_subplot()
+        # Faint looks matter as much as strong ones, hence the power.
+        heat_map(axes, shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=(0, bins, count, 0))
+        width = bins / 50
+        boxes = [Rectangle((gaze["depth"] * bins - width / 2, line), width, 1) for line, gaze in enumerate(own)]
+        fills = [to_rgba(FACT, gaze["fact_held"]) for gaze in own]
+        axes.add_collection(PatchCollection(boxes, facecolor=PAPER, linewidth=0))
+        axes.add_collection(PatchCollection(boxes, facecolor=fills, edgecolor=FACT, linewidth=0.7))
+        wrong = [line + 0.5 for line, gaze in enumerate(own) if not gaze["correct"]]
+        axes.scatter([bins * 1.015] * len(wrong), wrong, marker="x", s=8, linewidths=0.9, color=INK, clip_on=False)
+        axes.set_xlim(0, bins)
+        axes.set_xticks([0, bins / 4, bins / 2, 3 * bins / 4, bins], ["start", "25%", "50%", "75%", "end"])
+        axes.set_yticks([])
+        axes.spines[:].set(visible=True, color=GRID)
+        return inline(figure, name)
 
 
-def _dense_band(axes: Axes, rows: Sequence[Row], budgets: int) -> None:
-    dense = next((row for row in rows if row["label"] == "dense" and row["n"]), None)
-    if dense is None:
-        return
-    low, high = dense["interval"]
-    axes.axhspan(low, high, color=DENSE.color, alpha=0.12, linewidth=0)
-    share = dense["correct"] / dense["n"]
-    ends = [(-0.5, share), (max(budgets, 1) - 0.5, share)]
-    axes.add_collection(LineCollection([ends], colors=DENSE.color, linestyles="dashed", label="dense (all tokens)"))
+def gaze_bar() -> str:
+    """What the colours of `gazes` mean."""
+    with canvas(4.2, 0.62, 8) as figure:
+        axes = figure.add_subplot()
+        shares = numpy.linspace(0, 1, 256)[None]
+        heat_map(axes, shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=(0, 1, 0, 1))
+        axes.set_yticks([])
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_xlabel("of the sets hold a token there")
+        axes.spines[:].set(visible=True, color=GRID)
+        return inline(figure, "gaze-bar")
+
+
+def _name_lines(axes: Axes, rows: Sequence[Row]) -> None:
+    """A line of the picture per row, from above: a policy's name once, and every budget."""
+    names = [f"{row['budget']:,}" if row["budget"] is not None else "" for row in rows]
+    for line, row in enumerate(rows):
+        if not line or row["label"] != rows[line - 1]["label"]:
+            names[line] = f"{row['label']}   {names[line]}".rstrip()
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+
+
+def _height(rows: Sequence[Row]) -> float:
+    return max(_LINE * len(rows), 0.6) + 0.75
 
 
 def _sparse(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["label"] != "dense"]
-
-
-def _budgets(rows: Sequence[Row]) -> list[int | None]:
-    """The budgets there are; policies without one come last, at a place of their own."""
-    return sorted({row["budget"] for row in rows}, key=lambda budget: (budget is None, budget or 0))
-
-
-def _named(budget: int | None, before: str = "") -> str:
-    return "no fixed budget" if budget is None else f"{before}{budget:,}"
-
-
-def _data_uri(figure: Figure) -> str:
-    """The figure as SVG inside the page: nothing is fetched when it is read."""
-    return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode("ascii")

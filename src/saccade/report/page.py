@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else."""
+"""Pages: one HTML file each that needs nothing else, made of a results folder's files alone."""
 
 from __future__ import annotations
 
@@ -8,38 +8,96 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ..eval.folder import GAZE, REPORT, RESULTS, SAMPLES
+from ..eval.output import read_json, read_lines
+from ..files import replace_text
 from . import figures
-from .wording import COLUMNS, Row, grouped, lengths
+from .labels import labelled
+from .palette import SHADES
+from .tune import WORDS, front_columns, front_notes, front_pictures, front_rows
+from .wording import COLUMNS, Row, about, asked, grouped, lengths
+
+ABOUT = "model", "weights", "task", "texts_of", "context", "questions", "seed", "dtype"
+"""What a tuning says of itself beside its environment."""
+
+
+def comparison_report(folder: Path) -> Path:
+    """Make the page of a comparison again from what its folder holds; gives the page's path.
+
+    Raises:
+        OutputError: it cannot be written, or the folder holds no results.
+    """
+    gazes, samples = (read_lines(folder / name) for name in (GAZE, SAMPLES))
+    replace_text(folder / REPORT, comparison_page(read_json(folder / RESULTS), gazes, samples))
+    return folder / REPORT
 
 
 def comparison_page(results: Mapping[str, Any], gazes: Sequence[Row], samples: Sequence[Row]) -> str:
     """A comparison as HTML: content of `results.json`, lines of `gaze.jsonl` and of `samples.jsonl`."""
-    rows = results["rows"]
-    loader = FileSystemLoader(Path(__file__).parent)
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
-    return template.render(
-        complete=results["complete"],
-        environment=results["environment"],
-        notes=results["notes"],
+    rows = labelled(results)
+    looks = grouped(gazes, lambda gaze: str(gaze["spec"]))
+    seen = [row for row in rows if row["spec"] in looks]
+    return _page(
+        "comparison.html",
+        {row["family"]: row["label"] for row in rows},
+        **{name: results[name] for name in ("complete", "environment", "notes")},
         lengths=lengths(results["environment"]["context_tokens"]),
         columns=COLUMNS,
-        rows=[[cell(row) for cell in COLUMNS.values()] for row in rows],
-        labels=[row["label"] for row in rows],
-        accuracy=figures.accuracy_against_budget(rows),
-        recall=figures.recalls_per_layer(rows),
-        overflowed=[(row["spec"], row["overflow"]) for row in rows if row["overflow"]],
+        rows=rows,
+        accuracy=figures.accuracy(rows),
+        times=figures.times(rows),
+        recalls=[figures.recalls(rows, measure) for measure in ("recall", "token_recall")],
         indexes=[row for row in rows if row["index_bytes"]],
-        gaze=figures.gaze_maps(rows, gazes) if gazes else None,
-        examples=_examples(samples),
+        gaze_bar=figures.gaze_bar(),
+        gazes=[(row, figures.gazes(looks[row["spec"]], f"gaze-{n}")) for n, row in enumerate(seen)],
+        examples=_examples(samples, {row["spec"]: row for row in rows}),
     )
 
 
-def _examples(samples: Sequence[Row], count: int = 6) -> list[dict[str, Any]]:
+def tune_report(results: Mapping[str, Any], folder: Path) -> Path:
+    """Make the page of a tuning; gives its path.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    replace_text(folder / REPORT, tune_page(results))
+    return folder / REPORT
+
+
+def tune_page(results: Mapping[str, Any]) -> str:
+    """A tuning as HTML: content of `tune.json`."""
+    rows = front_rows(results)
+    return _page(
+        "tune.html",
+        {row["family"]: row["label"] for row in rows},
+        about=f"{about(results)}, batch {results['batch']}",
+        asked=asked(results, results["n"], results["dense_correct"]),
+        environment={name: results[name] for name in ABOUT if name in results} | results["environment"],
+        quality=results["quality"],
+        chosen=next((row for row in rows if row["chosen"]), None),
+        columns=front_columns(results),
+        words=WORDS,
+        rows=rows,
+        notes=front_notes(results),
+        pictures=front_pictures(results),
+        screened=results["screened"],
+    )
+
+
+def _page(template: str, names: Mapping[str, str], **content: Any) -> str:
+    """A page; `names` are labels by what they stand for."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(template)
+    meanings = [(label, spec) for spec, label in names.items() if label != spec]
+    return page.render(shades=SHADES, meanings=meanings, **content)
+
+
+def _examples(samples: Sequence[Row], rows: Mapping[str, Row], count: int = 6) -> list[dict[str, Any]]:
     """A few questions with the answer under every policy, those on which policies differ first."""
     questions = grouped(samples, lambda sample: (sample["context"], sample["question"]))
     # Those whose answers are partly right and partly wrong.
     differing = sorted(questions.values(), key=lambda asked: len({one["correct"] for one in asked}), reverse=True)
     return [
-        {"question": answers[0]["question"], "expected": answers[0]["expected"], "answers": answers}
+        {**answers[0], "answers": [(answer, rows[answer["spec"]]) for answer in answers]}
         for answers in differing[:count]
     ]

@@ -1,4 +1,4 @@
-"""Colours and marks of policies: the Okabe-Ito set and one more, told apart by shape without colour."""
+"""Colours, on light and on dark paper, and marks of policies: the Okabe-Ito set and one more, told apart by shape."""
 
 from __future__ import annotations
 
@@ -10,10 +10,26 @@ from typing import Any
 INK = "#1f2933"
 MUTED = "#66727f"
 GRID = "#e3e8ee"
+PAPER = "#ffffff"
 FACT = "#d55e00"
+VALUE = "#1769aa"
+"""What heat maps are drawn in, from nothing to opaque, so that they read on either paper."""
 
-# Yellow is too faint on white; a violet takes its place.
-_COLORS = ("#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00", "#56b4e9", "#6a3d9a", "#000000")
+SHADES = {
+    "ink": (INK, "#e4e9ee"),
+    "muted": (MUTED, "#9ba8b5"),
+    "grid": (GRID, "#2b333c"),
+    "paper": (PAPER, "#12171d"),
+    "fact": (FACT, "#f08030"),
+    "blue": ("#0072b2", "#4ba3dc"),
+    "green": ("#009e73", "#1fba8c"),
+    "violet": ("#6a3d9a", "#b292e0"),
+    "black": ("#101418", "#fafbfc"),
+}
+"""Colours by name: what pictures are drawn with, on light paper; and what stands for it on dark paper."""
+
+# Yellow is too faint on white; a violet takes its place. Black is not quite that: SVG leaves out what is its default.
+_COLORS = ("#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00", "#56b4e9", "#6a3d9a", "#101418")
 # Eleven and eight have no common divisor, so 88 policies differ in one or the other.
 _MARKERS = ("s", "^", "D", "o", "v", "P", "X", "*", "<", ">", "h")
 

@@ -10,12 +10,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from .labels import labelled, meanings
 from .wording import COLUMNS, Row, lengths
 
 WIDE = 100
-"""Columns from which on a terminal has room for further recalls."""
+"""Columns that a table of policies takes at most; a terminal of fewer is spared the second kind of recall."""
 
-_SPARED = ("token recall of heads with a set", "attention recall with dense heads as 1")
+_SPARED, _NARROW = "attention recall with dense heads as 1", "token recall of heads with a set"
 
 
 def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), notes: Sequence[str] = ()) -> Table:
@@ -36,31 +37,40 @@ def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), not
     return table
 
 
-def fill(table: Table, rows: Iterable[Row], cells: Iterable[Callable[[Row], str]], *keys: str) -> Table:
-    """Add rows, with a line wherever one of the values under `keys` changes; brackets in cells are no markup."""
+def fill(
+    table: Table, rows: Iterable[Row], cells: Iterable[Callable[[Row], str]], *keys: str, bold: str | None = None
+) -> Table:
+    """Add rows, with a line wherever one of the values under `keys` changes; brackets in cells are no markup.
+
+    A row is bold if it has something under that key.
+    """
     cells, previous = list(cells), None
     for row in rows:
         setting = [row[key] for key in keys]
         if previous not in (None, setting):
             table.add_section()
         previous = setting
-        table.add_row(*(Text(cell(row)) for cell in cells))
+        table.add_row(*(Text(cell(row)) for cell in cells), style="bold" if bold and row[bold] else None)
     return table
 
 
-def comparison_table(results: Mapping[str, Any], notes: Sequence[str], width: int = WIDE) -> Table:
-    """Rows of `results.json` as a table, with the setting above and the notes below.
+def comparison_table(results: Mapping[str, Any], width: int = WIDE, *, brief: bool = False) -> Table:
+    """Rows of `results.json` as a table, with the setting above; below what labels stand for, and the notes.
 
     Args:
         results: content of `results.json`.
-        notes: what the user should know.
-        width: columns of the terminal; a narrow one is spared the second and third kind of recall.
+        width: columns of the terminal.
+        brief: without what lies below, and without lines between policies.
     """
-    shown = {name: cell for name, cell in COLUMNS.items() if width >= WIDE or name not in _SPARED}
-    here = results["environment"]
+    spared = {_SPARED, *((_NARROW,) if width < WIDE else ())}
+    shown = {name: cell for name, cell in COLUMNS.items() if name not in spared}
+    here, rows = results["environment"], labelled(results)
     asked, where = here["questions"], lengths(here["context_tokens"])
     ended = "" if results["complete"] else " (interrupted)"
     title = f"{asked} questions in {where}: {here['document']}, model {here['model']}{ended}"
-    # Narrow headers let a row fit into 80 columns; beyond that the policies' options wrap, no number does.
-    headers = [fill_text(name, 11) for name in shown]
-    return fill(new_table(title, headers, headers[:1], notes), results["rows"], shown.values(), "label")
+    # Narrow headers leave the policies most of the room.
+    headers = [fill_text(name.removeprefix("attention "), 6, break_long_words=False) for name in shown]
+    if brief:
+        return fill(new_table(title, headers, headers[:1]), rows, shown.values())
+    notes = [*meanings({row["family"]: row["label"] for row in rows}), *results["notes"]]
+    return fill(new_table(title, headers, headers[:1], notes), rows, shown.values(), "label")

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from .labels import renamed
 from .table import fill, new_table
 from .wording import Columns, number
 
@@ -53,8 +54,9 @@ def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
         bandwidth = f"copy bandwidth {here['copy_bandwidth_gb_s']} GB/s"
     where = here["processor"] if here["device"] == "cpu" else here["device"]
     title = f"{results['shape']}, {here['dtype']}, {where}, {bandwidth}"
-    table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"))
-    return fill(table, results["rows"], columns.values(), "context", "batch", "threads")
+    rows, notes = renamed(results["rows"]) if "policy" in columns else (results["rows"], [])
+    table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"), notes)
+    return fill(table, rows, columns.values(), "context", "batch", "threads")
 
 
 decode_table, serving_table = (partial(timing_table, columns=columns) for columns in (COLUMNS, SERVING_COLUMNS))

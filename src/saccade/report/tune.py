@@ -1,66 +1,102 @@
-"""Table and picture of `saccade tune`."""
+"""Tables and pictures of `saccade tune`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from textwrap import fill as fill_text
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from rich.table import Table
-from rich.text import Text
 
-from .drawing import as_svg, canvas, headline, write_picture
+from .drawing import canvas, inline
+from .labels import labels, meanings
 from .palette import FACT, INK, MUTED, Mark, marks
-from .table import new_table
-from .wording import NOTHING, Row, about, asked, grouped, number, short
+from .table import fill, new_table
+from .wording import NOTHING, Columns, Row, about, asked, grouped, number
 
-PICTURE = "front.svg"
 ZOOM = 5
-"""The second panel shows the wanted quality with so many times its distance from 1."""
+"""The second picture shows the wanted quality with so many times its distance from 1."""
 
-_NARROWEST = 18
-"""Columns of a terminal that a family's name gets at least."""
+WORDS = ("policy", "status")
+"""Columns of candidates that hold words."""
+KEPT, SCREENED = "kept", "ratio, screened"
+"""Columns that decide nothing, which a terminal is spared."""
+
+
+def front_rows(results: Mapping[str, Any]) -> list[Row]:
+    """Candidates by family: its `label`, who is `first` there, everybody's `rung`, and whether it was chosen."""
+    families, here = grouped(results["rows"], lambda row: str(row["family"])), results["environment"]
+    found = labels(families, here.get("kv_heads", 0), here.get("layers", 0))
+    return [
+        {
+            **row,
+            "label": found[family],
+            "first": row is rows[0],
+            "rung": _rung(row, rows),
+            "chosen": row["spec"] == results["chosen"],
+        }
+        for family, rows in families.items()
+        for row in rows
+    ]
+
+
+def front_columns(results: Mapping[str, Any]) -> Columns:
+    """Headers, and what stands below them for a row of `front_rows`; what decides comes first."""
+    times, (unit, size), asked = results.get("ms_per_token"), _unit(results["rows"]), results["n"]
+    timed: Columns = {"ms per token": lambda row: number((times or {}).get(row["spec"]), "{:.2f}")}
+    screened: Columns = {SCREENED: lambda row: number(row["screened"], "{:.4f}")}
+    return {
+        # Once is enough.
+        "policy": lambda row: row["label"] if row["first"] else "",
+        "budget": lambda row: row["rung"],
+        "status": lambda row: row["status"] + ", chosen" * row["chosen"],
+        "ratio shown": lambda row: number(row["shown"], "{:.4f}"),
+        f"{unit} per token": lambda row: f"{row['bytes'] / size:,.4g}",
+        **(timed if times else {}),
+        "ratio": lambda row: number(row["ratio"], "{:.4f}"),
+        f"right of {asked:,}": lambda row: f"{row['correct']:,}" + f" of {row['n']:,}" * (row["n"] < asked),
+        KEPT: lambda row: number(row["kept"], "{:.4f}"),
+        **(screened if results["screened"] else {}),
+    }
 
 
 def front_table(results: Mapping[str, Any]) -> Table:
     """Every candidate that was asked, family by family; the promise and what was chosen below."""
-    times, unit, size = results.get("ms_per_token"), *_unit(results["rows"])
-    screen = results["screened"]
     title = (
         f"candidates that read less than dense attention: {about(results)}, batch {results['batch']}, "
         f"{asked(results, results['n'], results['dense_correct'])}"
     )
-    columns = ["family", "budget", f"right of\n{results['n']:,}", "ratio of\naccuracies", "kept", "ratio\nshown"]
-    columns += ["ratio,\nscreened"] if screen else []
-    columns += [f"{unit} per\ntoken", *(["ms per\ntoken"] if times else ()), "status"]
-    table = new_table(title, columns, ("family", "status"), _notes(results))
-    table.columns[0].min_width = _NARROWEST
-    for family, rows in grouped(results["rows"], lambda row: str(row["family"])).items():
-        table.add_section()
-        for row in rows:
-            chosen = row["spec"] == results["chosen"]
-            named = ("ratio", "kept", "shown", *(["screened"] if screen else ()))
-            shares = (number(row[name], "{:.4f}") for name in named)
-            right = f"{row['correct']:,}" + f" of {row['n']:,}" * (row["n"] < results["n"])
-            cells = [_rung(row, rows), right, *shares]
-            cells += [f"{row['bytes'] / size:,.4g}", *([number(times.get(row["spec"]), "{:.2f}")] if times else ())]
-            status = f"{row['status']}, chosen" if chosen else row["status"]
-            # A family of learnt roles has a name of many lines; once is enough.
-            label = Text(family if row is rows[0] else "")
-            table.add_row(label, *cells, status, style="bold" if chosen else None)
+    rows = front_rows(results)
+    columns = {name: cell for name, cell in front_columns(results).items() if name not in (KEPT, SCREENED)}
+    headers = [fill_text(name, 8, break_long_words=False) for name in columns]
+    notes = [*meanings({row["family"]: row["label"] for row in rows}), *front_notes(results)]
+    return fill(new_table(title, headers, WORDS, notes), rows, columns.values(), "label", bold="chosen")
+
+
+def standing_table(rows: Sequence[Row]) -> Table:
+    """Candidates in the middle of a tuning, a line per family: their ratios so far, rung by rung."""
+    table = new_table(
+        "right answers so far, over dense attention's to the same questions",
+        ("policy", "asked", "ratios"),
+        ("policy", "ratios"),
+    )
+    families = grouped(rows, lambda row: str(row["family"]))
+    found = labels(families)
+    for family, own in families.items():
+        said = ", ".join(f"{_rung(row, own)}: {number(row['ratio'], '{:.3f}')}" for row in own)
+        table.add_row(found[family], f"{sum(row['n'] for row in own):,}", said.replace("\n", " "))
     return table
 
 
-def _notes(results: Mapping[str, Any]) -> list[str]:
-    """What stands below the table."""
+def front_notes(results: Mapping[str, Any]) -> list[str]:
+    """What is promised, and what was chosen."""
     times, (unit, size) = results.get("ms_per_token"), _unit(results["rows"])
     screen, judged = results["screened"], results["families"]
     notes = [
         f"promise: the ratio of accuracies, of what is chosen to dense attention, is at least {results['quality']:g}, "
         f"with {1 - results['alpha']:.0%} confidence, all candidates of {judged} families counted",
-        "kept: the share of dense attention's right answers that a candidate gave too; nothing is promised of it",
         f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
     ]
     if judged:
@@ -85,32 +121,28 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def front_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw quality against bytes, of all candidates and again near the wanted quality; returns the picture's path."""
+def front_pictures(results: Mapping[str, Any]) -> list[str]:
+    """Quality against bytes, as elements of a page: all candidates, and near the wanted one if some are far below."""
     rows, lowest = results["rows"], 1 - ZOOM * (1 - results["quality"])
-    near = [row for row in rows if row["ratio"] > lowest]
-    closer = bool(near) and min(_shown(row) for row in rows) < lowest
-    with canvas(11.0 if closer else 7.5, 5.2) as figure:
-        panels = figure.subplots(1, 2 if closer else 1, squeeze=False)[0]
-        for axes in panels:
+    near = [row["ratio"] for row in rows if row["ratio"] > lowest]
+    limits: dict[str, tuple[float, float] | None] = {"all candidates": None}
+    if near and min(map(_shown, rows)) < lowest:
+        limits["near the wanted ratio"] = lowest, max(1.0, *near) + 0.5 * (1 - results["quality"])
+    found = []
+    for place, (title, limit) in enumerate(limits.items()):
+        with canvas(6.4, 5.0, 9) as figure:
+            axes = figure.add_subplot()
             _front(axes, results)
-        if closer:
-            panels[0].set_title("all candidates")
-            panels[1].set_title("near the wanted ratio")
-            panels[1].set_ylim(lowest, max(1.0, *(row["ratio"] for row in near)) + 0.5 * (1 - results["quality"]))
-        panels[0].set_ylabel("ratio of accuracies, candidate to dense attention")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3 if closer else 2, fontsize=8)
-        key = "filled: kept the promise; hollow: not; whiskers reach down to the ratio that is shown"
-        key += "; small: screened, not judged" if results["screened"] else ""
-        headline(figure, f"{about(results)}, batch {results['batch']}, {results['n']:,} questions\n{key}")
-        return write_picture(folder / PICTURE, as_svg(figure))
+            axes.set(title=title, ylabel="ratio of accuracies, candidate to dense attention", ylim=limit)
+            figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+            found.append(inline(figure, f"front-{place}"))
+    return found
 
 
 def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     """Candidates by family, the best ratio for the bytes, what is wanted, and what was chosen."""
     unit, size = _unit(results["rows"])
-    families = grouped(results["rows"], lambda row: str(row["family"]))
+    families = grouped(front_rows(results), lambda row: str(row["label"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
     wanted, edge, best = (
@@ -122,8 +154,8 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     places, ratios = [row["bytes"] / size for row in best], [row["ratio"] for row in best]
     axes.step([*places, edge], [*ratios, ratios[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
               label="largest ratio for the bytes")  # fmt: skip
-    for family, rows in families.items():
-        _family(axes, family, rows, drawn[family], size)
+    for label, rows in families.items():
+        _family(axes, label, rows, drawn[label], size)
     for row in results["rows"]:
         if row["spec"] == results["chosen"]:
             axes.plot(row["bytes"] / size, row["ratio"], marker="o", markersize=15, markerfacecolor="none",
@@ -137,7 +169,7 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.set_xlabel(f"{unit} per token")
 
 
-def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
+def _family(axes: Axes, label: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
     """One family's candidates: filled if the promise is kept, hollow if not."""
     places, ratios = [row["bytes"] / size for row in rows], [row["ratio"] for row in rows]
     whiskers = [[max(row["ratio"] - _shown(row), 0.0) for row in rows], [0.0] * len(rows)]
@@ -146,7 +178,7 @@ def _family(axes: Axes, family: str, rows: Sequence[Row], mark: Mark, size: floa
         face = mark.color if row["status"] == "kept" else "white"
         width = 3.5 if row["shown"] is None else 6.5
         axes.plot(place, ratio, **mark.style, markerfacecolor=face, markersize=width, linestyle="")
-    axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=short(family))
+    axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=label)
 
 
 def _shown(row: Row) -> float:

@@ -20,16 +20,16 @@ RECALL = "recall of\nheads with\na set"
 COLUMNS: Columns = {
     "policy": lambda row: row["label"],
     "budget": lambda row: number(row["budget"], "{:,}"),
+    "right": lambda row: f"{row['correct']}/{row['n']}",
+    "95% interval": lambda row: "{:.2f}-{:.2f}".format(*row["interval"]) if row["n"] else NOTHING,
+    "speed vs dense": lambda row: number(row["speedup"], "{:.2f}x"),
+    "ms per token": lambda row: number(row["ms_per_token"], "{:.2f}"),
     "share of cache": lambda row: number(row["share_attended"], "{:.1%}"),
     "attention recall of heads with a set": lambda row: number(row["recall"], "{:.2f}"),
     "token recall of heads with a set": lambda row: number(row["token_recall"], "{:.2f}"),
     "attention recall with dense heads as 1": lambda row: number(row["recall_with_dense"], "{:.2f}"),
-    "right": lambda row: f"{row['correct']}/{row['n']}",
-    "95% interval": lambda row: "{:.2f}-{:.2f}".format(*row["interval"]) if row["n"] else NOTHING,
-    "ms per token": lambda row: number(row["ms_per_token"], "{:.2f}"),
-    "speed vs dense": lambda row: number(row["speedup"], "{:.2f}x"),
 }
-"""One row of `results.json` as text."""
+"""One row of `results.json`, labelled, as text; what decides comes first."""
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -65,8 +65,3 @@ def about(results: Mapping[str, Any]) -> str:
 def asked(results: Mapping[str, Any], questions: int, correct: int) -> str:
     """How much was asked, and what dense attention has right of it."""
     return f"{questions:,} questions in {results['texts']:,} texts; dense attention {correct:,}/{questions:,}"
-
-
-def short(name: str, longest: int = 40) -> str:
-    """Both ends of a name that is too long for a legend: lists of heads differ in either."""
-    return name if len(name) <= longest else f"{name[: longest - 14]}…{name[-13:]}"

@@ -1,0 +1,77 @@
+"""What tables, pages and pictures call a policy: a short name; its whole spec stands in the JSON and on hover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from ..plans.head_list import KIND, HeadList
+from .wording import Row
+
+LONGEST = 34
+"""Characters of a label, at most."""
+_VALUE = 16
+"""Characters of an option's value, at most; of a longer one both ends are kept, since lists differ in either."""
+
+
+def labels(specs: Iterable[str], kv_heads: int = 0, layers: int = 0) -> dict[str, str]:
+    """A short name for every spec, no two alike.
+
+    Args:
+        specs: in the order in which those are numbered whose names would be the same.
+        kv_heads, layers: of the model, which say how many heads a list of heads names; 0: not known.
+    """
+    found: dict[str, str] = {}
+    for spec in dict.fromkeys(specs):
+        wanted = label = _cut(_short(spec, kv_heads, layers), LONGEST)
+        taken, number = set(found.values()), 1
+        while label in taken:
+            number += 1
+            label = f"{_cut(wanted, LONGEST - len(f' #{number}'))} #{number}"
+        found[spec] = label
+    return found
+
+
+def family(spec: str) -> str:
+    """A spec without its budget: what the rows of one policy have in common."""
+    name, _, options = spec.partition(":")
+    return ":".join(filter(None, (name, ",".join(one for one in options.split(",") if not one.startswith("budget=")))))
+
+
+def labelled(results: Mapping[str, Any]) -> list[Row]:
+    """Rows of a comparison with their policy's `family` and its `label`."""
+    here = results["environment"]
+    families = [family(row["spec"]) for row in results["rows"]]
+    found = labels(families, here["kv_heads"], here["layers"])
+    return [{**row, "family": one, "label": found[one]} for row, one in zip(results["rows"], families, strict=True)]
+
+
+def renamed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
+    """Rows whose `policy` is a spec, with its label there instead; and what the labels mean."""
+    rows = list(rows)
+    found = labels(row["policy"] for row in rows)
+    return [{**row, "policy": found[row["policy"]]} for row in rows], meanings(found)
+
+
+def meanings(found: Mapping[str, str]) -> list[str]:
+    """What labels stand for, those that are not whole specs."""
+    return [f"{label} is {spec}" for spec, label in found.items() if label != spec]
+
+
+def _short(spec: str, kv_heads: int, layers: int) -> str:
+    name, colon, options = spec.partition(":")
+    return name + colon + ",".join(_option(*option.partition("="), kv_heads, layers) for option in options.split(","))
+
+
+def _option(key: str, equals: str, value: str, kv_heads: int, layers: int) -> str:
+    if kv_heads and value.startswith(f"{KIND}:"):
+        heads = sum(kv_heads if head is None else 1 for _, head in HeadList.parse(value).entries)
+        return f"heads={heads} of {kv_heads * layers}"
+    if len(value) > _VALUE:
+        value = PurePath(value).name
+    return key + equals + (value if len(value) <= _VALUE else f"{value[: _VALUE // 2]}…{value[1 - _VALUE // 2 :]}")
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

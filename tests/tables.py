@@ -1,0 +1,23 @@
+"""Tables as a terminal shows them."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+
+def printed(table: Table, width: int = 160) -> list[str]:
+    """Lines of a table as a terminal shows them."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def said(table: Table) -> str:
+    """All words of a table, however its lines are broken."""
+    return " ".join(" ".join(printed(table)).split())
+
+
+def cells(table: Table, width: int = 160) -> list[list[str]]:
+    return [line.split() for line in printed(table, width)]
