@@ -80,10 +80,11 @@ $(VLLM_STAMP): $(VLLM_LOCK) $(STAMP)
 demo: setup
 	@$(RUN) -m saccade compare --output-dir results/demo --budget $(BUDGETS)
 
+# Not --quiet: mkdocs stops at warnings that it logs, and at no others.
 docs: setup
 	@if ! $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 	  echo "docs: left out, mkdocs-material needs Python 3.11 and $(VENV) has $$($(RUN) --version)"; \
-	else NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict && echo "docs: site/index.html"; fi
+	else NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict && echo "docs: site/index.html"; fi
 
 test: setup
 	@echo "test: ruff (lint, format), mypy --strict, pytest, mkdocs --strict"

@@ -115,6 +115,12 @@ def test_help_lists_the_targets_that_exist() -> None:
     assert [name for name in described if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
 
 
+def test_the_documentation_is_built_strictly_and_with_the_tests() -> None:
+    # mkdocs counts the warnings that it logs: --quiet would let every dead link pass.
+    for target in ("docs", "test"):
+        assert re.search(r"-m mkdocs build --strict (?!.*--quiet)", make("--dry-run", target)), target
+
+
 def test_only_the_targets_that_say_so_need_vllm() -> None:
     installs, runs = f"--requirement {LOCK}", "loadfile tests/serving"
     targets = ("test", "setup", "setup-vllm", "test-vllm")
