@@ -153,7 +153,7 @@ def growth(
 
 @app.command()
 def tables() -> None:
-    """Write the tables of docs/ anew, from docs/results and by arithmetic; tests compare."""
+    """Write the tables and pictures of README.md and docs/ anew, from docs/results and by arithmetic; tests compare."""
     from .tables.blocks import write
 
     quiet_libraries()

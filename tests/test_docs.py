@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tables import decoding, page, serving
-from benchmarks.tables.blocks import BLOCKS, pages
+from benchmarks.tables.blocks import BLOCKS, PICTURES, drawn, pages
 from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed, unmade
 from docs import hooks
 from saccade.errors import SaccadeError
@@ -29,17 +30,23 @@ ALLOWED = {
 
 
 def written() -> list[Path]:
-    return [path for path in pages() if path.name not in {"changelog.md"}]
+    return [path for path in pages() if path.name not in {"changelog.md", "README.md"}]
 
 
 def named(path: Path) -> str:
-    return str(path.relative_to(DOCS))
+    return os.path.relpath(path, DOCS)
 
 
 @pytest.mark.parametrize("path", pages(), ids=named)
 def test_tables_are_those_of_the_results(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert filled(text, BLOCKS) == text, "run python -m benchmarks tables"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_those_of_the_results(name: str) -> None:
+    kept = (DOCS / "images" / name).read_text(encoding="utf-8")
+    assert drawn(name) == kept, "run python -m benchmarks tables"
 
 
 def test_every_block_and_every_result_is_on_a_page() -> None:

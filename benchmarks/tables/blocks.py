@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from saccade.files import replace_text
 
-from . import counted, decoding, quality, serving
-from .page import DOCS, Made, filled
+from . import counted, decoding, front, quality, serving
+from .page import DOCS, RESULTS, ROOT, Made, Results, filled
+from .pictures import step_times
 
 _DECODE = (
     "taskset -c 0 saccade bench decode --context 0,32768,131072 --threads 1 --steps 9 --policy tidal:reselect=15 "
@@ -20,6 +22,7 @@ _SERVE = (
     "taskset -c 0 saccade bench serve --context 8192,32768 --batch 1,4 --threads 1 "
     "--policy less_is_more:reselect=15 --policy quest --steps 9 --json docs/results/serve_cpu.json"
 )
+_AGAIN = "serve_h200_less_is_more"
 _LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
@@ -39,6 +42,9 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
+    "serve-h200-again": Made(partial(serving.speed, file=_AGAIN), _AGAIN, "saccade bench serve"),
+    "front-methods": Made(front.methods, "demo", "make demo"),
+    "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     "cost": Made(counted.cost),
@@ -47,17 +53,28 @@ BLOCKS: Mapping[str, Made] = {
 }
 
 
+PICTURES: Mapping[str, tuple[str, Callable[[Results], str]]] = {"serve_h200.svg": ("serve_h200", step_times)}
+"""Files in docs/images, each with the results that it is drawn from, and by what."""
+
+
 def pages() -> list[Path]:
     """Every page that somebody writes, the log left out."""
-    return [path for path in sorted(DOCS.rglob("*.md")) if path.name != "log.md"]
+    return [ROOT / "README.md", *(path for path in sorted(DOCS.rglob("*.md")) if path.name != "log.md")]
+
+
+def drawn(name: str) -> str:
+    """The picture of this name, as SVG."""
+    file, draw = PICTURES[name]
+    return draw(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")))
 
 
 def write() -> list[str]:
-    """Fill all pages anew; names of those that changed."""
+    """Fill all pages and draw all pictures anew; names of those that changed."""
+    wanted = {path: filled(path.read_text(encoding="utf-8"), BLOCKS) for path in pages()}
+    wanted |= {DOCS / "images" / name: drawn(name) for name in PICTURES}
     changed = []
-    for path in pages():
-        text = path.read_text(encoding="utf-8")
-        if (new := filled(text, BLOCKS)) != text:
+    for path, new in wanted.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != new:
             replace_text(path, new)
-            changed.append(str(path.relative_to(DOCS)))
+            changed.append(str(path.relative_to(ROOT)))
     return changed

@@ -11,7 +11,8 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 
 _BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -83,8 +84,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collecti
     return [head, "".join(align), *body]
 
 
-def told(environment: Results, command: str, file: str) -> str:
-    """A line below a table: where, with what and when it was measured, and by which command."""
+def told(environment: Results, command: str, file: str, root: str = "") -> str:
+    """A line below a table: where, with what and when it was measured, and by which command.
+
+    `root` leads from the page to docs/.
+    """
     versions = environment["versions"]
     machine = environment.get("cpu") or environment["processor"]
     if environment["device"] not in ("cpu", None):
@@ -93,9 +97,9 @@ def told(environment: Results, command: str, file: str) -> str:
     if environment["device"] == "cpu":
         parts += [f"{environment['threads']} thread{'s' if environment['threads'] > 1 else ''}", environment["kernels"]]
     parts += [f"torch {versions['torch']}", (environment.get("date") or environment["timestamp"])[:10]]
-    return f"{', '.join(parts)}. {source(command, file)}"
+    return f"{', '.join(parts)}. {source(command, file, root)}"
 
 
-def source(command: str, file: str) -> str:
+def source(command: str, file: str, root: str = "") -> str:
     """The command, and a link to what it wrote."""
-    return f"`{command}` ([{file}.json](results/{file}.json))"
+    return f"`{command}` ([{file}.json]({root}results/{file}.json))"
