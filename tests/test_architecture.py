@@ -79,7 +79,7 @@ MEASURED = {*CORE, "machine", "decode", "checkpoints", "recipes", "adapters.hf"}
 ARROWS["eval"] = MEASURED - {"kernels", "selection"}
 ARROWS["bench"] = {*MEASURED, "adapters.vllm", "eval"} - {"files", "kernels", "selection"}
 ARROWS["calibrate"] = {*MEASURED, "eval"} - {"files"}
-ARROWS["report"] = {"files", "plans", "eval", "calibrate"}
+ARROWS["report"] = {"errors", "files", "plans", "eval", "calibrate"}
 ARROWS["cli"] = {*ARROWS, "saccade"}
 ARROWS["__main__"] = {"cli"}
 

@@ -252,6 +252,9 @@ def test_a_folder_without_results_is_refused(invoke: Invoke, tmp_path: Path) -> 
     result = invoke("report", tmp_path)
     assert result.exit_code == 2 and not result.stdout
     assert "holds neither results.json of `saccade compare` nor tune.json of `saccade tune`" in result.stderr
+    (tmp_path / "results.json").write_text("{}")
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 2 and "holds no gaze.jsonl, of which its report is made" in result.stderr
 
 
 def test_a_seed_gives_the_same_answers_in_any_order(compare: Compare, finished: tuple[Any, Path]) -> None:

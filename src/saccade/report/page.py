@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ..errors import OutputError
 from ..eval.folder import GAZE, REPORT, RESULTS, SAMPLES
 from ..eval.output import read_json, read_lines
 from ..files import replace_text
@@ -25,8 +26,11 @@ def comparison_report(folder: Path) -> Path:
     """Make the page of a comparison again from what its folder holds; gives the page's path.
 
     Raises:
-        OutputError: it cannot be written, or the folder holds no results.
+        OutputError: it cannot be written, or the folder does not hold all that it is made of.
     """
+    for name in (RESULTS, GAZE, SAMPLES):
+        if not (folder / name).is_file():
+            raise OutputError(f"{str(folder)!r} holds no {name}, of which its report is made")
     gazes, samples = (read_lines(folder / name) for name in (GAZE, SAMPLES))
     replace_text(folder / REPORT, comparison_page(read_json(folder / RESULTS), gazes, samples))
     return folder / REPORT
