@@ -6,8 +6,8 @@ whose sets the C kernels attend to, and the entry points. What has passed lies i
 
 The new environment is real, and so is what pip does to the wheel. So that this takes seconds, the packages that the
 wheel asks for, and those that they ask for, are links to this interpreter's own; no other package is there, and pip may
-fetch none: a requirement that pyproject.toml does not name is missing. `--empty` lets pip fetch them all, and says how
-large they are. `--vllm` links vLLM's CPU build too, and lets it load our plugin.
+fetch none: what pyproject.toml does not name, nor any other brings, is missing. `--empty` lets pip fetch them all, and
+says how large they are. `--vllm` links vLLM's CPU build too, and lets it load our plugin.
 """
 
 from __future__ import annotations
