@@ -24,8 +24,8 @@ LIMITS = {
     # 24,000 and 7,500 when the house was rebuilt. On top came threads, slots, bounds by text and more refusals; vLLM's
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
     # length of a row before they do what its bound asks for, and clusters put in order in C.
-    "lines of Python in src": 25_900,
-    "of them measuring": 8_100,
+    "lines of Python in src": 27_200,
+    "of them measuring": 8_900,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
 }
