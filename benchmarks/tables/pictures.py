@@ -29,7 +29,8 @@ def step_times(results: Results) -> str:
         panels[-1].legend(loc="upper left")
         versions = sorted({engine["vllm"] for engine in results["engines"].values()})
         device = results["environment"]["device"]
-        headline(figure, f"{results['shape']}, {results['environment']['dtype']}, one {device}, vLLM {versions[0]}")
+        weights = f"{results['shape']} with random weights, {results['environment']['dtype']}"
+        headline(figure, f"{weights}, one {device}, vLLM {versions[0]}")
         return as_svg(figure)
 
 
