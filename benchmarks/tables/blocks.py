@@ -9,9 +9,8 @@ from pathlib import Path
 
 from saccade.files import replace_text
 
-from . import counted, decoding, front, quality, serving
+from . import counted, decoding, front, pictures, quality, serving
 from .page import DOCS, RESULTS, ROOT, Made, Results, filled
-from .pictures import step_times
 
 _DECODE = (
     "taskset -c 0 saccade bench decode --context 0,32768,131072 --threads 1 --steps 9 --policy tidal:reselect=15 "
@@ -53,7 +52,11 @@ BLOCKS: Mapping[str, Made] = {
 }
 
 
-PICTURES: Mapping[str, tuple[str, Callable[[Results], str]]] = {"serve_h200.svg": ("serve_h200", step_times)}
+PICTURES: Mapping[str, tuple[str, Callable[[Results], str]]] = {
+    "serve_h200.svg": ("serve_h200", pictures.step_times),
+    "demo_accuracy.svg": ("demo", pictures.answers),
+    "demo_recall.svg": ("demo", pictures.recalls),
+}
 """Files in docs/images, each with the results that it is drawn from, and by what."""
 
 

@@ -1,4 +1,4 @@
-"""The README's picture: a decoding step against the context, stock vLLM and policies."""
+"""Pictures of the README and of the pages: steps of a server against the context, answers and recalls of the demo."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from saccade.report import figures
 from saccade.report.drawing import as_svg, canvas, headline
-from saccade.report.palette import INK, marks
+from saccade.report.labels import labelled
+from saccade.report.palette import INK, SHADES, marks
 
 from .page import Results
 from .serving import name, points, policies, size, stock
@@ -32,6 +34,24 @@ def step_times(results: Results) -> str:
         weights = f"{results['shape']} with random weights, {results['environment']['dtype']}"
         headline(figure, f"{weights}, one {device}, vLLM {versions[0]}")
         return as_svg(figure)
+
+
+def answers(results: Results) -> str:
+    """SVG: the report's figure of right answers, of the demo."""
+    return _alone(figures.accuracy(labelled(results)))
+
+
+def recalls(results: Results) -> str:
+    """SVG: the report's heat map of attention recall, of the demo."""
+    return _alone(figures.recalls(labelled(results), "recall"))
+
+
+def _alone(element: str) -> str:
+    """An element of a page as a file of its own, in the colours of light paper."""
+    for shade, (color, _) in SHADES.items():
+        element = element.replace(f"var(--{shade})", color)
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return element.replace("<svg", f"<svg {spaces}", 1)
 
 
 def _panel(axes: Axes, results: Results, batch: int, chosen: list[str]) -> None:
