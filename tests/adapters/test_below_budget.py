@@ -144,6 +144,31 @@ def test_several_positions_at_once_are_one_by_one(policy: str, padding: bool) ->
         torch.testing.assert_close(logits, results[0][0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("policy", [*tiny.SPARSE, "tidal, rectified"])
+@torch.no_grad()
+def test_generate_inside_decoding_reads_sparsely_what_the_cache_lacks(policy: str) -> None:
+    """The prompt's last tokens decode as in a hand-written loop; without `decoding()` they are prompt."""
+    ids, spec = tiny.prompt(30), tiny.spec(policy, BUDGET)
+    with saccade.sparsify(tiny.llama(), spec) as attached:
+        cache = tiny.llama()(ids[:, :20], use_cache=True).past_key_values
+        with attached.decoding():
+            for token in ids[:, 20:-1].T:
+                tiny.llama()(token[None], past_key_values=cache)
+            told = generate(tiny.llama(), input_ids=ids, past_key_values=cache)
+        steps, read = attached.stats().steps, int(cache.get_seq_length())
+    assert read == 30 + NEW - 1
+    with saccade.sparsify(tiny.llama(), spec) as attached:
+        cache = tiny.llama()(ids[:, :20], use_cache=True).past_key_values
+        with attached.decoding():
+            by_hand = ids
+            for position in range(20, 30 + NEW - 1):
+                logits = tiny.llama()(by_hand[:, position : position + 1], past_key_values=cache).logits[:, -1]
+                if position >= 29:
+                    by_hand = torch.cat((by_hand, logits.argmax(-1)[None]), dim=1)
+        assert steps == attached.stats().steps
+    assert told.tolist() == by_hand.tolist()
+
+
 @torch.no_grad()
 def test_prompt_chunks_of_a_hand_written_loop_are_dense() -> None:
     """Longer calls outside `decoding()` are prompt; one-token calls decode."""

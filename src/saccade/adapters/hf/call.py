@@ -44,7 +44,7 @@ class Caller:
 
     Attributes:
         prompt: positions before the first token that `generate` makes; None outside of it.
-        decoding: every position decodes, also when several come at once.
+        decoding: every position decodes, also when several come at once, and what `generate` still has to read.
         starts: one token for each row decodes whose lengths only the device knows; int32 `[B]`, first real slots.
         purpose: what verification calls the model for.
         ending: of the text that `generate` makes under verification; None outside of it.
@@ -65,7 +65,7 @@ class Caller:
         """What a call of `queries` positions behind `past` slots is."""
         if self.purpose in ("dense", "check"):
             return Call(past, queries, queries, again=self.purpose == "check")
-        if self.prompt is not None:
+        if self.prompt is not None and not self.decoding:
             return Call(past, queries, min(max(self.prompt - past, 0), queries))
         # A hand-written call: one token behind others is taken for a decoded one.
         decodes = self.decoding or (past > 0 and queries == 1)

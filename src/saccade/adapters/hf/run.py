@@ -84,7 +84,7 @@ class Run:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Inside, every position of a hand-written forward call decodes sparsely, also when several come at once."""
+        """Inside, every position decodes sparsely, also when several come at once or `generate` reads them."""
         self._require_attached()
         with self._hook.callers.knowing(decoding=True):
             yield

@@ -1,0 +1,26 @@
+"""The model `saccade` of lm-evaluation-harness: its generation tasks under a policy. Importing this registers it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ..errors import SaccadeError
+
+NAME = "saccade"
+
+
+def _register() -> None:
+    """Make the model known to the harness, which has no entry points to find it by; it is imported when asked for.
+
+    Raises:
+        SaccadeError: the harness is not installed.
+    """
+    if find_spec("lm_eval") is None:
+        raise SaccadeError('saccade.lm_eval needs lm_eval: pip install "saccade[lm-eval]"')
+    import lm_eval.models  # noqa: F401  # the harness's own come first
+    from lm_eval.api.registry import model_registry
+
+    model_registry.register(NAME, target=f"{__name__}.model:SaccadeLM")
+
+
+_register()

@@ -1,0 +1,46 @@
+"""The bundled model as lm-evaluation-harness sees it, and RULER's tasks that it makes without a network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the harness's command line has it
+
+from saccade.checkpoints.bundled import model_path
+
+RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe")
+"""Whose texts are made of words and numbers; the others download essays or question sets."""
+LENGTH = 2048
+
+Ask = Callable[..., dict[str, list[str]]]
+
+
+@pytest.fixture(scope="session")
+def bundled() -> str:
+    return str(model_path())
+
+
+@pytest.fixture(scope="session")
+def ruler(bundled: str) -> dict[str, Any]:
+    """The tasks, loaded: 500 texts each, of which tests ask few."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(metadata={"pretrained": bundled, "max_seq_lengths": [LENGTH]}).load(list(RULER))
+
+
+@pytest.fixture(scope="session")
+def ask(ruler: dict[str, Any]) -> Ask:
+    """What a model says, task by task, by the harness's own `evaluate`."""
+    from lm_eval.evaluator import evaluate
+
+    def asking(model: Any, limit: int = 1) -> dict[str, list[str]]:
+        samples = evaluate(lm=model, task_dict=ruler, limit=limit, bootstrap_iters=0)["samples"]
+        assert set(samples) == set(RULER)
+        return {name: [one["resps"][0][0] for one in asked] for name, asked in samples.items()}
+
+    return asking
