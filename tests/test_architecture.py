@@ -80,7 +80,8 @@ ARROWS["eval"] = MEASURED - {"kernels", "selection"}
 ARROWS["bench"] = {*MEASURED, "adapters.vllm", "eval"} - {"files", "kernels", "selection"}
 ARROWS["calibrate"] = {*MEASURED, "eval"} - {"files"}
 ARROWS["report"] = {"errors", "files", "plans", "eval", "calibrate"}
-ARROWS["cli"] = {*ARROWS, "saccade"}
+ARROWS["lm_eval"] = {"errors", "methods", "plans", "checkpoints", "recipes", "adapters.hf"}
+ARROWS["cli"] = {*ARROWS, "saccade"} - {"lm_eval"}
 ARROWS["__main__"] = {"cli"}
 
 # Rooms of the vLLM adapter, by process: what scheduler, worker and server share is the adapter's own modules.
@@ -88,7 +89,7 @@ VLLM = ("scheduler", "worker", "server")
 VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_spec", "clean", "metrics"}
 
 # Which rooms may import which library; the standard library is free.
-MODELS = {"adapters.hf", "eval", "calibrate", "bench"}
+MODELS = {"adapters.hf", "eval", "calibrate", "bench", "lm_eval"}
 LIBRARIES: dict[str, set[str]] = {
     "torch": {*ARROWS} - {"errors", "files", "plans", "methods", "recipes", "__main__"},
     "triton": {"kernels"},
@@ -102,6 +103,7 @@ LIBRARIES: dict[str, set[str]] = {
     "scipy": {"eval", "calibrate"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
+    "lm_eval": {"lm_eval"},
     "typer": {"cli"},
     "rich": {"report", "cli"},
 }
