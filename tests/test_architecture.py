@@ -75,6 +75,7 @@ ARROWS: dict[str, set[str]] = {
     "adapters.hf": {*CORE, "decode", "checkpoints", "recipes"} - {"files"},
 }
 ARROWS["adapters.vllm"] = ARROWS["adapters.hf"]
+ARROWS["lm_eval"] = {"errors", "plans", "checkpoints", "recipes", "adapters.hf"}
 MEASURED = {*CORE, "machine", "decode", "checkpoints", "recipes", "adapters.hf"}
 ARROWS["eval"] = MEASURED - {"kernels", "selection"}
 ARROWS["bench"] = {*MEASURED, "adapters.vllm", "eval"} - {"files", "kernels", "selection"}
@@ -88,7 +89,7 @@ VLLM = ("scheduler", "worker", "server")
 VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_spec", "clean", "metrics"}
 
 # Which rooms may import which library; the standard library is free.
-MODELS = {"adapters.hf", "eval", "calibrate", "bench"}
+MODELS = {"adapters.hf", "lm_eval", "eval", "calibrate", "bench"}
 LIBRARIES: dict[str, set[str]] = {
     "torch": {*ARROWS} - {"errors", "files", "plans", "methods", "recipes", "__main__"},
     "triton": {"kernels"},
@@ -97,6 +98,10 @@ LIBRARIES: dict[str, set[str]] = {
     "safetensors": {"checkpoints", "calibrate"},
     "vllm": {"adapters.vllm", "bench"},
     "prometheus_client": {"adapters.vllm"},
+    "lm_eval": {"lm_eval"},
+    "pyarrow": {"eval"},
+    "rapidfuzz": {"eval"},
+    "rouge_score": {"eval"},
     "uvloop": {"adapters.vllm"},
     "numpy": {"eval", "calibrate", "report"},
     "scipy": {"eval", "calibrate"},

@@ -136,7 +136,7 @@ def test_answers_end_as_those_of_the_harness(made: Model, bundled: str, text: st
 
 
 def test_beams_are_refused_where_a_prompt_is_read_in_parts(made: Model, text: str) -> None:
-    with pytest.raises(saccade.UnsupportedModelError, match="^num_beams=2: .*question_tokens=0$"):
+    with pytest.raises(saccade.UnsupportedModelError, match=r"^num_beams=2: .*question_tokens=0$"):
         made(SMALL).generate_until(requests(text, num_beams=2))
 
 

@@ -86,7 +86,9 @@ class SaccadeLM(HFLM):
         self._phase = Phase(None) if verified else self.run.policy.phase
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> SaccadeLM:
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> SaccadeLM:
         """From `--model_args`, and from what the harness adds for options of its own; the former count."""
         added = {name: value for name, value in (additional_config or {}).items() if value is not None}
         return cls(**{**added, **arg_dict})
@@ -103,7 +105,9 @@ class SaccadeLM(HFLM):
         for name in ("num_beams", "num_return_sequences"):
             if (generation_kwargs.get(name) or 1) != 1:
                 given = f"{name}={generation_kwargs[name]}"
-                raise UnsupportedModelError(f"{given}: a prompt that is read in parts has one row; use question_tokens=0")
+                raise UnsupportedModelError(
+                    f"{given}: a prompt that is read in parts has one row; use question_tokens=0"
+                )
         cache = DynamicCache()
         self._read(context, generation_kwargs["attention_mask"], cache)
         with self.run.decoding():
@@ -141,8 +145,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     unknown = [name for name in options if name not in PASSED]
     if unknown:
         raise SaccadeError(
-            f"model_args: unknown {unknown[0]}={options[unknown[0]]!r}; valid: {', '.join((*OWN, *PASSED))}. A policy with "
-            """commas goes into JSON: --model_args '{"pretrained": "DIR", "policy": "tidal:budget=64,reselect=7"}'"""
+            f"model_args: unknown {unknown[0]}={options[unknown[0]]!r}; valid: {', '.join((*OWN, *PASSED))}. A policy "
+            """with commas goes into JSON: '{"pretrained": "DIR", "policy": "tidal:budget=64,reselect=7"}'"""
         )
 
 

@@ -24,7 +24,7 @@ COLUMNS: Columns = {
     "attention recall of heads with a set": lambda row: number(row["recall"], "{:.2f}"),
     "token recall of heads with a set": lambda row: number(row["token_recall"], "{:.2f}"),
     "attention recall with dense heads as 1": lambda row: number(row["recall_with_dense"], "{:.2f}"),
-    "right": lambda row: f"{row['correct']}/{row['n']}",
+    "right": lambda row: f"{round(row['correct'], 2)}/{row['n']}",
     "95% interval": lambda row: "{:.2f}-{:.2f}".format(*row["interval"]) if row["n"] else NOTHING,
     "ms per token": lambda row: number(row["ms_per_token"], "{:.2f}"),
     "speed vs dense": lambda row: number(row["speedup"], "{:.2f}x"),
