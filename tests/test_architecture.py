@@ -75,12 +75,12 @@ ARROWS: dict[str, set[str]] = {
     "adapters.hf": {*CORE, "decode", "checkpoints", "recipes"} - {"files"},
 }
 ARROWS["adapters.vllm"] = ARROWS["adapters.hf"]
+ARROWS["lm_eval"] = {"errors", "plans", "checkpoints", "recipes", "adapters.hf"}
 MEASURED = {*CORE, "machine", "decode", "checkpoints", "recipes", "adapters.hf"}
 ARROWS["eval"] = MEASURED - {"kernels", "selection"}
 ARROWS["bench"] = {*MEASURED, "adapters.vllm", "eval"} - {"files", "kernels", "selection"}
 ARROWS["calibrate"] = {*MEASURED, "eval"} - {"files"}
 ARROWS["report"] = {"errors", "files", "plans", "eval", "calibrate"}
-ARROWS["lm_eval"] = {"errors", "methods", "plans", "checkpoints", "recipes", "adapters.hf"}
 ARROWS["cli"] = {*ARROWS, "saccade"} - {"lm_eval"}
 ARROWS["__main__"] = {"cli"}
 
@@ -98,12 +98,15 @@ LIBRARIES: dict[str, set[str]] = {
     "safetensors": {"checkpoints", "calibrate"},
     "vllm": {"adapters.vllm", "bench"},
     "prometheus_client": {"adapters.vllm"},
+    "lm_eval": {"lm_eval"},
+    "pyarrow": {"eval"},
+    "rapidfuzz": {"eval"},
+    "rouge_score": {"eval"},
     "uvloop": {"adapters.vllm"},
     "numpy": {"eval", "calibrate", "report"},
     "scipy": {"eval", "calibrate"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
-    "lm_eval": {"lm_eval"},
     "typer": {"cli"},
     "rich": {"report", "cli"},
 }

@@ -87,7 +87,7 @@ def test_dependencies() -> None:
     assert names == ["torch", "transformers", "pydantic", "safetensors", "typer", "rich"]
     extras = {name: [Requirement(line) for line in lines] for name, lines in tables["optional-dependencies"].items()}
     assert tuple(one.name for one in extras["eval"]) == EVAL
-    assert [str(one) for one in extras["dev"] if one.name == "saccade"] == ["saccade[docs,eval,lm-eval]"]
+    assert [str(one) for one in extras["dev"] if one.name == "saccade"] == ["saccade[benchmarks,docs,eval,lm-eval]"]
 
 
 def test_without_the_extra(bare: dict[str, str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from ..checkpoints.load import ModelSource
 from ..errors import DocumentError, SaccadeError
+from ..eval.benchmark import SUFFIXES
 from ..eval.output import check_folder, write_json, writing
 from ..eval.subject import Subject
 from ..eval.workers import workers_for
@@ -69,8 +70,9 @@ class Target:
     @classmethod
     def check(cls, settings: TargetSettings) -> Target:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        if settings.task not in TASKS and not settings.task.endswith(".jsonl"):
-            raise SaccadeError(f"--task {settings.task!r} is not valid: {', '.join(TASKS)}, or a file FILE.jsonl")
+        if settings.task not in TASKS and not settings.task.endswith(SUFFIXES):
+            valid = ", ".join((*TASKS, *(f"or a file FILE{suffix}" for suffix in SUFFIXES)))
+            raise SaccadeError(f"--task {settings.task!r} is not valid: {valid}")
         target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
         if not target.from_file:
             target.subject.refuse_too_large(settings.context)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..errors import DocumentError
-from ..eval.document import read_utf8
+from ..eval.benchmark import (
+    COLUMNS,
+    BenchmarkRow,
+    benchmark_rows,
+    framed,
+    is_benchmark,
+    read_rows,
+    refuse_half_characters,
+)
 from ..eval.tokens import TokenizedText, encode
 from .problems import Ask, Problem, refuse_too_long
 
@@ -19,6 +26,7 @@ PROMPT = "\n\nQuestion: {}\nAnswer:"
 
 class FileProblems:
     """The problems of a file: each line an object of `context`, `question` and `answer`; lines of one context make one.
+    A benchmark's rows, which `eval.benchmark` reads, are problems too.
 
     Args:
         positions: what the model has.
@@ -30,12 +38,17 @@ class FileProblems:
 
     def __init__(self, tokenizer: Any, path: Path, *, positions: int, together: bool = False) -> None:
         self._path = path
-        texts: dict[str, list[tuple[str, str]]] = {}
-        for line in _lines(path):
-            texts.setdefault(line["context"], []).append((line["question"], line["answer"]))
-        if not texts:
-            raise DocumentError(f"task file {str(path)!r} has no line; each is an object of {', '.join(KEYS)}")
-        self._problems = [_problem(tokenizer, text, asked) for text, asked in texts.items()]
+        rows = read_rows(path)
+        if is_benchmark(rows):
+            asked: dict[str, list[BenchmarkRow]] = {}
+            for row in benchmark_rows(rows, scored=False):
+                asked.setdefault(row.context, []).append(row)
+            self._problems = [_of_rows(tokenizer, text, of_text) for text, of_text in asked.items()]
+        else:
+            texts: dict[str, list[tuple[str, str]]] = {}
+            for line in (_checked(name, row) for name, row in rows):
+                texts.setdefault(line["context"], []).append((line["question"], line["answer"]))
+            self._problems = [_problem(tokenizer, text, of_text) for text, of_text in texts.items()]
         for number, problem in enumerate(self._problems):
             name = f"task file {str(path)!r}, text {number + 1}"
             refuse_too_long(problem.positions(together=together), positions, name)
@@ -73,23 +86,24 @@ def _problem(tokenizer: Any, text: str, asked: list[tuple[str, str]]) -> Problem
     return Problem(held.tokens, tuple(asks))
 
 
-def _lines(path: Path) -> list[dict[str, str]]:
-    name = f"task file {str(path)!r}"
-    parsed = []
-    # Not splitlines: JSON texts may hold other line separators.
-    for number, text in enumerate(re.split(r"\r\n?|\n", read_utf8(path, name)), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DocumentError(f"{name}, line {number} is not JSON: {error}") from None
-        if not isinstance(line, dict) or set(line) != set(KEYS):
-            raise DocumentError(f"{name}, line {number} is not an object with exactly the keys {', '.join(KEYS)}")
-        for key in KEYS:
-            if not isinstance(line[key], str) or not line[key].strip():
-                raise DocumentError(f"{name}, line {number}: {key} is empty; calibration compares answers")
-            if any("\ud800" <= character <= "\udfff" for character in line[key]):
-                raise DocumentError(f"{name}, line {number}: {key} holds half of a character pair, which is no text")
-        parsed.append({key: line[key].strip() if key != "context" else line[key] for key in KEYS})
-    return parsed
+def _of_rows(tokenizer: Any, text: str, asked: list[BenchmarkRow]) -> Problem:
+    """As `saccade compare` asks a benchmark's rows; right is who says all references, in their order."""
+    begun, after, whole = framed(tokenizer, text)
+    tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
+    said = ((row.question + after + row.answer_prefix, f" {', '.join(row.answers)}") for row in asked)
+    return Problem(
+        tokens, tuple(Ask(encode(tokenizer, prompt), encode(tokenizer, answer), None) for prompt, answer in said)
+    )
+
+
+def _checked(name: str, row: Mapping[str, Any]) -> dict[str, str]:
+    if set(row) != set(KEYS):
+        raise DocumentError(
+            f"{name} is not an object with exactly the keys {', '.join(KEYS)}, nor has it the columns of a benchmark: "
+            f"{', '.join(COLUMNS)}"
+        )
+    for key in KEYS:
+        if not isinstance(row[key], str) or not row[key].strip():
+            raise DocumentError(f"{name}: {key} is empty; calibration compares answers")
+        refuse_half_characters(name, key, row[key])
+    return {key: row[key].strip() if key != "context" else row[key] for key in KEYS}

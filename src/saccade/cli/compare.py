@@ -15,6 +15,18 @@ from .options import Device, Document, Dtype, Model, Seed, Threads, count, words
 def compare(
     model: Model = None,
     document: Document = None,
+    task: Annotated[
+        Path | None,
+        words(
+            "FILE",
+            "A benchmark's rows instead of the built-in questions: .parquet or .jsonl with the columns context, "
+            "question, answer_prefix, answer, max_new_tokens.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        words("NAME", "How the rows of --task are scored. Default: what their column metric or task says."),
+    ] = None,
     policy: Annotated[
         list[str] | None,
         words(
@@ -57,6 +69,8 @@ def compare(
 
       saccade compare --policy less_is_more:reselect=6 --policy less_is_more:reselect=7 --limit 96
 
+      saccade compare --model ./Qwen3-0.6B --task ruler-4096.parquet --budget 256 --limit 200
+
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
@@ -71,7 +85,7 @@ def compare(
     quiet_libraries()
     path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     settings = ComparisonSettings(
-        model, document, tuple(policy or ()), budget, context, limit, path, device, dtype, seed, threads
+        model, document, tuple(policy or ()), budget, context, limit, path, device, dtype, seed, threads, task, metric
     )
     job = ComparisonJob.check(settings)
     check_folder(path)

@@ -85,7 +85,8 @@ Task = Annotated[
     words(
         "NAME_OR_FILE",
         "kv: facts in sentences; listing: facts in code; passkey: ten passkeys of 32 words, as in the paper; or a "
-        "file FILE.jsonl of objects with context, question and answer.",
+        "file FILE.jsonl of objects with context, question and answer; or a benchmark's rows as `compare --task` "
+        "takes them.",
     ),
 ]
 Context = Annotated[int, count("Length of the texts.", 128, metavar="TOKENS")]

@@ -15,7 +15,6 @@ from ..decode.recall import RecallObserver
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .context import Context, Question
-from .facts import is_right
 from .folder import GAZE, RECALL, SAMPLES, ResultsFolder
 from .gaze import Focus, GazeObserver
 from .reader import NEVER, Reader
@@ -146,11 +145,13 @@ class Comparison:
                 if shared:
                     reader.feed(context.questions[0].tokens[:shared])
                 for question in context.questions:
-                    gaze.look_for(question.value_span)
+                    located = question.value_span is not None
+                    gaze.look_for(question.value_span or (0, 1))
                     recall = RecallObserver(layers, keep_steps=True)
                     reader.feed(question.tokens[shared:-1], phase)
-                    focus.observers = (gaze, recall)
-                    said = reader.answer(reader.feed(question.tokens[-1:], phase), self.tokenizer)
+                    focus.observers = (gaze, recall) if located else (recall,)
+                    logits = reader.feed(question.tokens[-1:], phase)
+                    said = reader.answer(logits, self.tokenizer, question.longest, sentence=question.sentence)
                     focus.observers = ()
                     reader.crop(shared)
                     yield Answer(question, said, gaze.fact_held, gaze.bins, recalls_of(recall.records()))
@@ -159,12 +160,13 @@ class Comparison:
                 add_run(run.stats())
 
     def _record(self, number: int, answer: Answer, tally: Tally) -> None:
-        fact, depth = answer.question.fact, answer.question.depth
-        correct = is_right(answer.said, fact)
+        question, depth = answer.question, answer.question.depth
+        correct = question.score(answer.said)
         tally.add_answer(correct, answer.fact_held, answer.recalls)
         policy = {"policy": tally.policy.name, "budget": tally.policy.budget, "spec": str(tally.policy)}
-        place = {**policy, "context": number, "question": f"What is the code of the {fact.key}?"}
-        said = {"expected": fact.value, "answer": answer.said, "correct": correct, "depth": round(depth, 4)}
+        place = {**policy, "context": number, "question": question.asked}
+        said = {"expected": question.expected, "answer": answer.said, "correct": correct}
+        said["depth"] = None if depth is None else round(depth, 4)
         self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
         for step, recalls in enumerate(answer.recalls):
             attention, token, _ = ([value and round(value, 4) for value in one] for one in zip(*recalls, strict=True))
@@ -177,10 +179,10 @@ class Comparison:
         """The timing pass: no observers, the same tokens for all, policies taking turns."""
         turns = list(self.tallies)
         for question in context.questions[:TIMED_QUESTIONS]:
-            value = self.tokenizer(f" {question.fact.value}.", add_special_tokens=False)["input_ids"]
+            value = self.tokenizer(f" {question.expected}.", add_special_tokens=False)["input_ids"]
             for tally in turns:
                 try:
-                    self._time_one(reader, [*question.tokens, *value], tally)
+                    self._time_one(reader, [*question.tokens, *value[: question.longest]], tally)
                 finally:
                     reader.crop()
                 advance(f"timing {tally.policy}")

@@ -6,14 +6,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 
 from ..errors import DocumentError
+from .benchmark import BenchmarkRow, benchmark_rows, framed, is_benchmark, read_rows
 from .document import language_reference, read_document
-from .facts import Fact, make_facts, question, sentence, sentence_ends
-from .tokens import encode, token_ends, with_facts
+from .facts import Fact, is_right, make_facts, question, sentence, sentence_ends
+from .tokens import TokenizedText, encode, token_ends, with_facts
 
 QUESTIONS_PER_CONTEXT = 12
 FACTS_PER_CONTEXT = 24
@@ -23,21 +24,84 @@ ANSWER_TOKENS = 8
 BUILT_IN = "Python language reference (held-out topics)"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question about one hidden fact.
+class Question(Protocol):
+    """A question about a context.
 
     Attributes:
-        fact: what is asked for.
         tokens: the question and the beginning of its answer.
-        value_span: first token and the one behind the last of the fact's value in the context.
-        depth: where the fact lies, 0 (first token of the context) to 1 (last).
+        asked, expected: question and answer for people to read.
+        value_span: first token and the one behind the last that hold the answer in the context; None if unknown.
+        depth: where the answer lies, 0 (first token of the context) to 1 (last); None if unknown.
+        longest: tokens of an answer at most.
+        sentence: an answer ends at a full stop or a new line too.
     """
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def asked(self) -> str: ...
+    @property
+    def expected(self) -> str: ...
+    @property
+    def value_span(self) -> tuple[int, int] | None: ...
+    @property
+    def depth(self) -> float | None: ...
+    @property
+    def longest(self) -> int: ...
+    @property
+    def sentence(self) -> bool: ...
+
+    def score(self, said: str) -> float:
+        """How right an answer is, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactQuestion:
+    """A question about one hidden `fact`; see `Question`."""
 
     fact: Fact
     tokens: tuple[int, ...]
     value_span: tuple[int, int]
     depth: float
+    longest: int = ANSWER_TOKENS
+    sentence: bool = True
+
+    @property
+    def asked(self) -> str:
+        return f"What is the code of the {self.fact.key}?"
+
+    @property
+    def expected(self) -> str:
+        return self.fact.value
+
+    def score(self, said: str) -> bool:
+        return is_right(said, self.fact)
+
+
+@dataclass(frozen=True, slots=True)
+class RowQuestion:
+    """The question of a benchmark's `row`; see `Question`."""
+
+    row: BenchmarkRow
+    tokens: tuple[int, ...]
+    value_span: None = None
+    depth: None = None
+    sentence: bool = False
+
+    @property
+    def asked(self) -> str:
+        return self.row.question
+
+    @property
+    def expected(self) -> str:
+        return ", ".join(self.row.answers)
+
+    @property
+    def longest(self) -> int:
+        return self.row.max_new_tokens
+
+    def score(self, said: str) -> float:
+        return self.row.score(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +153,33 @@ def document_contexts(tokenizer: Any, document: Path, *, limit: int, positions: 
     return _fitting(contexts, name, positions)
 
 
+def benchmark_contexts(
+    tokenizer: Any, path: Path, *, metric: str | None, limit: int, positions: int
+) -> tuple[list[Context], int]:
+    """The first `limit` rows of a benchmark's file, those of one context together; and how many rows it has.
+
+    Raises:
+        DocumentError: what `benchmark_rows` refuses, another kind of file, or a row that does not fit the model.
+    """
+    found = read_rows(path)
+    if not is_benchmark(found):
+        raise DocumentError(f"{found[0][0]} has neither answer_prefix nor max_new_tokens; saccade tune reads those")
+    by_context: dict[str, list[tuple[str, BenchmarkRow]]] = {}
+    for (name, _), row in zip(found, benchmark_rows(found[:limit], metric), strict=False):
+        by_context.setdefault(row.context, []).append((name, row))
+    contexts = []
+    for text, rows in by_context.items():
+        begun, after, whole = framed(tokenizer, text)
+        tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
+        asked = [RowQuestion(row, encode(tokenizer, row.question + after + row.answer_prefix)) for _, row in rows]
+        for (name, row), one in zip(rows, asked, strict=True):
+            needed = len(tokens) + len(one.tokens) + row.max_new_tokens
+            if needed > positions:
+                raise DocumentError(f"{name}: {needed} tokens with its answer; the model has {positions} positions")
+        contexts.append(Context(tokens, tuple(asked)))
+    return contexts, len(found)
+
+
 def _fitting(contexts: list[Context], name: str, positions: int) -> list[Context]:
     """The contexts, if the model has positions enough for the longest one with a question and its answer."""
     longest = max(len(context.tokens) for context in contexts)
@@ -138,5 +229,5 @@ def _with_facts(
     for index in rng.permutation(chosen):
         fact, span = facts[index], spans[index]
         depth = (span[0] - hidden.start) / len(hidden.offsets)
-        questions.append(Question(fact, encode(tokenizer, question(fact)), span, depth))
+        questions.append(FactQuestion(fact, encode(tokenizer, question(fact)), span, depth))
     return Context(hidden.tokens, tuple(questions))

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import SaccadeError
 from ..methods.policy import Policy
-from .context import BUILT_IN, Context, built_in_contexts, document_contexts
+from .context import BUILT_IN, Context, benchmark_contexts, built_in_contexts, document_contexts
 from .entry import at_budgets, parse_budgets, policies_for
 from .subject import Subject
 
@@ -27,6 +28,8 @@ class ComparisonSettings:
     dtype: str
     seed: int
     threads: int
+    task: Path | None = None
+    metric: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,21 @@ class ComparisonJob:
             notes = tuple(note for note in notes if "--budget is ignored" not in note)
         planned = [note for policy in policies for note in policy.plan(subject.shape).notes]
         options: dict[str, Any] = {"limit": settings.limit, "positions": subject.positions, "seed": settings.seed}
-        if settings.document is not None:
+        if settings.task is not None:
+            if settings.document is not None:
+                raise SaccadeError("--document and --task exclude each other: a task brings its own texts")
+            contexts, rows = benchmark_contexts(
+                subject.tokenizer,
+                settings.task,
+                metric=settings.metric,
+                limit=settings.limit,
+                positions=subject.positions,
+            )
+            if rows > settings.limit:
+                notes += (f"the first {settings.limit} of {rows:,} rows of {settings.task.name}; --limit asks more",)
+        elif settings.metric is not None:
+            raise SaccadeError("--metric scores the rows of a --task file; the built-in questions have their own")
+        elif settings.document is not None:
             contexts = document_contexts(subject.tokenizer, settings.document, **options)
         else:
             contexts = built_in_contexts(subject.tokenizer, length=settings.context, **options)
@@ -64,7 +81,7 @@ class ComparisonJob:
 
     def environment(self, model: Any) -> dict[str, Any]:
         """Versions, machine, model and texts."""
-        settings, document = self.settings, str(self.settings.document or BUILT_IN)
+        settings, document = self.settings, str(self.settings.task or self.settings.document or BUILT_IN)
         return self.subject.conditions(
             model, document=document, contexts=self.contexts, threads=settings.threads, seed=settings.seed
         )
@@ -75,7 +92,7 @@ class ComparisonJob:
         return {
             **settings,
             "model": self.subject.source.location,
-            "document": None if settings["document"] is None else str(settings["document"]),
+            **{name: settings[name] and str(settings[name]) for name in ("document", "task")},
             "output_dir": str(settings["output_dir"]),
             "device": str(self.subject.device),
             "dtype": self.subject.dtype_name,

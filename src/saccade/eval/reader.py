@@ -67,8 +67,8 @@ class Reader:
                 parts.append(logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def answer(self, logits: Tensor, tokenizer: Any) -> str:
-        """Continue greedily from logits `[V]` to the end of the answer: full stop, new line, end of sequence."""
+    def answer(self, logits: Tensor, tokenizer: Any, longest: int = ANSWER_TOKENS, *, sentence: bool = True) -> str:
+        """Continue greedily from logits `[V]` to the end of sequence, `longest` tokens or the end of a `sentence`."""
         said: list[int] = []
         text = ""
         while True:
@@ -76,7 +76,7 @@ class Reader:
             if said[-1] == tokenizer.eos_token_id:
                 return text.strip()
             text = str(tokenizer.decode(said))
-            if "." in text or "\n" in text.lstrip() or len(said) == ANSWER_TOKENS:
+            if len(said) == longest or (sentence and ("." in text or "\n" in text.lstrip())):
                 return text.strip()
             logits = self.feed(said[-1:])
 

@@ -36,14 +36,14 @@ class Tally:
         self.policy = policy
         self.seconds: list[float] = []
         self.pass_seconds: list[float] = []
-        self._correct = 0
+        self._correct: float = 0
         self._count = 0
         self._facts_held: list[float] = []
         self._recalls: list[LayerRecalls] = []
         self._runs: list[RunStats] = []
 
-    def add_answer(self, correct: bool, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
-        """Count one question."""
+    def add_answer(self, correct: float, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
+        """Count one question, right, wrong or in part."""
         self._recalls += recalls
         self._count += 1
         self._correct += correct

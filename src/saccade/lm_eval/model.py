@@ -145,8 +145,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     unknown = [name for name in options if name not in PASSED]
     if unknown:
         raise SaccadeError(
-            f"model_args: unknown {unknown[0]}={options[unknown[0]]!r}; valid: {', '.join((*OWN, *PASSED))}. "
-            """A policy with commas goes into JSON: --model_args '{"pretrained": "DIR", "policy": "tidal:budget=64,reselect=7"}'"""
+            f"model_args: unknown {unknown[0]}={options[unknown[0]]!r}; valid: {', '.join((*OWN, *PASSED))}. A policy "
+            """with commas goes into JSON: '{"pretrained": "DIR", "policy": "tidal:budget=64,reselect=7"}'"""
         )
 
 

@@ -20,7 +20,7 @@ RECALL = "recall of\nheads with\na set"
 COLUMNS: Columns = {
     "policy": lambda row: row["label"],
     "budget": lambda row: number(row["budget"], "{:,}"),
-    "right": lambda row: f"{row['correct']}/{row['n']}",
+    "right": lambda row: f"{round(row['correct'], 2)}/{row['n']}",
     "95% interval": lambda row: "{:.2f}-{:.2f}".format(*row["interval"]) if row["n"] else NOTHING,
     "speed vs dense": lambda row: number(row["speedup"], "{:.2f}x"),
     "ms per token": lambda row: number(row["ms_per_token"], "{:.2f}"),
