@@ -18,14 +18,15 @@ TESTS = Path(__file__).parent
 MAX_LINES, MAX_TEST_LINES = 400, 500
 LIMITS = {
     "loose files": 6,
-    "rows of the import table beside adapters.vllm": 18,
+    "rows of the import table beside adapters.vllm": 19,
     "imports against the table": 0,
     "files that import in a circle": 0,
     # 24,000 and 7,500 when the house was rebuilt. On top came threads, slots, bounds by text and more refusals; vLLM's
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
-    # length of a row before they do what its bound asks for, and clusters put in order in C.
+    # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
+    # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness.
     "lines of Python in src": 27_200,
-    "of them measuring": 8_900,
+    "of them measuring": 9_000,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
 }
@@ -104,7 +105,7 @@ LIBRARIES: dict[str, set[str]] = {
     "rouge_score": {"eval"},
     "uvloop": {"adapters.vllm"},
     "numpy": {"eval", "calibrate", "report"},
-    "scipy": {"eval", "calibrate"},
+    "scipy": {"calibrate"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
     "typer": {"cli"},

@@ -343,8 +343,9 @@ def test_a_file_without_a_task_is_named(plain: Any, tmp_path: Path, content: byt
 
 
 def test_a_folder_is_no_task_file(plain: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(DocumentError, match="cannot be read"):
-        FileProblems(plain, tmp_path, positions=POSITIONS)
+        FileProblems(plain, tmp_path / "folder.jsonl", positions=POSITIONS)
 
 
 def test_a_text_longer_than_the_model_is_refused(plain: Any, tmp_path: Path) -> None:
@@ -354,3 +355,14 @@ def test_a_text_longer_than_the_model_is_refused(plain: Any, tmp_path: Path) -> 
     with pytest.raises(DocumentError, match=f"text 2.*{longest}.*{longest - 1}") as refused:
         read(plain, path, longest - 1)
     assert str(path) in str(refused.value)
+
+
+def test_a_benchmarks_rows_are_problems_too(plain: Any, tmp_path: Path) -> None:
+    """As `saccade compare` asks them; the answer is all references in their order."""
+    row = {"context": TEXT, "question": "Which?", "answer_prefix": "It is", "answer": ["a", "b"], "max_new_tokens": 4}
+    (problem,) = read(plain, write(tmp_path / "rows.jsonl", [row, {**row, "question": "What?", "answer": "c"}]))
+    assert plain.decode(problem.tokens) == TEXT
+    said = [(plain.decode(ask.prompt), plain.decode(ask.answer)) for ask in problem.asks]
+    assert said == [("Which?\nIt is", " a, b"), ("What?\nIt is", " c")]
+    with pytest.raises(DocumentError, match="line 1 has no column max_new_tokens"):
+        read(plain, write(tmp_path / "rows.jsonl", [{k: v for k, v in row.items() if k != "max_new_tokens"}]))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commands import Invoke
-from saccade.eval import comparison, context, reader
+from saccade.eval import comparison, context
 from saccade.eval.job import ComparisonJob, ComparisonSettings
 from saccade.eval.reader import Reader
 
@@ -45,7 +45,7 @@ def compare(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Com
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
             monkeypatch.setattr(comparison, "TIMED_QUESTIONS", 1)
-            monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
+            monkeypatch.setattr(context, "ANSWER_TOKENS", 4)
             return CliRunner().invoke(app, ["compare", *fixed, "--limit", str(QUESTIONS), *specs, *arguments]), folder
 
     return run
@@ -283,12 +283,12 @@ def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.Mo
     answer = Reader.answer
     asked = 0
 
-    def impatient(self: Reader, *given: Any) -> str:
+    def impatient(self: Reader, *given: Any, **options: Any) -> str:
         nonlocal asked
         asked += 1
         if asked == 5:
             raise KeyboardInterrupt
-        return answer(self, *given)
+        return answer(self, *given, **options)
 
     monkeypatch.setattr(Reader, "answer", impatient)
     result, folder = compare(policies=("tidal", "streaming"))

@@ -56,6 +56,8 @@ def read_rows(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
         SaccadeError: a Parquet file without pyarrow.
     """
     name = f"task file {str(path)!r}"
+    if path.suffix not in SUFFIXES:
+        raise DocumentError(f"{name} is neither {' nor '.join(SUFFIXES)}")
     found = list(_parquet(path, name) if path.suffix == ".parquet" else _json_lines(path, name))
     if not found:
         raise DocumentError(f"{name} has no row")

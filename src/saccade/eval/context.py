@@ -63,8 +63,11 @@ class FactQuestion:
     tokens: tuple[int, ...]
     value_span: tuple[int, int]
     depth: float
-    longest: int = ANSWER_TOKENS
     sentence: bool = True
+
+    @property
+    def longest(self) -> int:
+        return ANSWER_TOKENS
 
     @property
     def asked(self) -> str:
