@@ -78,17 +78,18 @@ def cells_of(budgets: Sequence[int]) -> list[Cell]:
         "KeyDiffPress": lambda budget, share: KeyDiffPress(share),
     }
     cells = [Cell("dense", "dense", None, lambda length: None)]
-    for name, scorer in scorers.items():
-        for protocol in ("context", "query_aware"):
-            for budget in budgets:
-                cells.append(Cell(name, protocol, budget, _at_ratio(scorer, budget)))
-    for base in (SnapKVPress, TOVAPress, KeyDiffPress):
-        for protocol in ("decoding", "pipeline"):
-            for budget in budgets:
-                options = {"compression_interval": 1, "target_size": budget}
-                cells.append(
-                    Cell(f"DecodingPress({base.__name__})", protocol, budget, _decoding(DecodingPress, base, options))
-                )
+    cells += [
+        Cell(name, protocol, budget, _at_ratio(scorer, budget))
+        for name, scorer in scorers.items()
+        for protocol in ("context", "query_aware")
+        for budget in budgets
+    ]
+    cells += [
+        Cell(f"DecodingPress({base.__name__})", protocol, budget, _decoding(DecodingPress, base, budget))
+        for base in (SnapKVPress, TOVAPress, KeyDiffPress)
+        for protocol in ("decoding", "pipeline")
+        for budget in budgets
+    ]
     cells.append(Cell("DuoAttentionPress", "context", None, lambda length: DuoAttentionPress(0.5)))
     for share in STREAMING:
         name = f"DuoAttentionPress(head_compression_ratio={share:g})"
@@ -101,8 +102,8 @@ def _at_ratio(scorer: Callable[[int, float], Any], budget: int) -> Callable[[int
     return lambda length: scorer(budget, ratio(budget, length))
 
 
-def _decoding(kind: Any, base: Any, options: dict[str, int]) -> Callable[[int], Any]:
-    return lambda length: kind(base_press=base(), **options)
+def _decoding(kind: Any, base: Any, budget: int) -> Callable[[int], Any]:
+    return lambda length: kind(base_press=base(), compression_interval=1, target_size=budget)
 
 
 def _always(press: Any) -> Callable[[int], Any]:
@@ -147,7 +148,7 @@ class Compression:
             assert self._past.rotations is not None, "the context was seen"
             rotations = tuple(torch.cat(pair, 1) for pair in zip(self._past.rotations, rotations, strict=True))
         self.hidden.append(hidden[:, -TAIL:])
-        self.rotations = tuple(one[:, -TAIL:] for one in rotations)  # type: ignore[assignment] # it has two
+        self.rotations = tuple(one[:, -TAIL:] for one in rotations)
         seen = {**options, "hidden_states": hidden, "position_embeddings": rotations}
         for cell, press in self._cells:
             if cell.refused is None:
@@ -170,7 +171,8 @@ class Asking:
         cache, compression = DynamicCache(), Compression(self._model, self._under("context"), len(context))
         with compression.watching():
             self._model.model(input_ids=torch.tensor([context]), past_key_values=cache)
-        dense = [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[Any] = cache.layers
+        dense = [(layer.keys, layer.values) for layer in layers]
         for place, prompt in enumerate(prompts, number):
             self._with_question(dense, prompt, compression)
             for cell in self._cells:
@@ -303,7 +305,6 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(given.threads)
-
     found = {name: version(name) for name in ("kvpress", "torch", "transformers")}
     prompts = _lines(given.prompts)
     replace_booksum(_lines(given.texts))
