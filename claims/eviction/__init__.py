@@ -18,9 +18,10 @@ What is fair, decided before the first run:
   - `context`: kvpress's convention. The context is compressed before anybody has seen the question. One compressed
     cache could serve all questions.
   - `query_aware`: kvpress's option of that name. Context and question are compressed together, the answer's beginning
-    follows. A cache then serves one question.
-  - `decoding`: context dense; from the question's first token on, one token a step, under DecodingPress. That is what
-    saccade's policies are asked to do, and their rows are called so too. Its `compression_interval` is 1: with the
+    follows. A cache then serves one question, which is itself read densely. saccade's rows of this name: context and
+    question dense, the answer's beginning and the answer decoded under the policy.
+  - `decoding`: context dense; from the question's first token on, one token a step, under DecodingPress, or under
+    saccade's policies, as on a server whose prompt was cached. DecodingPress's `compression_interval` is 1: with the
     default, 512, it would never compress within a question and a short answer.
   - `pipeline`: DecodingPress as kvpress's own pipeline runs it: the question goes through the model in one dense pass,
     the cache is compressed behind it. The first token of the answer is dense attention's: it flatters.
@@ -33,6 +34,8 @@ What is fair, decided before the first run:
 - **The presses are kvpress's code**, called layer by layer behind one dense prefill instead of one prefill each:
   every press acts behind a layer's attention, so the prefill is the same for all. Whether that gives what kvpress's
   pipeline gives is compared, method by method, on a short prompt, and recorded.
+- **Calibration favours saccade**: `tidal`, `less_is_more` and `lychee_decode` use the recipe beside the model, found on
+  questions of this kind with other keys. No press was calibrated to the model, but for DuoAttention's scores.
 - The model is the bundled one unless another is named: it was trained on this kind of question, and is small. Nothing
   here says how the methods rank on a published model.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,23 @@ def test_the_ratio_keeps_the_budget_as_kvpress_rounds(budget: int) -> None:
     # kvpress/utils.py, compute_n_kept: max(1, int(k_len * (1 - compression_ratio))).
     kept = {int(length * (1 - presses.ratio(budget, length))) for length in range(1000, 9000)}
     assert kept == {budget}
+
+
+def test_a_question_read_densely_is_as_a_longer_context(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
+    # One whose sets depend on the text, one on positions, one on which steps were decoded.
+    policies = [Policy.from_spec(spec) for spec in ("lychee_cluster:budget=64", "streaming:budget=8", "resa:rectify=4")]
+    asked = prompts[:2]
+    asking = Asking(model, tokenizer, asked, policies)
+    asking.run(lambda what: None)
+    longer = [replace(one, context=(*one.context, *one.question), question=()) for one in asked]
+    alone = Asking(model, tokenizer, longer, policies)
+    alone.run(lambda what: None)
+    found = {(one.cell, one.prompt): one for one in asking.said if one.cell.protocol == "query_aware"}
+    expected = {(one.cell, one.prompt): one for one in alone.said if one.cell.protocol == "query_aware"}
+    assert len(found) == 6
+    assert found == expected
+    decoded = {one.tokens for one in asking.said if one.cell.protocol == "decoding"}
+    assert decoded != {one.tokens for one in found.values()}
 
 
 class Recent:

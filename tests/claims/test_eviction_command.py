@@ -53,7 +53,9 @@ def test_a_run_joins_both_sides(invoke: Invoke, model_folder: Path, tmp_path: Pa
     assert cells == [
         ("saccade", "dense", "dense", None, 3),
         ("saccade", "quest", "decoding", 48, 3),
+        ("saccade", "quest", "query_aware", 48, 3),
         ("saccade", "quest", "decoding", 64, 3),
+        ("saccade", "quest", "query_aware", 64, 3),
         ("kvpress", "dense", "dense", None, 3),
         ("kvpress", "TOVAPress", "context", 48, 3),
     ]
