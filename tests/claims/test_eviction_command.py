@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from claims.eviction.report import section
+from claims.eviction.report import BEGIN, END, section
 from commands import Invoke
 from saccade.checkpoints.load import ModelSource
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--context", "1100", "--limit", "3", "--budget", "48,64", "--policy", "quest")
+
+CLAIMED = (
+    ("SnapKVPress(window_size=budget/4)", "query_aware", 16, 48),
+    ("exact_topk:dense_layers=0", "query_aware", 16, 48),
+    ("KeyDiffPress", "context", 64, 24),
+    ("quest", "decoding", 64, 0),
+)
+"""Right answers that the page names."""
 
 STAND_IN = """#!{python}
 import json, pathlib, sys
@@ -113,3 +122,22 @@ def test_a_page_without_a_place_is_left_alone(invoke: Invoke, tmp_path: Path) ->
     assert result.exit_code == 2
     assert "no place for the table" in result.stderr
     assert page.read_text() == "nothing here\n"
+
+
+def test_the_page_holds_the_published_results() -> None:
+    file = ROOT / "docs/results/eviction.json"
+    results = json.loads(file.read_text(encoding="utf-8"))
+    page = (ROOT / "docs/eviction.md").read_text(encoding="utf-8")
+    assert "\n".join(section(results)) in page
+    before, _, rest = page.partition(BEGIN)
+    prose = before + rest.partition(END)[2]
+    assert len(prose.split()) <= 300
+    assert results["dense"]["same_tokens"] == results["dense"]["prompts"] == 48
+    assert results["pipeline"]["same"] == results["pipeline"]["compared"]
+    assert {row["n"] for row in results["rows"]} == {48}
+    # Nothing of the machine that it was made on.
+    assert not re.search(r"/(home|root|tmp|work|usr)\b", file.read_text(encoding="utf-8"))
+    right = {(row["method"], row["protocol"], row["budget"]): row["correct"] for row in results["rows"]}
+    for method, protocol, budget, counted in CLAIMED:
+        assert f"{counted} of 48" in prose
+        assert right[method, protocol, budget] == counted
