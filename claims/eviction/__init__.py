@@ -1,6 +1,7 @@
 """Choosing tokens at every step against throwing them away: saccade's policies beside NVIDIA kvpress's presses.
 
-What is fair, decided before the first run:
+What is fair. Written before the run whose figures are published, but for two points that came when part of it had been
+seen: saccade's `query_aware` rows, and the sentence on calibration.
 
 - **The same prompts, as token ids.** saccade writes them, kvpress reads them: neither side's template, separator or
   tokenizer has a say. Both answer greedily, in float32, without sampling, to `max_new_tokens` or the end-of-sequence
