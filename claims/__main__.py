@@ -7,11 +7,13 @@ import typer
 from saccade.cli.group import OneLineErrors
 
 from .accumulation.command import accumulation
+from .eviction.command import eviction
 from .promise.command import halvings, promise
 from .upkeep.command import upkeep
 
 app = typer.Typer(name="claims", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(accumulation)
+app.command()(eviction)
 app.command()(promise)
 app.command()(halvings)
 app.command()(upkeep)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from claims.eviction.report import section as eviction
 from saccade.files import replace_text
 
 from . import counted, decoding, front, pictures, quality, serving
@@ -36,6 +37,7 @@ BLOCKS: Mapping[str, Made] = {
     "promise-contests": Made(quality.contests, "promise", "python -m claims promise"),
     "upkeep": Made(quality.upkeep, "upkeep", _UPKEEP),
     "accumulation": Made(quality.accumulation, "accumulation", "python -m claims accumulation"),
+    "eviction": Made(eviction, "eviction", "python -m claims eviction"),
     "growth": Made(quality.growth, "growth", "python -m benchmarks growth --json docs/results/growth.json"),
     "serve-h200": Made(partial(serving.speed, file="serve_h200"), "serve_h200", "saccade bench serve"),
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),

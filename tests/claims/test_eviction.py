@@ -1,0 +1,193 @@
+"""Comparison with eviction, without kvpress: the files that both sides exchange, joining them, and one dense pass."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from claims.eviction import presses
+from claims.eviction.asking import DENSE, Asking
+from claims.eviction.exchange import Cell, Prompt, Said, prompts_of, read_answers, write_prompts
+from claims.eviction.join import agreement, rows_of
+from saccade.errors import OutputError
+from saccade.eval.context import built_in_contexts
+from saccade.eval.interval import wilson
+from saccade.eval.tokens import encode
+from saccade.methods.policy import Policy
+
+SNAP = Cell("SnapKVPress", "context", 16)
+COLUMNS = {"context", "question", "answer_prefix", "answer", "max_new_tokens"}
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Any) -> list[Prompt]:
+    return prompts_of(tokenizer, built_in_contexts(tokenizer, length=1100, limit=13, positions=8192, seed=0))
+
+
+def test_prompts_are_the_questions_of_the_demo_in_the_columns_of_kvpress(
+    prompts: list[Prompt], tokenizer: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    write_prompts(file, prompts)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 13
+    assert len({tuple(line["context"]) for line in lines}) == 2
+    for line in lines:
+        assert set(line) == COLUMNS
+        asked, prefix = tokenizer.decode(line["question"]), tokenizer.decode(line["answer_prefix"])
+        key = asked.removeprefix("\n\nQuestion: What is the code of the ").removesuffix("?")
+        assert prefix == f"\nAnswer: The code of the {key} is"
+        # Cut where a token ends: the model reads what `saccade compare` reads.
+        assert (*line["question"], *line["answer_prefix"]) == encode(tokenizer, asked + prefix)
+        assert f"The code of the {key} is {line['answer']}." in tokenizer.decode(line["context"])
+
+
+def test_answers_come_back_as_they_were_written(tmp_path: Path) -> None:
+    said = [Said(DENSE, 1, 9.0, (5, 6)), Said(DENSE, 0, 8.5, (7,)), Said(SNAP, 0, 3.0, ()), Said(SNAP, 1, 3.0, (1,))]
+    refused = Cell("DuoAttentionPress", "context", None)
+    records: list[dict[str, Any]] = [{"versions": {"kvpress": "1"}}, {"pipeline": {"same": 2}}]
+    records += [{**asdict(one.cell), "prompt": one.prompt, "read": one.read, "tokens": one.tokens} for one in said]
+    records.append({**asdict(refused), "refused": "no patterns"})
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    answers = read_answers(file, 2)
+    assert list(answers.said) == said
+    assert answers.refused == {refused: "no patterns"}
+    assert answers.about == {"versions": {"kvpress": "1"}, "pipeline": {"same": 2}}
+
+
+def test_what_is_said_before_a_refusal_does_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    record = {**asdict(SNAP), "prompt": 0, "read": 1, "tokens": [1]}
+    file.write_text(json.dumps(record) + "\n" + json.dumps({**asdict(SNAP), "refused": "too short"}) + "\n")
+    answers = read_answers(file, 2)
+    assert answers.said == ()
+    assert answers.refused == {SNAP: "too short"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["{"], "line 1 is no record"),
+        (["[]", "3"], "line 2 is no record"),
+        ([json.dumps({"method": "TOVAPress", "protocol": "context", "prompt": 0})], "'budget'"),
+        ([json.dumps({**asdict(SNAP), "prompt": 0, "read": 1, "tokens": ["a"]})], "'a'"),
+        ([json.dumps({**asdict(SNAP), "prompt": 0, "read": 1, "tokens": [1]})], "answers 1 prompts; each of the 2"),
+        ([json.dumps({**asdict(SNAP), "prompt": 0, "read": 1, "tokens": [1]})] * 2, "SnapKVPress (context, budget 16)"),
+    ],
+)
+def test_a_file_that_lacks_something_is_refused_in_one_line(tmp_path: Path, lines: list[str], says: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(OutputError) as caught:
+        read_answers(file, 2)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_joining_counts_right_answers_by_the_rule_of_the_demo(tokenizer: Any) -> None:
+    prompts = [Prompt((context,), (1,), (2,), answer) for context, answer in ((1, "1234"), (1, "5678"), (2, "1234"))]
+    texts = (" 1234.", " 5679.", " 1234")
+    said = [Said(SNAP, place, place + 1, encode(tokenizer, text)) for place, text in enumerate(texts)]
+    longer = [Said(DENSE, place, 9, encode(tokenizer, " 12345")) for place in range(3)]
+    snap, dense = rows_of("kvpress", [*said, *longer], prompts, tokenizer)
+    assert {key: snap[key] for key in asdict(SNAP)} == asdict(SNAP)
+    assert (snap["side"], snap["correct"], snap["n"], snap["read"]) == ("kvpress", 2, 3, 2.0)
+    assert snap["correct_by_context"] == [1, 1]
+    assert snap["interval"] == wilson(2, 3)
+    assert dense["correct"] == 0
+
+
+def test_agreement_compares_tokens_of_dense_attention() -> None:
+    ours = [Said(DENSE, 0, 9, (1, 2)), Said(DENSE, 1, 9, (3, 4)), Said(SNAP, 0, 9, (8,))]
+    theirs = [Said(DENSE, 1, 9, (3, 5)), Said(DENSE, 0, 9, (1, 2)), Said(SNAP, 0, 9, (9,))]
+    assert agreement(ours, theirs) == {"prompts": 2, "same_tokens": 1}
+    for some in (theirs[1:], []):
+        with pytest.raises(OutputError, match=f"2 prompts on saccade's side and {min(len(some), 1)} on kvpress's"):
+            agreement(ours, some)
+
+
+@pytest.mark.parametrize("budget", [1, 16, 64, 256, 1000])
+def test_the_ratio_keeps_the_budget_as_kvpress_rounds(budget: int) -> None:
+    # kvpress/utils.py, compute_n_kept: max(1, int(k_len * (1 - compression_ratio))).
+    kept = {int(length * (1 - presses.ratio(budget, length))) for length in range(1000, 9000)}
+    assert kept == {budget}
+
+
+def test_a_question_read_densely_is_as_a_longer_context(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
+    # One whose sets depend on the text, one on positions, one on which steps were decoded.
+    policies = [Policy.from_spec(spec) for spec in ("lychee_cluster:budget=64", "streaming:budget=8", "resa:rectify=4")]
+    asked = prompts[:2]
+    asking = Asking(model, tokenizer, asked, policies)
+    asking.run(lambda what: None)
+    longer = [replace(one, context=(*one.context, *one.question), question=()) for one in asked]
+    alone = Asking(model, tokenizer, longer, policies)
+    alone.run(lambda what: None)
+    found = {(one.cell, one.prompt): one for one in asking.said if one.cell.protocol == "query_aware"}
+    expected = {(one.cell, one.prompt): one for one in alone.said if one.cell.protocol == "query_aware"}
+    assert len(found) == 6
+    assert found == expected
+    decoded = {one.tokens for one in asking.said if one.cell.protocol == "decoding"}
+    assert decoded != {one.tokens for one in found.values()}
+
+
+class Recent:
+    """A press of our own, in kvpress's form, that keeps the last tokens and remembers what it was shown."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+        self.shown: list[tuple[torch.Tensor, ...]] = []
+
+    def post_init_from_model(self, model: Any) -> None:
+        self.shown.clear()
+
+    def compress(self, module: Any, hidden: Any, keys: Any, values: Any, attentions: Any, options: Any) -> Any:
+        cosines = options["position_embeddings"][0]
+        self.shown.append((hidden[:, -presses.TAIL :], cosines[:, -presses.TAIL :], keys, values))
+        return keys[:, :, -self.kept :], values[:, :, -self.kept :]
+
+
+def test_both_sides_say_the_same_under_dense_attention(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
+    asking = Asking(model, tokenizer, prompts, [Policy.from_spec("dense")])
+    told: list[str] = []
+    asking.run(told.append)
+    assert len(told) == asking.units == 2
+    dense = presses.Cell("dense", "dense", None, lambda length: None)
+    records = []
+    for number, group in ((0, prompts[:12]), (12, prompts[12:])):
+        with torch.inference_mode():
+            records += list(presses.Asking(model, [dense]).records(number, [asdict(prompt) for prompt in group]))
+    theirs = [Said(DENSE, record["prompt"], record["read"], tuple(record["tokens"])) for record in records]
+    assert agreement(asking.said, theirs) == {"prompts": 13, "same_tokens": 13}
+    asked = len(prompts[0].context) + len(prompts[0].question) + len(prompts[0].answer_prefix)
+    assert theirs[0].read == asked
+
+
+def test_one_prefill_shows_presses_what_their_own_would(model: Any, prompts: list[Prompt]) -> None:
+    first = asdict(prompts[0])
+    after, together = Recent(20), Recent(20)
+    cells = [
+        presses.Cell("after", "context", 20, lambda length: after),
+        presses.Cell("together", "query_aware", 20, lambda length: together),
+        presses.Cell("refused", "context", 20, lambda length: 1 // 0),
+    ]
+    records = {record["method"]: record for record in presses.Asking(model, cells).records(0, [first])}
+    assert cells[2].refused == "ZeroDivisionError: integer division or modulo by zero"
+    assert records.keys() == {"after", "together"}
+    # What is kept, and what follows it uncompressed.
+    assert records["after"]["read"] == 20 + len(first["question"]) + len(first["answer_prefix"])
+    assert records["together"]["read"] == 20 + len(first["answer_prefix"])
+
+    alone = Recent(20)
+    whole = {**first, "context": (*first["context"], *first["question"]), "question": first["answer_prefix"]}
+    list(presses.Asking(model, [presses.Cell("alone", "context", 20, lambda length: alone)]).records(0, [whole]))
+    assert len(alone.shown) == len(together.shown) == 5
+    for shown, seen in zip(alone.shown, together.shown, strict=True):
+        for one, other in zip(shown, seen, strict=True):
+            # One pass over all tokens against two: sums in another order.
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
