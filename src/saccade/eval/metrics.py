@@ -2,7 +2,7 @@
 
 RULER (Hsieh et al., 2024, arXiv 2404.06654), LongBench (Bai et al., 2023, arXiv 2308.14508), infinite-Bench (Zhang et
 al., 2024, arXiv 2402.13718). Not compared with their own programs: ROUGE-L is Google's `rouge_score`, and of answers
-of one word or letter the rules are simpler. Where an answer has several references the best one counts, but for `string_match_all`.
+of one word or letter the rules are simpler. Of several references the best one counts, but for `string_match_all`.
 """
 
 from __future__ import annotations
