@@ -74,6 +74,7 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
 
 def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ServingJob, "run")
+    monkeypatch.setattr("saccade.cli.bench.find_spec", lambda name: object())  # whether vLLM is there is told before
     result = CliRunner().invoke(app, ["bench", "serve", "--json", "/nowhere/rows.json"])
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr

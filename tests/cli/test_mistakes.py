@@ -118,7 +118,7 @@ def test_timing_vllm_without_vllm(fails: Fails, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("", "no line; each is an object of context, question, answer"),
+        ("", "has no row"),
         ("context,question,answer\n", "line 1 is not JSON"),
         ('{"context": "a", "question": "b"}\n', "exactly the keys context, question, answer"),
         ("[1]\n", "not an object"),
