@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from io import StringIO
 from typing import Any, ClassVar
@@ -74,7 +75,8 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
 
 def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ServingJob, "run")
-    monkeypatch.setattr("saccade.cli.bench.find_spec", lambda name: object())  # whether vLLM is there is told before
+    # Whether vLLM is there is told before. The module is hidden behind its command group.
+    monkeypatch.setattr(sys.modules["saccade.cli.bench"], "find_spec", lambda name: object())
     result = CliRunner().invoke(app, ["bench", "serve", "--json", "/nowhere/rows.json"])
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
