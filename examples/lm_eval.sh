@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# RULER through lm-evaluation-harness, densely and under a policy, without a network: pip install "saccade[lm-eval]"
+# RULER through lm-evaluation-harness, densely and under a policy, without a network: pip install ".[lm-eval]"
 #   examples/lm_eval.sh [MODEL_FOLDER [TASK...]]
 set -euo pipefail
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1

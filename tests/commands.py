@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer import Typer
@@ -17,11 +18,31 @@ LAYERS = 5
 POSITIONS = 1600
 
 Invoke = Callable[..., Result]
+Fails = Callable[..., str]
 
 
 def invoker(app: Typer) -> Invoke:
     def run(*arguments: object, stdin: str | None = None) -> Result:
         return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+    return run
+
+
+def failing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """Run a command line that must fail before any work, in one line on stderr and with exit code 2; gives the line."""
+
+    def no_work(*arguments: object) -> None:
+        raise AssertionError("weights were loaded before the input was checked")
+
+    monkeypatch.setattr(ModelSource, "weights", no_work)
+
+    def run(*arguments: object) -> str:
+        result = invoke(*arguments)
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("saccade: error: ")
+        return str(line)
 
     return run
 

@@ -152,7 +152,7 @@ def test_steps_of_our_engine_stand_beside_the_best_dense_one() -> None:
 
     rows = [row("stock", "transformers", 0, 40, 0.5), row("stock", "transformers", 32768, 1000, 0.05)]
     rows += [
-        row("tidal:budget=2048,reselect=15", "saccade", 0, 20, 1),
+        row("tidal:budget=2048", "saccade", 0, 20, 1),
         row("tidal:budget=2048", "saccade", 32768, 25, 2),
     ]
     lines = decoding.steps({"rows": rows, "environment": ENVIRONMENT}, "saccade bench decode")

@@ -134,4 +134,5 @@ def test_what_needs_the_extra_says_so(bare: dict[str, str], command: tuple[str, 
     assert done.returncode == 2
     assert not done.stdout
     name = " ".join(command).removesuffix(" picture.svg")
-    assert done.stderr == f'saccade: error: saccade {name} needs scipy, matplotlib: pip install "saccade[eval]"\n'
+    told = f"saccade: error: saccade {name} needs scipy, matplotlib: "
+    assert done.stderr == f'{told}pip install ".[eval]" in a checkout of saccade\n'

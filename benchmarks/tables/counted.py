@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import AutoModelForCausalLM
-
 from saccade.calibrate.promise import MARGIN, texts_needed
+from saccade.checkpoints.load import skeleton_of
 from saccade.checkpoints.presets import read_config
 from saccade.checkpoints.shape import parameters_read, shape_of
 from saccade.methods.method import Known
@@ -26,8 +24,7 @@ MODEL, CONTEXT, BATCH = "llama-3.1-8b", 131_072, 8
 def _costs(batch: int) -> dict[str, Cost]:
     """By spec, with the defaults of every method, cache and weights in bfloat16."""
     config = read_config(MODEL)
-    with torch.device("meta"):
-        weights = 2.0 * parameters_read(AutoModelForCausalLM.from_config(config))
+    weights = 2.0 * parameters_read(skeleton_of(config, MODEL))
     shape, found = shape_of(config), {}
     for name, method in policies().items():
         policy = Policy.create(name, method.usual(Known()).options)
@@ -72,7 +69,9 @@ def texts(_: Results) -> list[str]:
 
 def recipes(_: Results) -> list[str]:
     """What the papers chose."""
-    lines = ["| recipe | policy | source |", "|---|---|---|"]
-    for name, recipe in PUBLISHED.items():
-        lines.append(f"| `{PREFIX}{name}` | `{recipe.policy.to_spec()}` | {recipe.found['by']} |")
-    return lines
+    columns = ["recipe", "policy", "source"]
+    body = [
+        [f"`{PREFIX}{name}`", f"`{recipe.policy.to_spec()}`", str(recipe.found["by"])]
+        for name, recipe in PUBLISHED.items()
+    ]
+    return table(columns, body, words=columns)

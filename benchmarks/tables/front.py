@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from saccade.methods.registry import describe
 
-from .page import Results, Row, table, told
-from .quality import policy
-from .serving import name, points, policies, size, stock
+from .page import Results, Row, named, table, told
+from .quality import DASH
+from .serving import points, policies, size, stock
 
 POINTS = ((131_072, 1), (131_072, 4), (32_768, 1), (32_768, 8))
 FASTEST = 4
@@ -14,24 +14,28 @@ BUDGET = 256
 
 
 def methods(results: Results) -> list[str]:
-    """Method, paper, spec, right answers."""
+    """Paper, policy, budget, right answers."""
     rows: dict[str, Row] = {}
     for row in results["rows"]:
         if row["budget"] in (None, BUDGET):
             rows[row["policy"]] = row
+    here = results["environment"]
+    names = named((row["spec"] for row in rows.values()), here)
     body = [
         [
             describe(one).source,
-            policy(row["spec"]),
+            names[row["spec"]],
+            DASH if row["budget"] is None else f"{row['budget']}",
             f"{row['correct']} of {row['n']}",
+            "{:.2f}–{:.2f}".format(*row["interval"]),
             f"{row['share_attended']:.0%}",
         ]
         for one, row in rows.items()
     ]
-    columns = ["paper", "spec", f"right at {BUDGET} tokens", "cache read"]
-    lengths, here = results["environment"]["context_tokens"], results["environment"]
+    columns = ["paper", "policy", "budget", "right", "95% interval", "cache attended"]
+    lengths = here["context_tokens"]
     asked = f"{here['questions']} questions in {len(lengths)} stretches of {lengths[0]:,} tokens, bundled model"
-    return [*table(columns, body, words=["spec"]), "", f"{asked}; {told(here, 'make demo', 'demo', 'docs/')}"]
+    return [*table(columns, body, words=["policy"]), "", f"{asked}; {told(here, 'make demo', 'demo', 'docs/')}"]
 
 
 def speed(results: Results) -> list[str]:
@@ -44,6 +48,6 @@ def speed(results: Results) -> list[str]:
         base = stock(rows)
         cells = (f"{rows[one]['ms_per_token']:.1f} ({base / rows[one]['ms_per_token']:.2f}×)" for one in chosen)
         body.append([f"{size(context)} × {batch}", f"{base:.1f}", *cells])
-    lines = table(["context × batch", "stock vLLM", *map(name, chosen)], body)
+    lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
     what = f"ms per decoding step, {results['shape']} with random weights"
     return [*lines, "", f"{what}, {told(results['environment'], 'saccade bench serve', 'serve_h200', 'docs/')}"]

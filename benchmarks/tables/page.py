@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.report.labels import family, labels
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -98,6 +99,14 @@ def told(environment: Results, command: str, file: str, root: str = "") -> str:
         parts += [f"{environment['threads']} thread{'s' if environment['threads'] > 1 else ''}", environment["kernels"]]
     parts += [f"torch {versions['torch']}", (environment.get("date") or environment["timestamp"])[:10]]
     return f"{', '.join(parts)}. {source(command, file, root)}"
+
+
+def named(specs: Iterable[str], shape: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """What a table calls policies, which is what reports call them, without budgets; `shape`: a run's environment."""
+    told = {name: (shape or {}).get(name, 0) for name in ("kv_heads", "layers")}
+    specs = list(specs)
+    found = labels(map(family, specs), **told)
+    return {spec: f"`{found[family(spec)]}`" for spec in specs}
 
 
 def source(command: str, file: str, root: str = "") -> str:

@@ -12,8 +12,8 @@ from saccade.report.drawing import as_svg, canvas, headline
 from saccade.report.labels import labelled
 from saccade.report.palette import INK, SHADES, marks
 
-from .page import Results
-from .serving import name, points, policies, size, stock
+from .page import Results, named
+from .serving import points, policies, size, stock
 
 BATCHES = (1, 4)
 SHORTEST = 1024
@@ -62,10 +62,10 @@ def _panel(axes: Axes, results: Results, batch: int, chosen: list[str]) -> None:
     }
     style: dict[str, Any] = {"linewidth": 1.6, "markersize": 4.5}
     axes.plot([*found], [stock(rows) for rows in found.values()], color=INK, label="stock vLLM", **style)
-    drawn = marks(chosen)
+    drawn, names = marks(chosen), named(chosen)
     for policy in chosen:
         times = {context: rows[policy]["ms_per_token"] for context, rows in found.items() if policy in rows}
-        label = name(policy).replace("`", "")
+        label = names[policy].strip("`")
         axes.plot([*times], [*times.values()], **drawn[policy].style, label=label, **style)
     axes.set_title("one request" if batch == 1 else f"{batch} requests together")
     axes.set_xscale("log", base=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from claims.promise.command import contest_table, error_table, power_table
 from saccade.report.wording import grouped
 
-from .page import Results, Row, source, table, told
+from .page import Results, Row, named, source, table, told
 
 DASH = "–"
 
@@ -14,20 +14,14 @@ def share(value: float | None, form: str = "{:.2f}") -> str:
     return DASH if value is None else form.format(value)
 
 
-def policy(spec: str) -> str:
-    """A policy by its name and the options that tell it from others; lists of heads are long."""
-    method, _, options = spec.partition(":")
-    kept = [one for one in options.split(",") if one and not one.startswith("budget=")]
-    named = ("learnt heads" if one.startswith("roles=heads") else one for one in kept)
-    return " ".join([f"`{method}`", *named])
-
-
 def demo(results: Results) -> list[str]:
     """Right answers, and what was read for them."""
     columns = ["policy", "budget", "right", "95% interval", "cache attended", "attention recall", "token recall"]
+    here = results["environment"]
+    names = named((row["spec"] for row in results["rows"]), here)
     body = [
         [
-            policy(row["spec"]),
+            names[row["spec"]],
             DASH if row["budget"] is None else f"{row['budget']:,}",
             f"{row['correct']}/{row['n']}",
             "{:.2f}–{:.2f}".format(*row["interval"]),
@@ -37,7 +31,6 @@ def demo(results: Results) -> list[str]:
         ]
         for row in results["rows"]
     ]
-    here = results["environment"]
     lengths = here["context_tokens"]
     long = f"{here['questions']} questions in {len(lengths)} stretches of {lengths[0]:,} tokens"
     return [*table(columns, body), "", f"{long}; {told(here, 'make demo', 'demo')}"]
@@ -78,7 +71,7 @@ def layers(results: Results) -> list[str]:
 def tune(results: Results) -> list[str]:
     """What the screen let through, and the verdicts."""
     columns = ["family", "budget", "right", "ratio of accuracies", "ratio shown", "MB per token", "status"]
-    body = []
+    body, names = [], named((row["family"] for row in results["rows"]), results.get("environment"))
     for row in results["rows"]:
         if row["status"] in ("screened out",):
             continue
@@ -86,7 +79,7 @@ def tune(results: Results) -> list[str]:
         rung = row["spec"].partition("budget=")[2].partition(",")[0] or DASH
         right = f"{row['correct']:,}/{row['n']:,}"
         figures = (f"{row['ratio']:.3f}", share(row["shown"], "{:.3f}"), f"{row['bytes'] / 1e6:.1f}")
-        body.append([policy(row["family"]), rung, right, *figures, status])
+        body.append([names[row["family"]], rung, right, *figures, status])
     dense = f"Dense attention: {results['dense_correct']}/{results['n']}, {results['dense_bytes'] / 1e6:.1f} MB"
     screened, candidates = results["screened"], len(results["rows"])
     asked = f"{screened['families']} families, {candidates} candidates screened on {len(screened['texts'])} texts"
@@ -134,18 +127,18 @@ def accumulation(results: Results) -> list[str]:
     """Points of top-3 accuracy above dense attention, all sources together; bold: the interval leaves out 0."""
     rows = [row for row in results["rows"] if row["source"] == "all"]
     settings = list(dict.fromkeys(row["setting"] for row in rows if row["kept"] is not None))
-    body = []
+    body, names = [], named(row["policy"] for row in rows)
     for (length, spec, kept), own in grouped(rows, lambda row: (row["length"], row["policy"], row["kept"])).items():
         if kept is not None:
             found = {row["setting"]: row for row in own}
             cells = (_points(found[one]) if one in found else DASH for one in settings)
-            body.append([policy(spec), f"{length:,}", f"{kept:g}", f"{own[0]['share_attended']:.1%}", *cells])
+            body.append([names[spec], f"{length:,}", f"{kept:g}", f"{own[0]['share_attended']:.1%}", *cells])
     dense = next(row for row in rows if row["policy"] == "dense")
     columns = ["policy", "tokens", "kept", "read", *settings]
     about = f"Dense: {dense['accuracy']:.1%} of {dense['n']} predictions in {dense['passages']} passages."
     given = results["settings"]
-    named = ("kept", "every", "lengths", "passages", "sparse_only")
-    options = " ".join(f"--{one.replace('_', '-')} {given[one]}" for one in named)
+    chosen = ("kept", "every", "lengths", "passages", "sparse_only")
+    options = " ".join(f"--{one.replace('_', '-')} {given[one]}" for one in chosen)
     command = f"python -m claims accumulation {options}"
     return [*table(columns, body), "", f"{about} {told(results['environment'], command, 'accumulation')}"]
 

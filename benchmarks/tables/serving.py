@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from .page import Results, Row, table, told
+from .page import Results, Row, named, table, told
 
 SHORT = 4096
 """Tokens up to which a row is short: there is little to save."""
-
-
-def name(spec: str) -> str:
-    """A policy without the budget, which is the same for all."""
-    method, _, options = spec.partition(":")
-    kept = [one.removeprefix("roles=") for one in options.split(",") if not one.startswith(("budget=", "rectify="))]
-    return " ".join([f"`{method}`", *(one for one in kept if one and not one.startswith("reselect="))])
 
 
 def size(tokens: int) -> str:
@@ -48,7 +41,7 @@ def speed(results: Results, file: str) -> list[str]:
         base = stock(rows)
         cells = (f"{rows[one]['ms_per_token']:.2f} ({base / rows[one]['ms_per_token']:.2f})" for one in chosen)
         body.append([f"{size(context)} × {batch}", f"{base:.2f}", *cells])
-    lines = table(["context × batch", "stock vLLM", *map(name, chosen)], body)
+    lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
     command = results.get("command", "saccade bench serve")
     versions = {engine["vllm"] for engine in results.get("engines", {}).values()}
     parts = [f"{results['shape']} with random weights", *(f"vLLM {one}" for one in sorted(versions))]
@@ -64,12 +57,13 @@ def ceiling(results: Results) -> list[str]:
         for (context, batch), rows in points(results).items()
         if context == longest
     ]
-    return table(["context × batch", *map(name, chosen)], body)
+    return table(["context × batch", *named(chosen).values()], body)
 
 
 def slower(results: Results) -> list[str]:
     """The worst of every policy against stock, for short rows and for longer ones."""
     chosen, body = policies(results), []
+    names = named(chosen)
     for policy in chosen:
         cells = []
         for wanted in (True, False):
@@ -80,15 +74,16 @@ def slower(results: Results) -> list[str]:
             }
             (context, batch), worst = max(own.items(), key=lambda item: item[1])
             cells.append(f"{worst:.2f} ({size(context)} × {batch})")
-        body.append([name(policy), *cells])
+        body.append([names[policy], *cells])
     return table(["policy", f"worst up to {size(SHORT)} tokens", "worst beyond"], body)
 
 
 def engines(results: Results) -> list[str]:
     """What starting and capturing cost."""
+    names = {**named(policies(results)), "stock": "stock"}
     body = [
         [
-            "stock" if policy == "stock" else name(policy),
+            names[policy],
             f"{engine['start_seconds']:.0f}",
             f"{engine['cudagraph_bytes'] / 1e9:.2f}",
             f"{engine['tokens']:,}",

@@ -13,6 +13,7 @@ from saccade.adapters.hf.cache import tell
 from saccade.adapters.hf.run import sparsify
 from saccade.eval.reader import NEVER, Reader
 from saccade.methods.policy import Policy
+from saccade.report.labels import family
 
 from .exchange import Cell, Prompt, Said
 
@@ -26,9 +27,7 @@ def cell_of(policy: Policy, protocol: str) -> Cell:
     """Dense attention is the one cell that both sides have."""
     if policy.name == "dense":
         return DENSE
-    name, _, given = str(policy).partition(":")
-    options = ",".join(part for part in given.split(",") if part and not part.startswith("budget="))
-    return Cell(f"{name}:{options}" if options else name, protocol, policy.budget)
+    return Cell(family(str(policy)), protocol, policy.budget)
 
 
 class LongerReader(Reader):

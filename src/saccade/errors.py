@@ -49,5 +49,10 @@ def meant(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {folded[near[0]]}?" if near else ""
 
 
+def install(extra: str) -> str:
+    """How to get what an extra brings. Not from PyPI, where `saccade` is a project of others."""
+    return f'pip install ".[{extra}]" in a checkout of saccade'
+
+
 def _folded(name: str) -> str:
     return name.strip().lower().replace("-", "_")

@@ -208,3 +208,7 @@ class ModelShape:
     def group(self) -> int:
         """Query heads per KV head, g."""
         return self.query_heads // self.kv_heads
+
+    def token_bytes(self, itemsize: int) -> int:
+        """Of a token's keys and values in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from claims.__main__ import app
-from commands import Invoke, invoker, tiny_model, write_model
+from commands import Fails, Invoke, failing, invoker, tiny_model, write_model
 from saccade.checkpoints.load import ModelSource
 
 
@@ -19,6 +19,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def invoke() -> Invoke:
     """Run `claims`'s command line."""
     return invoker(app)
+
+
+@pytest.fixture
+def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """Run the command line, expect one line on stderr and exit code 2; gives the line."""
+    return failing(invoke, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from claims.eviction.report import section
-from commands import Invoke
-from saccade.checkpoints.load import ModelSource
+from commands import Fails, Invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--context", "1100", "--limit", "3", "--budget", "48,64", "--policy", "quest")
@@ -94,17 +93,10 @@ def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path,
     ],
 )
 def test_bad_input_is_one_line_before_any_work(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
+    fails: Fails, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
 ) -> None:
-    def no_work(*arguments: object) -> None:
-        raise AssertionError("weights were loaded before the input was checked")
-
-    monkeypatch.setattr(ModelSource, "weights", no_work)
     monkeypatch.chdir(tmp_path)
-    result = invoke("eviction", "--model", model_folder, *SMALL, *arguments)
-    assert result.exit_code == 2, result.output
-    assert says in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert says in fails("eviction", "--model", model_folder, *SMALL, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ import pytest
 import torch
 from transformers import Gemma2Config
 
-from commands import Invoke, write_model
+from commands import Fails, Invoke, write_model
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.eval import subject
 
-Fails = Callable[..., str]
 GENERATE = ("generate", "a prompt")
 COMMANDS = {
     "generate": GENERATE,
@@ -112,7 +111,7 @@ bench = import_module("saccade.cli.bench")  # whose name in the package is the c
 def test_timing_vllm_without_vllm(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     line = fails("bench", "serve")
-    assert "vLLM is not installed" in line and '"saccade[vllm]"' in line
+    assert "vLLM is not installed" in line and '".[vllm]"' in line
 
 
 @pytest.mark.parametrize(

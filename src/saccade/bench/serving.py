@@ -212,7 +212,7 @@ class ServingJob(GridJob):
             parallel = self.settings.tensor_parallel
             return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
         blocks = 8 + max(batch * -(-(context + self.room) // self.block) for context, batch in self.points)
-        token = 2 * shape.layers * shape.kv_heads * shape.head_dim * grid.dtype.itemsize
+        token = shape.token_bytes(grid.dtype.itemsize)
         # The bounds' share of a page is at most a quarter.
         room = blocks * self.block * token * 5 // 4
         return {**settings, "enforce_eager": True, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": room}

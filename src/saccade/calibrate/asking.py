@@ -36,7 +36,7 @@ def rows_that_fit(model: Any, tokens: int, asked: int, processes: int = 1) -> in
     free = (UNTOLD if told is None else told) // processes
     vocabulary = model.get_input_embeddings().weight.shape[0]
     widest = max(size for weight in model.parameters() for size in weight.shape if size != vocabulary)
-    row = tokens * 2 * shape.layers * shape.kv_heads * shape.head_dim * itemsize * ROW
+    row = tokens * shape.token_bytes(itemsize) * ROW
     fitting = int((free * PLANNED - tokens * WIDEST * widest * itemsize) // row)
     return -(-asked // -(-asked // max(min(fitting, asked), 1)))
 

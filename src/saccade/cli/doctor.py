@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..errors import install
+
 
 class Finding(NamedTuple):
     """One line: what was looked for, what was found, and what to do about it ("": nothing)."""
@@ -90,7 +92,7 @@ def _extras() -> list[Finding]:
 
     missing = [name for name in EVAL if find_spec(name) is None]
     found = f"no: without {', '.join(missing)}" if missing else "yes: compare, tune, calibrate and pictures"
-    return [Finding("evaluation", found, 'pip install "saccade[eval]"' if missing else "")]
+    return [Finding("evaluation", found, install("eval") if missing else "")]
 
 
 def _vllm() -> Finding:
@@ -100,7 +102,7 @@ def _vllm() -> Finding:
 
     from ..adapters.vllm.vllm_api import VERSION
 
-    wanted = f'pip install "saccade[vllm]" on a CUDA machine; for its CPU build, make setup-vllm (vLLM {VERSION})'
+    wanted = f"on a CUDA machine {install('vllm')}; for its CPU build, make setup-vllm (vLLM {VERSION})"
     if find_spec("vllm") is None:
         return Finding("vLLM", "not installed", wanted)
     (name, *_) = packages_distributions().get("vllm", ["vllm"])
@@ -109,4 +111,4 @@ def _vllm() -> Finding:
         return Finding("vLLM", f"{held}, which the plugin was not written for", wanted)
     known = any(point.name == "saccade" for point in entry_points(group="vllm.general_plugins"))
     advice = "" if known else "vLLM does not know the plugin: install saccade instead of running it from a folder"
-    return Finding("vLLM", f"{held}: saccade serve MODEL", advice)
+    return Finding("vLLM", f"{held}: saccade serve --model MODEL", advice)

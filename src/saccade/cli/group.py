@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import SaccadeError
+from ..errors import SaccadeError, install
 
 INTERRUPTED = 130
 EVAL = ("numpy", "scipy", "matplotlib", "jinja2")
@@ -54,7 +54,7 @@ def need_eval(what: str) -> None:
     """Raise a SaccadeError if `what` needs packages of the extra `[eval]` that are missing; nothing is imported."""
     missing = [name for name in EVAL if find_spec(name) is None]
     if missing:
-        raise SaccadeError(f'{what} needs {", ".join(missing)}: pip install "saccade[eval]"')
+        raise SaccadeError(f"{what} needs {', '.join(missing)}: {install('eval')}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import DocumentError, SaccadeError
+from ..errors import DocumentError, SaccadeError, install
 from .document import read_utf8
 from .metrics import Metric, metric_of, metric_of_task
 
@@ -137,7 +137,7 @@ def _metric(name: str, row: Mapping[str, Any], metric: str | None) -> Metric:
 
 def _parquet(path: Path, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if find_spec("pyarrow") is None:
-        raise SaccadeError(f'{name} needs pyarrow to be read: pip install "saccade[benchmarks]"')
+        raise SaccadeError(f"{name} needs pyarrow to be read: {install('benchmarks')}")
     import pyarrow
     from pyarrow.parquet import read_table
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from ..errors import DocumentError, SaccadeError
+from ..errors import DocumentError, SaccadeError, install
 
 Classes = Sequence[str]
 Score = Callable[[str, str, Classes], float]
@@ -151,7 +151,7 @@ def metric_of(name: str, where: str) -> Metric:
         raise DocumentError(f"{where}: unknown metric {name!r}; valid: {', '.join(METRICS)}")
     needs = METRICS[name].needs
     if needs is not None and find_spec(needs) is None:
-        raise SaccadeError(f'metric {name} needs {needs}: pip install "saccade[benchmarks]"')
+        raise SaccadeError(f"metric {name} needs {needs}: {install('benchmarks')}")
     return METRICS[name]
 
 

@@ -102,7 +102,7 @@ def refuse_too_large(
     """
     free = free_memory(device)
     weights = parameters * dtype.itemsize
-    token = rows * 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
+    token = rows * shape.token_bytes(dtype.itemsize)
     if free is None or weights + tokens * token <= free:
         return
     room = (free - weights) // token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ..errors import SaccadeError
+from ..errors import SaccadeError, install
 
 NAME = "saccade"
 
@@ -16,7 +16,7 @@ def _register() -> None:
         SaccadeError: the harness is not installed.
     """
     if find_spec("lm_eval") is None:
-        raise SaccadeError('saccade.lm_eval needs lm_eval: pip install "saccade[lm-eval]"')
+        raise SaccadeError(f"saccade.lm_eval needs lm_eval: {install('lm-eval')}")
     import lm_eval.models  # noqa: F401  # the harness's own come first
     from lm_eval.api.registry import model_registry
 

@@ -83,7 +83,8 @@ def _room(vllm_config: Any) -> list[str]:
     if not given or reasons_in_sizes(config.hf_text_config):
         return []
     shape = shape_of(vllm_config)
-    token = 2 * shape.layers * max(shape.kv_heads // ranks, 1) * shape.head_dim * config.dtype.itemsize
+    own = replace(shape, kv_heads=max(shape.kv_heads // ranks, 1))
+    token = own.token_bytes(config.dtype.itemsize)
     if config.max_model_len * token <= given:
         return []
     return [

