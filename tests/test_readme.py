@@ -55,7 +55,7 @@ def test_the_library_in_ten_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ):
         assert shown in code
         code = code.replace(shown, real)
-    exec(compile(code, "README.md", "exec", dont_inherit=True), {})
+    exec(compile(code, "<README.md>", "exec", dont_inherit=True), {})
     assert 0 < float(capsys.readouterr().out.split()[-1]) < 1
 
 
@@ -64,7 +64,7 @@ def test_a_method_of_your_own() -> None:
     assert len([line for line in code.splitlines() if line]) <= 20
     known = dict(registry._METHODS)
     try:
-        exec(compile(code, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+        exec(compile(code, "<README.md>", "exec", dont_inherit=True), {"__name__": "readme"})
         assert saccade.policy("mean_topk", budget=32).name == "mean_topk"
     finally:
         registry._METHODS.clear()

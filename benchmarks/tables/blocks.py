@@ -22,7 +22,6 @@ _SERVE = (
     "taskset -c 0 saccade bench serve --context 8192,32768 --batch 1,4 --threads 1 "
     "--policy less_is_more:reselect=15 --policy quest --steps 9 --json docs/results/serve_cpu.json"
 )
-_AGAIN = "serve_h200_less_is_more"
 _LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
@@ -43,7 +42,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
-    "serve-h200-again": Made(partial(serving.speed, file=_AGAIN), _AGAIN, "saccade bench serve"),
+    "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
     "front-methods": Made(front.methods, "demo", "make demo"),
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),

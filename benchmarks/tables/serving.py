@@ -43,8 +43,8 @@ def speed(results: Results, file: str) -> list[str]:
         body.append([f"{size(context)} × {batch}", f"{base:.2f}", *cells])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
     command = results.get("command", "saccade bench serve")
-    versions = {engine["vllm"] for engine in results.get("engines", {}).values()}
-    parts = [f"{results['shape']} with random weights", *(f"vLLM {one}" for one in sorted(versions))]
+    ran = {f"vLLM {one['vllm']}, model runner {one['model_runner']}" for one in results.get("engines", {}).values()}
+    parts = [f"{results['shape']} with random weights", *sorted(ran)]
     return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
 
 
