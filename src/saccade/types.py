@@ -183,16 +183,22 @@ class Role(enum.Enum):
         return self in (Role.DENSE, Role.PUBLISH)
 
 
+FULL = "full_attention"
+"""transformers' word for a layer that sees, and keeps, everything."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The decoder that a policy is bound to: its sizes, and where they are known the marks that tell it from others.
 
     Attributes:
-        layers, query_heads, kv_heads, head_dim: what the attention of every layer has.
+        layers: decoder layers of every kind.
+        query_heads, kv_heads, head_dim: what the full-attention layers have.
         architecture: transformers' model type.
         weights: hash of a few weight rows; None before the weights are loaded.
         hidden_size, intermediate_size: widths beside attention, by which Qwen3-4B is not Qwen3-8B. A vocabulary tells
             less: fine-tuning extends it.
+        kinds: what every layer is, in transformers' words; empty where all are `FULL`. A policy concerns those alone.
     """
 
     layers: int
@@ -203,6 +209,23 @@ class ModelShape:
     weights: str | None = None
     hidden_size: int | None = None
     intermediate_size: int | None = None
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers with full attention, as the model counts them."""
+        kinds = self.kinds or (FULL,) * self.layers
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)
+
+    @property
+    def other_kinds(self) -> str:
+        """What layers without full attention are, in words."""
+        return ", ".join(sorted({*self.kinds} - {FULL}))
+
+    def full_told(self, first: int = 0) -> str:
+        """Those from number `first` on, in words."""
+        full = self.full_layers[first:]
+        return f"{', '.join(map(str, full))} (full attention)" if self.kinds else f"{full[0]} to {full[-1]}"
 
     @property
     def group(self) -> int:
@@ -210,5 +233,5 @@ class ModelShape:
         return self.query_heads // self.kv_heads
 
     def token_bytes(self, itemsize: int) -> int:
-        """Of a token's keys and values in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
+        """Of a token's keys and values in all layers that keep them for good."""
+        return 2 * len(self.full_layers) * self.kv_heads * self.head_dim * itemsize

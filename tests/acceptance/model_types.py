@@ -31,12 +31,13 @@ from transformers.models.auto import modeling_auto
 
 import saccade
 from forcing import sparse_below_the_budget
-from saccade.checkpoints.unsupported import reasons_in
+from saccade.checkpoints.shape import shape_of
+from saccade.types import FULL
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 BEGIN, END = "<!-- begin: tests/acceptance/model_types.py --write -->\n", "<!-- end -->\n"
 
-ACCEPTED, REFUSED, NOT_BUILT, WRONG = "accepted", "refused", "not built", "WRONG"
+ACCEPTED, REFUSED, NOT_BUILT, NOT_RUN, WRONG = "accepted", "refused", "not built", "not run", "WRONG"
 FAMILIES = ("SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
 """Of transformers' tables, those of models that read or write text and are no causal language models."""
 
@@ -48,17 +49,26 @@ SIZES: dict[str, Any] = {
     "vocab_size_per_layer_input": 64,
     # Weights so large that attention picks few tokens and the logits depend on it.
     **{"initializer_range": 0.3, "init_std": 0.3, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0},
-    # As wide as the positions: a type that has windows is accepted with these and refused with narrower ones.
-    **{"sliding_window": 256, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    **{"attention_chunk_size": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
     **dict.fromkeys(EXPERTS, 4),
     **dict.fromkeys(WIDTHS, 48),
     **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), 16),
 }
 """Given to every type whose configuration has a field of that name."""
 
+NARROW, WIDE = 8, 256
+"""Sliding windows: narrower than the prompt, so that only full attention sees what lies before; or wide enough."""
+
+SENSES = {
+    **{"hidden_size": 32, "embed_dim": 32, "num_hidden_layers": 2, "depth": 2, "intermediate_size": 48},
+    **{"num_attention_heads": 4, "num_heads": 4, "image_size": 28, "patch_size": 14, "out_hidden_size": 32},
+}
+"""Given to what reads images or sounds."""
+
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 INDEXER = {f"indexer_{name}": 2 for name in ("n_heads", "budget", "compress_ratio")}
 INDEXER |= {"indexer_kv_heads": 1, "indexer_head_dim": 8}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 PLAIN = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 FURTHER: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {**ROPE, "mrope_section": [1, 1, 2]}}},
@@ -70,10 +80,12 @@ FURTHER: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **PLAIN}},
     "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text"}},
     # As published: transformers' own defaults leave their other kinds of layer out.
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "bamba": {"attn_layer_indices": [1, 2, 4, 5], "num_hidden_layers": 6, **MAMBA},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 8},
+    "granitemoehybrid": {"layer_types": ["linear_attention", FULL, FULL] * 2, "num_hidden_layers": 6, **MAMBA},
+    "lfm2": {"layer_types": ["conv", FULL, FULL] * 2, "num_hidden_layers": 6},
+    "lfm2_moe": {"layer_types": ["conv", FULL, FULL] * 2, "num_hidden_layers": 6},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
-    "modernbert-decoder": {"local_attention": 512},
     "phi4_multimodal": {
         "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
         "audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 4},
@@ -85,8 +97,12 @@ FURTHER: dict[str, dict[str, Any]] = {
 }
 """What a type needs beside or instead of `SIZES`."""
 
+ALONE, BESIDE = "full attention in every layer", "full attention beside "
+"""How the page tells what accepted types consist of."""
+
 PROMPT, NEW = 24, 8
-SPEC = "less_is_more:budget={},dense_layers=1,reselect=3"
+SPEC = "less_is_more:budget={},dense_layers=1,reselect={}"
+FEW_LAYERS = "exact_topk:budget={},dense_layers=0"
 ABOVE, BELOW = 250, 6
 """Budgets: one that covers the context, and one that does not."""
 
@@ -96,11 +112,13 @@ MOST = 20_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a type; `reason` in one line, empty where it is accepted."""
+    """What became of a type; `reason` in one line, empty where it is accepted; `others`: the
+    kinds of layer that are left alone; `wide`: its windows must not be narrower than its positions."""
 
     word: str
     reason: str = ""
-    windows: bool = False
+    others: str = ""
+    wide: bool = False
 
     def __str__(self) -> str:
         return f"{self.word}: {self.reason}" if self.reason else self.word
@@ -118,10 +136,29 @@ def others() -> list[str]:
 
 
 def outcome_of(kind: str) -> Outcome:
-    """Walk one causal type: tiny and random, or with transformers' own defaults and no weights if that is refused."""
+    """Walk one causal type."""
+    return _walk(causal()[kind], kind)
+
+
+def outcome_of_other(name: str) -> Outcome:
+    """Walk a class that is no causal language model."""
+    return _walk(name, "")
+
+
+def _walk(name: str, kind: str) -> Outcome:
+    """A class with narrow windows and, where these leave nothing to a policy, with wide ones."""
+    narrow = _with_windows(name, kind, NARROW)
+    if narrow.word != REFUSED or not narrow.reason.startswith("none of its layers has full attention: sliding"):
+        return narrow
+    wide = _with_windows(name, kind, WIDE)
+    return dataclasses.replace(wide, wide=True) if wide.word == ACCEPTED else wide
+
+
+def _with_windows(name: str, kind: str, window: int) -> Outcome:
+    """A class, tiny and random, or with transformers' own defaults and no weights if that is refused."""
     try:
-        made = getattr(transformers, causal()[kind])
-        config, problem = _tiny(made.config_class, kind), None
+        made = getattr(transformers, name)
+        config, problem = _tiny(made.config_class, kind or made.config_class.model_type, window), None
         on_meta = _without_weights(made, config)
     except Exception as error:
         problem = _said(error)
@@ -133,24 +170,31 @@ def outcome_of(kind: str) -> Outcome:
     if refused is not None:
         return refused
     if problem is not None or sum(weight.numel() for weight in on_meta.parameters()) > MOST:
-        return Outcome(WRONG, f"accepted, but never built tiny: {problem or 'too large'}")
+        return Outcome(WRONG if kind else NOT_RUN, f"accepted, but never built tiny: {problem or 'too large'}")
     return _run(made, config)
 
 
-def outcome_of_other(name: str) -> Outcome:
-    """What `sparsify` says to a class that is no causal language model, with transformers' own defaults."""
-    try:
-        made = getattr(transformers, name)
-        model = _without_weights(made, made.config_class())
-    except Exception as error:
-        return Outcome(NOT_BUILT, _said(error))
-    return _refused(model) or Outcome(WRONG, "accepted")
-
-
-def _tiny(config_class: Any, kind: str) -> Any:
+def _tiny(config_class: Any, kind: str, window: int) -> Any:
+    whole = config_class()
+    if whole.get_text_config(decoder=True) is not whole:
+        held = ((name, getattr(whole, name, None)) for name in whole.sub_configs)
+        parts = {name: _part(part, window) for name, part in held if part is not None}
+        return config_class(**{**parts, **FURTHER.get(kind, {})})
     fields, aliases = {field.name for field in dataclasses.fields(config_class)}, config_class.attribute_map
-    sizes = {aliases.get(name, name): size for name, size in SIZES.items()}
+    sizes = {aliases.get(name, name): size for name, size in {**SIZES, "sliding_window": window}.items()}
+    others = sorted(set(getattr(config_class(), "layer_types", None) or ()) - {FULL})
+    if others and "layer_types" in fields:
+        # Of each kind some: transformers' own patterns have no layer with full attention among the first four.
+        sizes |= {"layer_types": [others[0], FULL, FULL] * 2, "num_hidden_layers": 6}
     return config_class(**{**{name: size for name, size in sizes.items() if name in fields}, **FURTHER.get(kind, {})})
+
+
+def _part(config: Any, window: int) -> Any:
+    """A tiny one of a part's kind: the decoder, or what reads images or sounds."""
+    if config.model_type in causal() or config.model_type.endswith("_text"):
+        return _tiny(type(config), config.model_type, window)
+    fields = {field.name for field in dataclasses.fields(type(config))}
+    return type(config)(**{name: size for name, size in SENSES.items() if name in fields})
 
 
 def _without_weights(made: Any, config: Any) -> Any:
@@ -158,10 +202,19 @@ def _without_weights(made: Any, config: Any) -> Any:
         return made(config).eval()
 
 
+def _spec(model: Any, budget: int) -> str:
+    """Publishes in the second and the fourth layer with full attention; where there are fewer, each chooses."""
+    try:
+        full = shape_of(model.config).full_layers
+    except Exception:
+        full = (0, 1, 2, 3)
+    return SPEC.format(budget, full[3]) if len(full) > 3 else FEW_LAYERS.format(budget)
+
+
 def _refused(model: Any) -> Outcome | None:
     """The refusal of `sparsify`, or what it raised instead; None if it accepts."""
     try:
-        saccade.sparsify(model, SPEC.format(ABOVE)).restore()
+        saccade.sparsify(model, _spec(model, ABOVE)).restore()
     except saccade.UnsupportedModelError as error:
         reason = str(error)
         return Outcome(WRONG if "\n" in reason else REFUSED, reason.partition(": ")[2])
@@ -173,16 +226,18 @@ def _refused(model: Any) -> Outcome | None:
 def _run(made: Any, config: Any) -> Outcome:
     """Decode with and without saccade, and compare."""
     torch.manual_seed(0)
-    model = made._from_config(config, attn_implementation="sdpa", experts_implementation="eager").eval()
+    model = made._from_config(
+        config, attn_implementation="sdpa" if made._supports_sdpa else "eager", experts_implementation="eager"
+    ).eval()
     try:
         tokens, stock = _decoded(model)
     except Exception as error:
         return Outcome(NOT_BUILT, _said(error))
     try:
-        with sparse_below_the_budget(), saccade.sparsify(model, SPEC.format(ABOVE)) as run:
+        with sparse_below_the_budget(), saccade.sparsify(model, _spec(model, ABOVE)) as run:
             ours_tokens, ours = _decoded(model)
             steps = run.stats().steps
-        with saccade.sparsify(model, SPEC.format(BELOW)):
+        with saccade.sparsify(model, _spec(model, BELOW)):
             _, sparse = _decoded(model, tokens)
     except saccade.UnsupportedModelError as error:
         return Outcome(REFUSED, str(error))
@@ -192,8 +247,7 @@ def _run(made: Any, config: Any) -> Outcome:
     told = compare(tokens, ours_tokens, stock, ours, sparse, exact)
     if steps != NEW - 1:
         told.append(f"{steps} steps counted for {NEW - 1}")
-    windows = bool(reasons_in(config, sys.maxsize, ""))
-    return Outcome(WRONG, "; ".join(told)) if told else Outcome(ACCEPTED, windows=windows)
+    return Outcome(WRONG, "; ".join(told)) if told else Outcome(ACCEPTED, others=shape_of(config).other_kinds)
 
 
 def compare(
@@ -259,16 +313,18 @@ def listed(section: str) -> dict[str, str]:
     """What a section says of every type, as `said_of`."""
     found = {}
     for line in section.splitlines():
-        group = re.fullmatch(r"- (.*?): (`[\w.-]+`(?:, `[\w.-]+`)*)", line)
-        names = re.findall(r"`([\w.-]+)`(\*?)", group[2] if group else line if line.startswith("`") else "")
-        found.update({name: group[1] if group else ACCEPTED + star for name, star in names})
+        group = re.fullmatch(r"- (.*?): (`[\w.-]+`\*?(?:, `[\w.-]+`\*?)*)", line)
+        for name, star in re.findall(r"`([\w.-]+)`(\*?)", group[2] if group else ""):
+            reason = group[1] if group else ""
+            kinds = reason.removeprefix(ALONE).removeprefix(BESIDE) if reason.startswith((ALONE, BESIDE)) else None
+            found[name] = reason if kinds is None else f"{ACCEPTED}{star}{f' beside {kinds}' if kinds else ''}"
     return found
 
 
 def said_of(outcome: Outcome) -> str:
     """What the page says of a type: that it is accepted, or why not; numbers are left out."""
     if outcome.word == ACCEPTED:
-        return ACCEPTED + "*" * outcome.windows
+        return f"{ACCEPTED}{'*' * outcome.wide}{f' beside {outcome.others}' if outcome.others else ''}"
     reason = re.sub(r"=\S+(?=:)", "", outcome.reason.partition("; ")[0]).replace("`", "'")
     reason = re.sub(
         r"^found \d+ plain attention layers for \d+ ", "attention is plain in fewer or more than its ", reason
@@ -283,16 +339,29 @@ def _lines(found: Mapping[str, Outcome], further: Mapping[str, Outcome]) -> Iter
     yield f"transformers {transformers.__version__}, {len(found)} types of causal language models:\n"
     accepted, refused, not_built = by_word[ACCEPTED], by_word[REFUSED], by_word[NOT_BUILT]
     yield f"**Accepted, {len(accepted)}**, with * where no sliding window may be narrower than the model's positions:\n"
-    yield ", ".join(f"`{kind}`{said.removeprefix(ACCEPTED)}" for kind, said in accepted.items()) + "\n"
-    yield f"**Refused, {len(refused)}**, by the first reason:\n"
+    yield from _accepted(accepted)
+    yield f"\n**Refused, {len(refused)}**, by the first reason:\n"
     yield from _grouped(refused)
     yield f"\n**Not built, {len(not_built)}**, for which transformers gives the reason:\n"
     yield from _grouped(not_built)
+    yield f"\n**Others, {len(further)}** classes that read or write text (encoders, encoder-decoders, those of images"
+    yield "or sound), with a prompt of text:\n"
+    yield from _accepted({name: said_of(one) for name, one in further.items() if one.word == ACCEPTED})
+    unknown = [f"`{name}`" for name, one in further.items() if one.word == NOT_RUN]
+    yield f"- accepted, but too large here to be run: {', '.join(unknown)}\n"
     words = [outcome.word for outcome in further.values()]
     refusals, failures = words.count(REFUSED), words.count(NOT_BUILT)
-    yield f"\n**Others, {len(further)}** classes that read or write text (encoders, encoder-decoders, those of images"
-    yield f"or sound): {refusals} are refused, {failures} transformers does not build from defaults. The command"
-    yield "prints each with its reason."
+    yield f"{words.count(ACCEPTED)} are accepted, {refusals} refused, {failures} transformers does not build from"
+    yield "defaults. The command prints each with its reason."
+
+
+def _accepted(said: Mapping[str, str]) -> Iterator[str]:
+    """A line for every set of kinds that is left alone."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for kind, words in said.items():
+        first, _, kinds = words.partition(" beside ")
+        groups[f"{BESIDE}{kinds}" if kinds else ALONE].append(f"`{kind}`{first.removeprefix(ACCEPTED)}")
+    yield from (f"- {kinds}: {', '.join(names)}" for kinds, names in sorted(groups.items()))
 
 
 def _grouped(said: Mapping[str, str]) -> Iterator[str]:

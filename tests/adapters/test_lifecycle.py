@@ -94,10 +94,10 @@ def test_failed_attachment_leaves_nothing() -> None:
     def refuse(name: str) -> None:
         raise RuntimeError("no")
 
-    model.set_attn_implementation = refuse
+    model.model.set_attn_implementation = refuse
     with pytest.raises(RuntimeError):
         saccade.sparsify(model, "dense")
-    del model.set_attn_implementation
+    del model.model.set_attn_implementation
     assert traces(model) == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config
+from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig
 
 from commands import Fails, Invoke, write_model
 from saccade.checkpoints.bundled import model_path
@@ -143,7 +143,7 @@ def test_a_results_folder_that_holds_another_run(invoke: Invoke, model_folder: P
 
 def refused_model(folder: Path, config: Any) -> Path:
     """A model's folder whose weights nobody may read."""
-    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.architectures = [type(config).__name__.replace("TextConfig", "Config").replace("Config", "ForCausalLM")]
     config.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -151,6 +151,7 @@ def refused_model(folder: Path, config: Any) -> Path:
     return folder
 
 
+MIXED = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 32,
@@ -169,7 +170,26 @@ def test_a_type_of_model_that_is_refused(fails: Fails, tmp_path: Path, command: 
     line = fails(*COMMANDS[command], "--model", folder)
     assert "Gemma2ForCausalLM" in line
     assert "attn_logit_softcapping=50.0: a logit soft-cap changes the scores" in line
-    assert "load the model with sliding_window=None" in line
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
+def test_windows_in_all_layers(fails: Fails, tmp_path: Path, command: str) -> None:
+    folder = refused_model(tmp_path / "model", MistralConfig(**SIZES, sliding_window=128))
+    line = fails(*COMMANDS[command], "--model", folder)
+    assert "none of its layers has full attention: sliding_attention; if you never exceed the window" in line
+
+
+@pytest.mark.parametrize("command", ["compare", "tune", "calibrate layers"])
+def test_layers_of_several_kinds_are_not_asked(fails: Fails, tmp_path: Path, command: str) -> None:
+    folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
+    line = fails(*COMMANDS[command], "--model", folder)
+    assert "has layers of type sliding_attention; such models are decoded, but not compared or calibrated yet" in line
+
+
+def test_layers_of_several_kinds_are_not_timed(fails: Fails, tmp_path: Path) -> None:
+    folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
+    line = fails("bench", "decode", "--shape", folder, "--context", "0", "--device", "cpu")
+    assert "has layers of type sliding_attention; only steps of models with full attention in every layer" in line
 
 
 SMALLEST: Sequence[tuple[str, ...]] = (

@@ -298,8 +298,8 @@ def test_lychee_decodes_pages_have_no_probability(rule: str) -> None:
     ("roles", "words"),
     [
         ("layers:3", ("roles=layers:3", "layer 2, the first after the dense ones")),
-        ("layers:2+8", ("layer 8 is not one of 2 to 7",)),
-        ("layers:1+2", ("layer 1 is not one of 2 to 7",)),
+        ("layers:2+8", ("layer 8 is not a selection layer", "2 to 7")),
+        ("layers:1+2", ("layer 1 is not a selection layer", "2 to 7")),
         ("every", ("role file every cannot be read",)),
     ],
 )

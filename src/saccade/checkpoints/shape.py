@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UnsupportedModelError
-from ..types import ModelShape
+from ..types import FULL, ModelShape
 from .hub import SHARDS, WEIGHTS, find
-from .unsupported import reasons_in_sizes
+from .unsupported import kinds_in, reasons_in_sizes, sizes_in
 
 _TABLES = (
     "model.embed_tokens.weight",
@@ -33,16 +33,17 @@ def shape_of(config: Any) -> ModelShape:
     """Sizes of a decoder from its configuration.
 
     Raises:
-        UnsupportedModelError: if it names none, or others for some layers than for others.
+        UnsupportedModelError: if it names none, or others for some layers with full attention than for others.
     """
+    config = config.get_text_config(decoder=True)
     reasons = reasons_in_sizes(config)
     if reasons:
         raise UnsupportedModelError(f"{config.model_type} is no plain decoder: " + "; ".join(reasons))
-    query_heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or query_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // query_heads
-    heads = (query_heads, kv_heads, head_dim)
-    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config))
+    _, query_heads, kv_heads, head_dim = (next(iter(values), 0) or 0 for values in sizes_in(config).values())
+    heads = (query_heads, kv_heads or query_heads, head_dim or config.hidden_size // query_heads)
+    kinds = kinds_in(config, getattr(config, "max_position_embeddings", None))
+    kinds = () if set(kinds) <= {FULL} else kinds
+    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds)
 
 
 def widths(config: Any) -> tuple[int | None, int | None]:

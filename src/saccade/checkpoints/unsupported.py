@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..types import FULL
+
 SOFT_CAP = "a logit soft-cap changes the scores that selection ranks"
 POSITION_BIAS = "a position bias changes the scores that selection ranks"
 ALIBI = "ALiBi biases change the scores that selection ranks"
 SINKS = "attention sinks as parameters are not part of the cache"
 LATENT = "multi-head latent attention caches no keys per head"
 SHARED_CACHE = "layers that share a KV cache are not supported"
-CHUNKED = "chunked attention already limits what layers see"
 NO_CACHE = "keep no plain KV cache"
 TWICE = "differential attention attends twice in a layer, and every attention would count as a step"
 
 _CONFIGURED = {
     "attn_logit_softcapping": SOFT_CAP,
     "num_kv_shared_layers": SHARED_CACHE,
-    "attention_chunk_size": CHUNKED,
     "alibi": ALIBI,
     "lambda_std_dev": TWICE,
 }
+
+SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
+"""transformers' words for layers that see a part of the row."""
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
@@ -32,9 +35,36 @@ def values_in(config: Any, name: str) -> list[Any]:
     return [getattr(one, name, None) for one in (config.per_layer_config if apart else [config])]
 
 
+def kinds_in(config: Any, longest: int | None) -> tuple[str, ...]:
+    """What every layer of a text model is, in transformers' words; a window as wide as `longest` hides nothing."""
+    layers = getattr(config, "num_hidden_layers", None) or 0
+    windows, kinds = values_in(config, "sliding_window"), getattr(config, "layer_types", None)
+    if kinds is None:
+        used = getattr(config, "use_sliding_window", True)
+        chunked = getattr(config, "attention_chunk_size", None) is not None
+        kinds = [CHUNKED if chunked else SLIDING if used and windows[0] is not None else FULL] * layers
+    windows = windows if len(windows) == len(kinds) else windows * len(kinds)
+
+    def hides(window: int | None) -> bool:
+        return window is not None and longest is not None and window < longest
+
+    pairs = zip(kinds, windows, strict=True)
+    return tuple(FULL if kind == SLIDING and not hides(window) else kind for kind, window in pairs)
+
+
+def sizes_in(config: Any) -> dict[str, list[Any]]:
+    """What a configuration says of the sizes of its layers with full attention, none twice."""
+    kinds, found = kinds_in(config, getattr(config, "max_position_embeddings", None)), {}
+    for name in _SIZES:
+        values = values_in(config, name)
+        full = [one for one, kind in zip(values, kinds, strict=True) if kind == FULL] if len(values) > 1 else values
+        found[name] = list(dict.fromkeys(full))
+    return found
+
+
 def reasons_in_sizes(config: Any) -> list[str]:
-    """Why a configuration gives no sizes that hold for all layers, a line each."""
-    found = {name: list(dict.fromkeys(values_in(config, name))) for name in _SIZES}
+    """Why a configuration gives no sizes that hold for all layers with full attention, a line each."""
+    found = sizes_in(config)
     missing = [f"its configuration has no {name}" for name in _SIZES[:2] if None in found[name]]
     several = {name: ", ".join(map(str, values)) for name, values in found.items() if len(values) > 1}
     return missing + [
@@ -42,18 +72,25 @@ def reasons_in_sizes(config: Any) -> list[str]:
     ]
 
 
-def reasons_in(config: Any, longest: int | None, advice: str, **further: str) -> list[str]:
-    """Every feature that hides tokens from a text model's layers or alters their scores, a line each.
+def reasons_in(config: Any, **further: str) -> list[str]:
+    """Every feature of a text model that alters the scores of its layers, or what they keep, a line each.
 
-    `longest` is the longest row: a window as wide hides nothing. `advice` is for whoever has a narrower one; `further`
-    names what a runtime cannot honour beside what none can.
+    `further` names what a runtime cannot honour beside what none can.
     """
-    kinds, known = getattr(config, "layer_types", None), {**_CONFIGURED, **further}
-    unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
-    used = getattr(config, "use_sliding_window", True) if kinds is None else "sliding_attention" in kinds
-    window = min((w for w in values_in(config, "sliding_window") if used and w is not None), default=None)
-    reasons = [f"layers of type {', '.join(unknown)} {NO_CACHE}"] if unknown else []
-    if window is not None and longest is not None and window < longest:
-        reasons.append(f"sliding-window attention (sliding_window={window}) already limits what layers see; {advice}")
+    known = {**_CONFIGURED, **further}
     found = {name: next(filter(None, values_in(config, name)), None) for name in known}
-    return reasons + [f"{name}={value}: {known[name]}" for name, value in found.items() if value]
+    return [f"{name}={value}: {known[name]}" for name, value in found.items() if value]
+
+
+def reasons_in_kinds(config: Any, longest: int | None, advice: str) -> list[str]:
+    """Why layers without full attention stand in the way of a runtime that has no place for them, a line each.
+
+    `longest` is the longest row, and `advice` for whoever has narrower windows.
+    """
+    kinds = kinds_in(config, longest)
+    others = sorted(set(kinds) - {FULL, SLIDING})
+    reasons = [f"layers of type {', '.join(others)} {NO_CACHE}"] if others else []
+    if SLIDING in kinds:
+        window = min(one for one in values_in(config, "sliding_window") if one is not None)
+        reasons.append(f"sliding-window attention (sliding_window={window}) already limits what layers see; {advice}")
+    return reasons

@@ -78,17 +78,18 @@ class RecallObserver:
     Dense passes over earlier steps (rectification) are not among what it sees.
 
     Args:
-        layers: decoder layers of the model.
+        layers: number of the model's layers; of a model with layers of several kinds, those with full attention.
         keep_steps: also keep every value, for `records`; 8 bytes per layer, query head, row and step.
     """
 
-    def __init__(self, layers: int, *, keep_steps: bool = False) -> None:
+    def __init__(self, layers: int | Sequence[int], *, keep_steps: bool = False) -> None:
+        self._layers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
+        count = max(self._layers, default=-1) + 1
         # On the host, also where it is made while vLLM builds a model, with a device for a default.
-        self._sums = torch.zeros(layers, 2, dtype=torch.float64, device="cpu")
-        self._with_set = [0] * layers
-        self._seen = [0] * layers
+        self._sums = torch.zeros(count, 2, dtype=torch.float64, device="cpu")
+        self._with_set = [0] * count
+        self._seen = [0] * count
         self._keep_steps = keep_steps
-        self._layers = layers
         self._running: dict[int, _Step] = {}
         self._finished: list[Tensor] = []
 
@@ -118,7 +119,7 @@ class RecallObserver:
                 self._keep(layer, span, kv.rows, values)
 
     def per_layer(self) -> list[MeanRecall | None]:
-        """Means of each layer; None where nothing was decoded."""
+        """Means of each layer, by its number in the model; None where nothing was decoded."""
         with COUNTING:
             held = list(zip(self._sums.tolist(), self._with_set, self._seen, strict=True))
         means: list[MeanRecall | None] = []
@@ -140,7 +141,7 @@ class RecallObserver:
         with COUNTING:
             self._finish()
             if not self._finished:
-                return Recall(*torch.empty(2, 0, self._layers, 0))
+                return Recall(*torch.empty(2, 0, len(self._layers), 0))
             return Recall(*torch.cat(self._finished, dim=1))
 
     def _keep(self, layer: int, span: HeadSpan, rows: Rows, values: Tensor) -> None:
@@ -148,15 +149,15 @@ class RecallObserver:
         step = self._running.get(id(rows))
         if step is None:
             self._finish()
-            step = self._running[id(rows)] = _Step(rows, [[] for _ in range(self._layers)])
+            step = self._running[id(rows)] = _Step(rows, {number: [] for number in self._layers})
         assert (span.start == 0) == (not step.parts[layer]), "spans of a layer come in ascending order"
         step.parts[layer].append(values)
 
     def _finish(self) -> None:
         """Assemble the steps that have seen all heads of their last layer."""
         for key, step in list(self._running.items()):
-            layers = [torch.cat(parts, dim=-1) for parts in step.parts if parts]
-            if len(layers) == self._layers and layers[-1].shape == layers[0].shape:
+            layers = [torch.cat(parts, dim=-1) for parts in step.parts.values() if parts]
+            if len(layers) == len(self._layers) and layers[-1].shape == layers[0].shape:
                 self._finished.append(torch.stack(layers, dim=2))
                 del self._running[key]
 
@@ -186,7 +187,7 @@ class _Step:
     """One decoded token's values by layer and span; holding its `rows` keeps their identity from being given again."""
 
     rows: Rows
-    parts: list[list[Tensor]]
+    parts: dict[int, list[Tensor]]
 
 
 def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:

@@ -163,6 +163,6 @@ class DecodeState:
         self._end(layer)
 
     def _end(self, layer: int) -> None:
-        if layer == len(self.plan.roles.layers) - 1:
+        if layer == self.plan.roles.concerned[-1]:
             noted, self._usages = self._usages, []
             self.counters.add(noted)

@@ -61,7 +61,7 @@ class RunStats:
 
     Attributes:
         policy: its spec.
-        layers: means of each layer.
+        layers: means of each layer, 0 for those without full attention.
         index_bytes: what indexes hold beside the present cache.
         build_seconds: time that building the present cache's indexes took, later updates excluded.
         dense_passes, rectifications, drafted, accepted: as of `Rectifications`.
@@ -88,11 +88,11 @@ class RunStats:
         rectification: Rectifications | None = None,
     ) -> RunStats:
         """Read the counters, and what `recall` has measured and `rectification` done, if they were there."""
-        recalls = recall.per_layer() if recall is not None else [None] * counters.layers
+        recalls = dict(enumerate(recall.per_layer())) if recall is not None else {}
         layers = []
         for layer, (*sums, steps) in enumerate(counters.totals()):
             tokens, share, overflow = (value / steps for value in sums) if steps else (0.0, 0.0, 0.0)
-            attention, token, with_set = recalls[layer] or (None, None, None)
+            attention, token, with_set = recalls.get(layer) or (None, None, None)
             layers.append(LayerStats(round(steps), tokens, share, attention, token, with_set, overflow))
         done = rectification or Rectifications()
         counts = done.passes, done.rewritten, done.drafted, done.accepted
@@ -112,11 +112,11 @@ class RunStats:
     def share_attended(self) -> float | None:
         """Mean share of the cache attended to, over all layers, heads and steps; None before the first decoded token.
 
-        A dense pass attends to everything.
+        A dense pass attends to everything. Layers without full attention do not count.
         """
         if not self.steps:
             return None
-        sparse = _mean([layer.share for layer in self.layers]) or 0.0
+        sparse = _mean([layer.share for layer in self.layers if layer.steps]) or 0.0
         return (sparse * self.sparse_steps + self.dense_passes) / self.steps
 
     @property
@@ -148,7 +148,7 @@ class RunStats:
     @property
     def overflow(self) -> float | None:
         """Mean share of sets that did not fit their buffer, over layers; None before the first decoded token."""
-        return _mean([layer.overflow for layer in self.layers]) if self.steps else None
+        return _mean([layer.overflow for layer in self.layers if layer.steps]) if self.steps else None
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -13,7 +13,7 @@ import torch
 
 from ..adapters.hf.support import refuse_unsupported
 from ..checkpoints.load import ModelSource, pick_device, pick_dtype
-from ..errors import SaccadeError
+from ..errors import SaccadeError, UnsupportedModelError
 from ..machine import device_name, free_memory, kernels_on, processor, versions
 from ..types import ModelShape
 
@@ -49,6 +49,9 @@ class Subject:
         picked = pick_device(device)
         kind, (shape, positions), skeleton = pick_dtype(dtype, source, picked), source.shape(), source.skeleton()
         refuse_unsupported(skeleton)
+        if shape.kinds:
+            told = f"model {source.name!r} has layers of type {shape.other_kinds}"
+            raise UnsupportedModelError(f"{told}; such models are decoded, but not compared or calibrated yet")
         parameters = sum(parameter.numel() for parameter in skeleton.parameters())
         return cls(source, picked, kind, source.tokenizer(), shape, positions, parameters)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import PolicyError
 from ..plans.head_list import KIND, HeadList
 from ..plans.identity import refuse_other
-from ..plans.plan import layer_roles, refuse_all_dense
+from ..plans.plan import layer_roles, refuse_all_dense, refuse_unable
 from ..plans.role_file import RoleFile
 from ..plans.roles import RoleMap
 from ..types import ModelShape, Role
@@ -24,18 +24,14 @@ def roles_of(source: str, shape: ModelShape, dense_layers: int) -> tuple[RoleMap
         refuse_all_dense(shape, dense_layers)
     if colon and kind == "every":
         note = f"roles={source} is a stand-in that nobody calibrated"
-        return layer_roles(shape, dense_layers, Role.PUBLISH, range(dense_layers, shape.layers, int(rest))), (note,)
+        return layer_roles(shape, dense_layers, Role.PUBLISH, shape.full_layers[dense_layers :: int(rest)]), (note,)
     if colon and kind == "layers":
-        publishers = tuple(int(layer) for layer in rest.split("+"))
+        publishers, first = [int(layer) for layer in rest.split("+")], shape.full_layers[dense_layers]
         for layer in publishers:
-            if not dense_layers <= layer < shape.layers:
-                raise PolicyError(
-                    f"roles={source} is not valid: layer {layer} is not one of "
-                    f"{dense_layers} to {shape.layers - 1} ({dense_layers} dense layers, {shape.layers} in all)"
-                )
-        if min(publishers) > dense_layers:
+            refuse_unable(f"roles={source} is not valid: layer {layer}", layer, shape, dense_layers)
+        if min(publishers) > first:
             raise PolicyError(
-                f"roles={source} is not valid: layer {dense_layers}, the first after the dense ones, "
+                f"roles={source} is not valid: layer {first}, the first after the dense ones, "
                 "must be among them, or it has no selection to reuse"
             )
         return layer_roles(shape, dense_layers, Role.PUBLISH, publishers), ()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan
-from ..plans.roles import RoleMap
+from ..plans.plan import Plan, layer_roles
 from ..types import ModelShape, Role
 from .method import Method
 from .options import Options
@@ -15,7 +14,7 @@ class DenseOptions(Options):
 
 def plan(options: DenseOptions, shape: ModelShape) -> Plan:
     """Every head of every layer attends to all tokens."""
-    return Plan(None, RoleMap.by_layer((Role.DENSE,) * shape.layers, shape.kv_heads))
+    return Plan(None, layer_roles(shape, 0, Role.DENSE))
 
 
 METHOD = Method("dense", "every head attends to every token: the baseline", "-", DenseOptions, plan, tuned=())

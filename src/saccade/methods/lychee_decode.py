@@ -39,11 +39,12 @@ def plan(options: LycheeDecodeOptions, shape: ModelShape) -> Plan:
     """Retrieval heads attend densely and publish; sparse heads attend to what their head index below has published."""
     assert options.roles is not None, "refused at construction"
     roles, notes = roles_of(options.roles, shape, dense_layers=0)
-    for head, role in enumerate(roles.layers[0]):
+    first = roles.concerned[0]
+    for head, role in enumerate(roles.layers[first]):
         if role is not Role.PUBLISH:
             raise PolicyError(
-                f"roles={options.roles} is not valid: KV head {head} of layer 0 is {role.value}, "
-                "but all heads of layer 0 must publish"
+                f"roles={options.roles} is not valid: KV head {head} of layer {first} is {role.value}, "
+                f"but all heads of layer {first} must publish"
             )
     return Plan(ScoredSelector(ExactScorer("mean", options.page), options.cut), roles, notes)
 

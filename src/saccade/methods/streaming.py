@@ -27,7 +27,7 @@ def plan(options: StreamingOptions, shape: ModelShape) -> Plan:
 
     The set depends on the position alone, so one layer makes it and all layers above reuse it.
     """
-    roles = layer_roles(shape, options.dense_layers, Role.SELECT, (options.dense_layers,))
+    roles = layer_roles(shape, options.dense_layers, Role.SELECT, shape.full_layers[options.dense_layers :][:1])
     return Plan(options.selector, roles)
 
 

@@ -94,16 +94,17 @@ def cost_of(
     _check(plan, shape, context, batch, kv_itemsize, weight_bytes, acceptance)
     length, selector = context + 1, plan.selector
     token = 2 * shape.head_dim * kv_itemsize
-    heads = shape.layers * shape.kv_heads
+    heads = len(shape.full_layers) * shape.kv_heads
     cache, new = Bytes(read=heads * length * token), Bytes(written=heads * token)
     dense_total = weight_bytes + batch * (cache + new).total
-    notes: tuple[str, ...] = ()
+    others = shape.layers - len(shape.full_layers)
+    notes: tuple[str, ...] = (f"{others} layers without full attention are not counted",) if others else ()
     if selector is None or selector.covers(length):
         if selector is not None:
-            notes = (f"the budget holds all {length} tokens: every step is dense and nothing is rectified",)
+            notes += (f"the budget holds all {length} tokens: every step is dense and nothing is rectified",)
         return Cost(Bytes(weight_bytes), (cache + new).times(batch), Bytes(), Bytes(), Bytes(), dense_total, notes)
     kv, scores, index = _sparse_step(plan, shape, length, kv_itemsize)
-    notes = tuple(filter(None, (selector.assumption,)))
+    notes += tuple(filter(None, (selector.assumption,)))
     if selector.heads == "query" and shape.group > 1:
         notes += ("sets of query heads are counted as if they had no token in common",)
     steps, chunks, weight_reads, rectification = 1.0, 0.0, 1.0, Bytes()
@@ -150,7 +151,7 @@ def _check(
 ) -> None:
     """Raise for a value that cannot be counted with."""
     roles = plan.roles.layers
-    if len(roles) != shape.layers or {len(heads) for heads in roles} != {shape.kv_heads}:
+    if len(roles) != shape.layers or {len(roles[layer]) for layer in shape.full_layers} != {shape.kv_heads}:
         raise PolicyError(
             f"the plan has {len(roles)} layers of {len(roles[0]) if roles else 0} KV heads, "
             f"the model {shape.layers} of {shape.kv_heads}"

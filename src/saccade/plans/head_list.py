@@ -51,7 +51,7 @@ class HeadList:
                     raise PolicyError(f"{what}, but {FORM} says publish and reuse only")
                 if role is Role.PUBLISH:
                     found.add((layer, head))
-            if all(role is Role.PUBLISH for role in heads):
+            if heads and all(role is Role.PUBLISH for role in heads):
                 found.add((layer, None))
         return cls._ordered(found)
 
@@ -66,14 +66,15 @@ class HeadList:
         Raises:
             PolicyError: a layer or a KV head that the model does not have, or a head that has nothing to reuse.
         """
-        layers = [[Role.REUSE] * shape.kv_heads for _ in range(shape.layers)]
+        full = shape.full_layers
+        roles = {layer: [Role.REUSE] * shape.kv_heads for layer in full}
         for layer, head in self.entries:
-            if layer >= shape.layers or (head or 0) >= shape.kv_heads:
-                valid = f"layers 0 to {shape.layers - 1} with KV heads 0 to {shape.kv_heads - 1}"
+            if layer not in roles or (head or 0) >= shape.kv_heads:
+                valid = f"layers {shape.full_told()} with KV heads 0 to {shape.kv_heads - 1}"
                 raise PolicyError(f"{HeadList(((layer, head),))} is not valid: this model has {valid}")
             for named in range(shape.kv_heads) if head is None else (head,):
-                layers[layer][named] = Role.PUBLISH
-        return RoleMap(tuple(map(tuple, layers)))
+                roles[layer][named] = Role.PUBLISH
+        return RoleMap(tuple(tuple(roles.get(layer, ())) for layer in range(shape.layers)))
 
     def __str__(self) -> str:
         return f"{KIND}:" + "+".join(str(layer) if head is None else f"{layer}.{head}" for layer, head in self.entries)

@@ -42,17 +42,24 @@ def layer_roles(
 ) -> RoleMap:
     """Dense layers first; then every layer refreshes its set, as in Quest, or those of `at` do and the others reuse it.
 
+    Of the layers with full attention; `at` names them as the model does.
+
     Raises:
         PolicyError: no layer is left to select at.
     """
     refuse_all_dense(shape, dense_layers)
+    full = shape.full_layers
+    roles = dict.fromkeys(full[:dense_layers], Role.DENSE)
+    for layer in full[dense_layers:]:
+        roles[layer] = refresh if at is None or layer in at else Role.REUSE
+    return RoleMap.by_layer((roles.get(layer) for layer in range(shape.layers)), shape.kv_heads)
 
-    def role(layer: int) -> Role:
-        if layer < dense_layers:
-            return Role.DENSE
-        return refresh if at is None or layer in at else Role.REUSE
 
-    return RoleMap.by_layer((role(layer) for layer in range(shape.layers)), shape.kv_heads)
+def refuse_unable(told: str, layer: int, shape: ModelShape, dense_layers: int) -> None:
+    """Raise for a layer that cannot select, as `told` names it: one of the dense ones, or without full attention."""
+    if layer not in shape.full_layers[dense_layers:]:
+        valid = f"valid layers are {shape.full_told(dense_layers)} ({dense_layers} dense layers, {shape.layers} in all)"
+        raise PolicyError(f"{told} is not a selection layer of this model; {valid}")
 
 
 def reselecting_roles(
@@ -66,21 +73,20 @@ def reselecting_roles(
         PolicyError: a re-selection layer that does not exist or lies under the dense layers.
     """
     refuse_all_dense(shape, dense_layers)
-    last = shape.layers - 1
-    notes: tuple[str, ...] = ()
+    full, notes = shape.full_layers, tuple[str, ...]()
     if reselect is None:
-        middle = max(shape.layers // 2, dense_layers)
+        middle = full[max(len(full) // 2, dense_layers)]
         reselect = (middle,)
-        notes = (f"no reselect given, using layer L//2 = {middle} of {shape.layers}; a wrong layer costs accuracy",)
+        which = f"L//2 = {middle} of {shape.layers}" if not shape.kinds else f"{middle}, the middle one of {len(full)}"
+        notes = (f"no reselect given, using layer {which}; a wrong layer costs accuracy",)
     for layer in reselect:
-        if not dense_layers <= layer <= last:
-            valid = f"{dense_layers} to {last} ({dense_layers} dense layers, {shape.layers} in all)"
-            raise PolicyError(f"reselect={layer} is not a selection layer of this model; valid layers are {valid}")
-    return layer_roles(shape, dense_layers, Role.PUBLISH, {dense_layers, *reselect}), notes
+        refuse_unable(f"reselect={layer}", layer, shape, dense_layers)
+    return layer_roles(shape, dense_layers, Role.PUBLISH, {full[dense_layers], *reselect}), notes
 
 
 def refuse_all_dense(shape: ModelShape, dense_layers: int) -> None:
     """Raise a PolicyError with the valid numbers for dense layers that leave none to select at."""
-    if dense_layers >= shape.layers:
-        valid = f"this model has {shape.layers} layers, so 0 to {shape.layers - 1} are valid"
+    layers = len(shape.full_layers)
+    if dense_layers >= layers:
+        valid = f"this model has {layers} layers with full attention, so 0 to {layers - 1} are valid"
         raise PolicyError(f"dense_layers={dense_layers} leaves no layer to select at; {valid}")

@@ -30,7 +30,7 @@ class _Record(Record):
         if len(self.roles) != layers:
             raise ValueError(f"roles of {len(self.roles)} layers are not valid: the model has {layers} layers")
         for layer, heads in enumerate(self.roles):
-            if len(heads) != kv_heads:
+            if heads and len(heads) != kv_heads:
                 raise ValueError(
                     f"roles of {len(heads)} heads are not valid in layer {layer}: it has {kv_heads} KV heads"
                 )

@@ -23,6 +23,8 @@ class HeadSpan:
 class RoleMap:
     """Roles `[L][Hkv]`, its `layers`; a head that reuses a set needs one that refreshes it in a layer below.
 
+    A layer that no policy concerns, for it has no full attention, has no heads here.
+
     Raises:
         PolicyError: at construction, if a REUSE head has no refresher of its head index below it.
     """
@@ -39,14 +41,24 @@ class RoleMap:
             refreshed.update(head for head, role in enumerate(roles) if role.refreshes)
 
     @classmethod
-    def by_layer(cls, roles: Iterable[Role], kv_heads: int) -> RoleMap:
-        """One role for all heads of a layer, as in TidalDecode."""
-        return cls(tuple((role,) * kv_heads for role in roles))
+    def by_layer(cls, roles: Iterable[Role | None], kv_heads: int) -> RoleMap:
+        """One role for all heads of a layer, as in TidalDecode; None for a layer that no policy concerns."""
+        return cls(tuple(() if role is None else (role,) * kv_heads for role in roles))
+
+    @cached_property
+    def concerned(self) -> tuple[int, ...]:
+        """The layers that have heads here, in order."""
+        return tuple(layer for layer, roles in enumerate(self.layers) if roles)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are layers of other kinds."""
+        return len(self.concerned) < len(self.layers)
 
     @property
     def uniform(self) -> bool:
-        """Whether every layer has a single role."""
-        return all(len(spans) == 1 for spans in self.spans)
+        """Whether no layer has several roles."""
+        return all(len(spans) <= 1 for spans in self.spans)
 
     @cached_property
     def attending_to_all(self) -> tuple[tuple[bool, ...], ...]:

@@ -1,7 +1,8 @@
-"""The attention function registered with transformers: prompt positions go to stock sdpa, decoding ones to `attend`."""
+"""The attention function registered with transformers: prompts go to stock attention, decoded tokens to `attend`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from ...checkpoints.unsupported import POSITION_BIAS, SINKS, SOFT_CAP
 from ...decode.attend import attend
@@ -18,18 +19,32 @@ from ...errors import AttachmentError, UnsupportedModelError
 from .call import Call
 from .session import AtHand, Session, lasting
 
-NAME = "saccade"
+NAME, EAGER = "saccade", "saccade_eager"
+"""What transformers knows us by; the second where a model's own attention is eager, which wants masks to add."""
+
 SESSION_ATTRIBUTE = "_saccade_session"
-"""Set on every attention module of an attached model: its `AtHand`, which knows the session of the call at hand."""
+"""Set on attention modules that a policy concerns: their `AtHand`, which knows the session of the call at hand."""
+
+STOCK_ATTRIBUTE = "_saccade_stock"
+"""Set on the attention modules of a model with layers of several kinds: what computes whatever no policy concerns."""
 
 _REFUSED = {"softcap": SOFT_CAP, "s_aux": SINKS, "position_bias": POSITION_BIAS}
 
 
 def register() -> None:
     """Make the name known to transformers; idempotent, called on the first attachment, never on import."""
-    AttentionInterface.register(NAME, attention_forward)
-    # Without the mask function the attention would get None and padded rows would be silently wrong.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    for name, mask in ((NAME, sdpa_mask), (EAGER, eager_mask)):
+        AttentionInterface.register(name, attention_forward)
+        # Without the mask function the attention would get None and padded rows would be silently wrong.
+        AttentionMaskInterface.register(name, mask)
+
+
+def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
+    """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks."""
+    if implementation != "eager":
+        return sdpa_attention_forward
+    eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
+    return eager
 
 
 def attention_forward(
@@ -50,6 +65,9 @@ def attention_forward(
         AttachmentError: if the module belongs to no attached model.
         UnsupportedModelError: for a call with features that selection cannot honour.
     """
+    stock: Callable[..., tuple[Tensor, None]] = getattr(module, STOCK_ATTRIBUTE, sdpa_attention_forward)
+    if hasattr(module, STOCK_ATTRIBUTE) and not hasattr(module, SESSION_ATTRIBUTE):
+        return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     session, total = _session(module), query.shape[2]
     # A backward pass comes after other calls, perhaps in a thread of autograd's; gradients flow through prompts only.
     call = Call(0, total, total) if session is None else session.call
@@ -68,8 +86,8 @@ def attention_forward(
         if call.again and mask is not None:
             output = _few_queries(query, keys, values, mask, scale)
         else:
-            stock = {**kwargs, "dropout": dropout, "scaling": scale}
-            output, _ = sdpa_attention_forward(module, query[:, :, :prompt], keys, values, mask, **stock)
+            given = {**kwargs, "dropout": dropout, "scaling": scale}
+            output, _ = stock(module, query[:, :, :prompt], keys, values, mask, **given)
         if prompt == total:
             return output, None
         outputs.append(output)

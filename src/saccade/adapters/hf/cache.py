@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.cache_utils import (
 )
 
 from ...errors import UnsupportedModelError
+from ...plans.roles import RoleMap
 from ...types import Rows
 from .huge_pages import long_lived
 from .session import Session, lasting
@@ -156,7 +158,7 @@ class IndexedStaticLayer(StaticLayer):
                 self.session.permute(self.layer, beam_idx.to(self.keys.device))
 
 
-# Models are only attached if no window is narrower than their positions, so these hold everything too.
+# Of layers that a policy concerns no window is narrower than the model's positions, so these hold everything too.
 _WINDOWED = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
 _FED = "_saccade_fed"
 _ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLayer, *_WINDOWED)
@@ -164,9 +166,19 @@ _ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLa
 
 def session_of(cache: Any) -> Session | None:
     """The session whose layers a cache holds, if any."""
-    layers = getattr(cache, "layers", None)
-    first = layers[0] if layers else None
-    return first.session if isinstance(first, (GrowingLayer, IndexedStaticLayer)) else None
+    first = _first(cache)
+    return None if first is None else first.session
+
+
+def filled(cache: Any) -> int:
+    """Slots that hold a token; of a cache of ours by its first layer of ours, as others may not know."""
+    first = _first(cache)
+    return int((cache if first is None else first).get_seq_length())
+
+
+def _first(cache: Any) -> GrowingLayer | IndexedStaticLayer | None:
+    ours = (GrowingLayer, IndexedStaticLayer)
+    return next((layer for layer in getattr(cache, "layers", ()) if isinstance(layer, ours)), None)
 
 
 def tell(cache: Any, ids: Tensor) -> None:
@@ -222,26 +234,23 @@ def refuse_moving(cache: Any) -> None:
         raise UnsupportedModelError("a graph needs a cache that keeps its length on the device, as transformers 5 does")
 
 
-def install(cache: Any, session: Session, layers: int) -> None:
-    """Replace a cache's layers by ours, taking over what they hold.
+def install(cache: Any, session: Session, roles: RoleMap) -> None:
+    """Replace the layers of a cache that `roles` concern by ours, taking over what they hold.
 
     Raises:
         UnsupportedModelError: for caches that keep KV in another form or place.
     """
-    refuse_cache(cache)
-    if not cache.layers:
-        cache.layers = [GrowingLayer(session, layer) for layer in range(layers)]
-    elif isinstance(cache.layers[0], StaticLayer):
-        cache.layers = [IndexedStaticLayer.adopt(stock, session, layer) for layer, stock in enumerate(cache.layers)]
-    else:
-        cache.layers = [GrowingLayer.adopt(stock, session, layer) for layer, stock in enumerate(cache.layers)]
-        # A lazily growing cache may hold fewer layers than the model has.
-        cache.layers += [GrowingLayer(session, layer) for layer in range(len(cache.layers), layers)]
-    cache.layer_class_to_replicate = None
+    refuse_cache(cache, roles.concerned)
+    # A lazily growing cache may hold fewer layers than the model has.
+    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), len(roles.layers)))]
+    for layer in roles.concerned:
+        ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
+        layers[layer] = ours.adopt(layers[layer], session, layer)
+    cache.layers, cache.layer_class_to_replicate = layers, None
 
 
-def refuse_cache(cache: Any) -> None:
-    """Raise unless a cache is a plain dynamic or static one."""
+def refuse_cache(cache: Any, concerned: Iterable[int] | None = None) -> None:
+    """Raise unless a cache is a plain dynamic or static one, in its layers that a policy concerns; None: in all."""
     if not isinstance(cache, Cache) or not hasattr(cache, "layers"):
         kind = type(cache).__name__
         raise UnsupportedModelError(
@@ -249,7 +258,8 @@ def refuse_cache(cache: Any) -> None:
         )
     if getattr(cache, "offloading", False):
         raise UnsupportedModelError("saccade does not support offloaded caches: selection reads the cache every step")
-    for stock in cache.layers:
+    held = range(len(cache.layers)) if concerned is None else concerned
+    for stock in (cache.layers[layer] for layer in held if layer < len(cache.layers)):
         if type(stock) not in _ADOPTED:
             raise UnsupportedModelError(
                 f"saccade does not support cache layers of type {type(stock).__name__} "

@@ -34,6 +34,7 @@ class GraphedStep:
     """
 
     def __init__(self, run: Run, cache: Any, attention_mask: Tensor | None = None) -> None:
+        run.refuse_capture()
         caches.refuse_moving(cache)
         keys = cache.layers[0].keys
         if not keys.is_cuda:

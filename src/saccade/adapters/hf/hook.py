@@ -16,7 +16,7 @@ from ...errors import AttachmentError, UnsupportedModelError
 from ...plans.plan import Plan
 from ...selection.history import TokenHistory
 from . import cache
-from .attention import NAME
+from .attention import EAGER, NAME
 from .call import Call, Callers
 from .rectify import Rectifier, make_up_for
 from .session import AtHand, Session, lasting
@@ -34,6 +34,7 @@ class ForwardHook:
         counters: what all sessions count into; by it a run knows its own sessions.
         levels: delimiter level of every vocabulary id, for plans that read text.
         rectifier: who makes sparse steps good; None if nobody does.
+        own_cache: the model makes a cache of its own class, which is met when it holds a prompt.
         callers: what is known of whoever calls the model.
         at_hand: knows the session of the call at hand; the attention modules hold it too.
         slot: a list that holds the session of the latest call of any thread, once there was one.
@@ -44,6 +45,7 @@ class ForwardHook:
     observers: Sequence[Observer]
     levels: Sequence[int] | None
     rectifier: Rectifier | None
+    own_cache: bool = False
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
     slot: list[Session] = field(default_factory=list)
@@ -58,13 +60,13 @@ class ForwardHook:
             self._begin_fixed(held, caller.starts, batch, queries)
             return args, kwargs
         if held is None:
-            if not self._uses_cache(module, kwargs):
+            if not self._uses_cache(module, kwargs) or self.own_cache:
                 self._enter(self._new_session()).begin(Call(0, queries, queries))
                 return args, kwargs
-            held = kwargs["past_key_values"] = DynamicCache()
+            held = kwargs["past_key_values"] = self._empty_cache(module)
         session = self._session_in(held)
         make_up_for(session, held)
-        past = int(held.get_seq_length())
+        past = cache.filled(held)
         self._enter(session)
         if self.rectifier is not None or self.levels is not None:
             with lasting():
@@ -89,7 +91,11 @@ class ForwardHook:
         session = None if held is None else cache.session_of(held)
         if session is None or not self._owns(session):
             return None
-        return session if self.callers.here.call(int(held.get_seq_length()), 1).prompt == 0 else None
+        return session if self.callers.here.call(cache.filled(held), 1).prompt == 0 else None
+
+    def _empty_cache(self, module: Any) -> DynamicCache:
+        """What the decoder would make for itself; without a configuration all layers keep everything."""
+        return DynamicCache(config=module.config) if self.plan.roles.mixed else DynamicCache()
 
     def _enter(self, session: Session) -> Session:
         self.at_hand.session = session
@@ -114,7 +120,7 @@ class ForwardHook:
             if fed is not None:
                 with lasting():
                     session.state.history.record(0, fed.shape[1], fed.shape[0], fed, None)
-            cache.install(held, session, len(self.plan.roles.layers))
+            cache.install(held, session, self.plan.roles)
         return session
 
     def _owns(self, session: Session) -> bool:
@@ -144,7 +150,7 @@ def _refuse_call(module: Any, kwargs: dict[str, Any]) -> None:
     if module.training:
         raise UnsupportedModelError("the model is in training mode; call model.eval()")
     held = module.config._attn_implementation
-    if held != NAME:
+    if held not in (NAME, EAGER):
         raise AttachmentError(f"attention was set to {held!r} while attached; restore() the run before you change it")
     asked = kwargs.get("output_attentions")
     if asked or (asked is None and getattr(module.config, "output_attentions", False)):

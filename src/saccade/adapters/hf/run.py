@@ -54,10 +54,11 @@ class Run:
                 levels = delimiter_table(tokenizer)
         self.counters = Counters(len(plan.roles.layers))
         self._rectified = Rectifications()
-        self._recall = RecallObserver(len(plan.roles.layers)) if recall else None
+        self._recall = RecallObserver(plan.roles.concerned) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
-        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier)
+        own_cache = not model._supports_default_dynamic_cache()
+        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, own_cache)
         self._undo: list[Callable[[], None]] = []
         self._attach()
 
@@ -100,10 +101,7 @@ class Run:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
         """
         self._require_attached()
-        reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
-        if reasons:
-            told = "; ".join(reasons)
-            raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {told}")
+        self.refuse_capture()
         try:
             with self._hook.callers.knowing(starts=starts):
                 yield
@@ -111,6 +109,19 @@ class Run:
             session = self._hook.at_hand.session
             if session is not None:
                 session.slot = None
+
+    def refuse_capture(self) -> None:
+        """Raise unless a step needs nothing of the host.
+
+        Raises:
+            UnsupportedModelError: with every reason.
+        """
+        reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
+        if self.plan.roles.mixed:
+            reasons.append("layers without full attention keep their lengths on the host")
+        if reasons:
+            told = "; ".join(reasons)
+            raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {told}")
 
     def restore(self) -> None:
         """Give the model its stock behaviour back; does nothing the second time."""
@@ -137,8 +148,13 @@ class Run:
         attention.register()
         try:
             self._set_attribute(model, _RUN_ATTRIBUTE, self)
-            for module in support.attention_modules(model):
-                self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.at_hand)
+            decoder = model.get_decoder()
+            stock, concerned = decoder.config._attn_implementation, set(self.plan.roles.concerned)
+            for module in support.attention_modules(decoder):
+                if module.layer_idx in concerned:
+                    self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.at_hand)
+                if self.plan.roles.mixed:
+                    self._set_attribute(module, attention.STOCK_ATTRIBUTE, attention.stock_of(module, stock))
             generate = model.generate
             if rectify is not None and rectify.mode == "verify":
                 verifier = Verifier(model, rectify.every, self._rectified, hook)
@@ -152,13 +168,13 @@ class Run:
                 if hasattr(model, name):
                     self._set_attribute(model, name, _refuse_batching(name))
             self._undo.append(NativeLinears(model).restore)
-            decoder = model.get_decoder()
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             if rectify is not None:
                 self._undo.append(decoder.register_forward_hook(hook.after).remove)
-            stock = model.config._attn_implementation
-            model.set_attn_implementation(attention.NAME)
-            self._undo.append(lambda: model.set_attn_implementation(stock))
+            eager = self.plan.roles.mixed and stock == "eager"
+            # Of the decoder alone: what reads images keeps its own.
+            decoder.set_attn_implementation(attention.EAGER if eager else attention.NAME)
+            self._undo.append(lambda: decoder.set_attn_implementation(stock))
         except BaseException:
             self.restore()
             raise
@@ -198,6 +214,7 @@ def sparsify(
     shape = shape_of_model(model)
     chosen = resolve(policy, getattr(model, "name_or_path", None) or "", lambda: shape)
     plan = chosen.policy.plan(shape)
+    support.refuse_rewinding(chosen.policy, shape)
     plan = replace(plan, notes=(*chosen.notes, *plan.notes))
     run = Run(model, chosen.policy, plan, tokenizer=tokenizer, recall=recall, observers=observers)
     for note in run.notes:

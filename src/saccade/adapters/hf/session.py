@@ -102,7 +102,7 @@ class Session:
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
         self.state.indexes.permute(layer, rows)
-        if layer == 0:
+        if layer == self.state.plan.roles.concerned[0]:
             self.state.history.permute(rows)
             self.drafts = None
 

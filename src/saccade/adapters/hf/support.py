@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import LATENT, SINKS, reasons_in, reasons_in_sizes
+from ...checkpoints.unsupported import LATENT, SINKS, SLIDING, kinds_in, reasons_in, reasons_in_sizes
 from ...errors import UnsupportedModelError
 from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
 from ...kernels._triton.refusals import installed
+from ...methods.policy import Policy
+from ...types import FULL, ModelShape
 
 COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
 NO_CACHE = "use_cache=False leaves nothing to select from; saccade needs the KV cache, so leave it out"
@@ -29,7 +31,7 @@ def reasons_against(model: Any) -> list[str]:
         return [f"expected a loaded transformers model, got {got}; {advice}"]
     if any(map(_compiled, model.modules())):
         return [COMPILED]
-    return [*_structure(model), *_attention(model.config), *_state(model)]
+    return [*_structure(model), *reasons_in(text_config(model), kv_lora_rank=LATENT), *_state(model)]
 
 
 def refuse_unsupported(model: Any) -> None:
@@ -59,6 +61,19 @@ def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(NO_CACHE)
 
 
+def refuse_rewinding(policy: Policy, shape: ModelShape) -> None:
+    """Raise for a rectified policy on layers whose caches forget, so that no token can be run again.
+
+    Raises:
+        UnsupportedModelError: with the kinds of those layers.
+    """
+    if policy.rectify is not None and shape.kinds:
+        raise UnsupportedModelError(
+            f"{policy}: rectification takes tokens back, and layers of type {shape.other_kinds} have forgotten what "
+            "came before them; use rectify=none"
+        )
+
+
 def slow_kernels(model: Any) -> tuple[str, ...]:
     """What the user should know where saccade's own kernels cannot run, and what to do about it."""
     device, dtype = model.device.type, model.dtype
@@ -79,6 +94,24 @@ def attention_modules(model: nn.Module) -> list[Any]:
     return sorted(found, key=lambda module: -1 if module.layer_idx is None else int(module.layer_idx))
 
 
+def full_attention(decoder: nn.Module, shape: ModelShape) -> list[Any]:
+    """Attention modules of the layers that a policy concerns, in order."""
+    full = set(shape.full_layers)
+    return [module for module in attention_modules(decoder) if module.layer_idx in full]
+
+
+def text_config(model: Any) -> Any:
+    """Of the decoder, which of a multimodal model is a part."""
+    return model.config.get_text_config(decoder=True)
+
+
+def _concerned(model: Any) -> list[Any]:
+    """As `full_attention`, of whatever has sizes."""
+    if reasons_in_sizes(text_config(model)):
+        return []
+    return full_attention(model.get_decoder(), shape_of(model.config))
+
+
 def _compiled(module: Any) -> bool:
     """Whether a module was compiled in one of the ways that torch has for it."""
     forward = vars(module).get("forward")
@@ -90,31 +123,33 @@ def _structure(model: Any) -> list[str]:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         return ["encoder-decoder models are not supported, only decoders"]
-    if config.get_text_config() is not config:
-        return ["multimodal models are not supported, only text decoders"]
     if not hasattr(model, "generate") or not getattr(model, "can_generate", bool)():
         return ["it has no language-model head; load it with AutoModelForCausalLM"]
     if not hasattr(model, "set_attn_implementation") or not model._can_set_attn_implementation():
         return ["its code does not go through transformers' AttentionInterface"]
-    if not hasattr(model.get_input_embeddings(), "weight"):
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:
+        embeddings = None
+    if not hasattr(embeddings, "weight"):
         return ["its input embeddings are no single table, by which models are told apart"]
-    modules, layers = attention_modules(model), list(range(getattr(config, "num_hidden_layers", 0)))
-    if layers and [module.layer_idx for module in modules] != layers:
-        return [f"found {len(modules)} plain attention layers for {len(layers)} decoder layers"]
-    sizes, decoder = reasons_in_sizes(config), model.get_decoder()
+    kinds = kinds_in(text_config(model), getattr(text_config(model), "max_position_embeddings", None))
+    if kinds and FULL not in kinds:
+        advice = "; if you never exceed the window, load the model with sliding_window=None" if SLIDING in kinds else ""
+        return [f"none of its layers has full attention: {', '.join(sorted(set(kinds)))}{advice}"]
+    sizes, decoder = reasons_in_sizes(text_config(model)), model.get_decoder()
     if sizes:
         return sizes
+    shape = shape_of(config)
+    full, modules = list(shape.full_layers), full_attention(decoder, shape)
+    if [module.layer_idx for module in modules] != full:
+        return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
     if not attention_modules(decoder):
         return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
-    groups, told = {getattr(module, "num_key_value_groups", 1) for module in modules}, shape_of(config).group
+    groups, told = {getattr(module, "num_key_value_groups", 1) for module in modules}, shape.group
     if groups != {told}:
         return [f"its layers have {sorted(groups)} query heads per KV head, its configuration says {told}"]
     return []
-
-
-def _attention(config: Any) -> list[str]:
-    advice = "if you never exceed the window, load the model with sliding_window=None"
-    return reasons_in(config, getattr(config, "max_position_embeddings", None), advice, kv_lora_rank=LATENT)
 
 
 def _state(model: Any) -> list[str]:
@@ -124,6 +159,11 @@ def _state(model: Any) -> list[str]:
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1 or devices & {"disk", "meta"}:
         reasons.append(f"its layers are spread over {', '.join(sorted(devices))}; one device is supported")
-    if any(hasattr(module, "sinks") and isinstance(module.sinks, torch.Tensor) for module in model.modules()):
+    concerned = _concerned(model)
+    if any(isinstance(getattr(module, "sinks", None), torch.Tensor) for module in concerned):
         reasons.append(SINKS)
+    keys = shape_of(model.config).head_dim if concerned else 0
+    values = {getattr(module, "v_head_dim", None) or keys for module in concerned}
+    if values - {keys}:
+        reasons.append(f"its values are {sorted(values)} wide, its keys {keys}")
     return reasons

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_sizes
+from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_kinds, reasons_in_sizes
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
@@ -50,7 +50,7 @@ def _model(vllm_config: Any) -> list[str]:
     if config.has_inner_state or config.is_hybrid:
         return [f"its state-space or linear-attention layers {NO_CACHE}"]
     text, advice = config.hf_text_config, "if requests never exceed the window, pass --disable-sliding-window"
-    return reasons_in_sizes(text) + reasons_in(text, config.max_model_len, advice)
+    return reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice) + reasons_in(text)
 
 
 def _engine(vllm_config: Any) -> list[str]:

@@ -1,0 +1,289 @@
+"""Layers of several kinds: a policy concerns those with full attention, and everything else is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+import saccade
+from forcing import sparse_below_the_budget
+from saccade.adapters.hf.graph import GraphedStep
+from saccade.checkpoints.shape import shape_of
+
+from . import tiny
+
+FULL_LAYERS = (1, 2, 4, 5)
+WINDOW, BUDGET, SINKS, NEW = 8, 9, 4, 8
+
+
+def kinds(other: str) -> list[str]:
+    return [other, "full_attention", "full_attention"] * 2
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds("sliding_attention")},
+    "cohere2": {"sliding_window": WINDOW, "layer_types": kinds("sliding_attention")},
+    "gemma4_text": {
+        **{"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 2, "sliding_window": WINDOW},
+        **{"layer_types": kinds("sliding_attention"), "vocab_size_per_layer_input": 64},
+    },
+    "llama4_text": {
+        **{"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": WINDOW},
+        "layer_types": kinds("chunked_attention"),
+    },
+    "qwen3_next": {
+        **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
+        **{"linear_value_head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2},
+        **{"shared_expert_intermediate_size": 16, "layer_types": kinds("linear_attention")},
+    },
+}
+
+
+def hybrid(name: str, **changes: Any) -> PreTrainedModel:
+    return tiny.fresh(name, num_hidden_layers=6, **{**HYBRIDS[name], **changes})
+
+
+def covering() -> str:
+    return f"less_is_more:budget={tiny.LARGE},dense_layers=1,reselect=5"
+
+
+def greedy(model: PreTrainedModel, **options: Any) -> list[list[int]]:
+    return model.generate(**tiny.padded([30, 13]), do_sample=False, max_new_tokens=NEW, **options).tolist()
+
+
+WAYS: dict[str, Callable[[PreTrainedModel], Any]] = {
+    "greedy, left-padded": greedy,
+    "beams": lambda model: greedy(model, num_beams=3),
+    "static cache": lambda model: greedy(model, cache_implementation="static"),
+    "chunked prompt": lambda model: greedy(model, prefill_chunk_size=7),
+    "prompt lookup": lambda model: model.generate(
+        tiny.prompt().repeat(1, 2), do_sample=False, max_new_tokens=NEW, prompt_lookup_num_tokens=3
+    ).tolist(),
+}
+
+
+STOCK_CANNOT = {
+    ("llama4_text", "static cache"): "create_chunked_causal_mask",
+    ("qwen3_next", "prompt lookup"): "assisted generation is not supported with stateful models",
+}
+"""What transformers 5.19 itself raises for."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_budget_above_the_context_gives_stocks_tokens(name: str, way: str) -> None:
+    """In every way in which the stock model itself can be asked."""
+    model, generate = hybrid(name), WAYS[way]
+    if (name, way) in STOCK_CANNOT:
+        with pytest.raises((ValueError, TypeError), match=STOCK_CANNOT[name, way]):
+            generate(model)
+        return
+    stock = generate(model)
+    with sparse_below_the_budget(), saccade.sparsify(model, covering()) as run:
+        assert generate(model) == stock
+        assert run.stats().steps >= NEW - 1
+    assert generate(model) == stock
+
+
+@contextmanager
+def naively(model: PreTrainedModel, keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Stock, but decoded tokens of layers with full attention attend, head by head, to what `keep` leaves of scores.
+
+    `keep` turns scores `[Hq, T]` of a row into scores of which some are -inf.
+    """
+    before = model.config._attn_implementation
+    stock = AttentionInterface()["sdpa"]
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+        if module.layer_idx not in FULL_LAYERS or query.shape[2] > 1:
+            return stock(module, query, key, value, mask, **kwargs)
+        group, rows = query.shape[1] // key.shape[1], []
+        for row in range(query.shape[0]):
+            first = 0 if mask is None else int(mask[row, 0, 0].int().argmax())
+            scores = torch.stack(
+                [key[row, head // group, first:] @ query[row, head, 0] for head in range(query.shape[1])]
+            )
+            weights = torch.softmax(keep(scores) * kwargs["scaling"], dim=-1)
+            rows.append(
+                torch.stack([weights[head] @ value[row, head // group, first:] for head in range(len(weights))])
+            )
+        return torch.stack(rows)[:, None], None
+
+    AttentionInterface.register("naive", attention)
+    AttentionMaskInterface.register("naive", sdpa_mask)
+    model.set_attn_implementation("naive")
+    yield
+    model.set_attn_implementation(before)
+
+
+def window(scores: Tensor) -> Tensor:
+    """StreamingLLM: the first tokens and the last ones."""
+    length, kept = scores.shape[1], torch.full_like(scores, -torch.inf)
+    for position in range(length):
+        if position < SINKS or position >= length - (BUDGET - SINKS):
+            kept[:, position] = scores[:, position]
+    return kept
+
+
+def best(scores: Tensor) -> Tensor:
+    """The current token and the best others of each KV head, by the largest score of its query heads."""
+    kept, group = torch.full_like(scores, -torch.inf), len(scores) // 2
+    for head in range(2):
+        heads = slice(head * group, (head + 1) * group)
+        others = scores[heads, :-1].max(0).values.argsort(descending=True, stable=True)[: BUDGET - 1].tolist()
+        chosen = [*others, scores.shape[1] - 1]
+        kept[heads, chosen] = scores[heads, chosen]
+    return kept
+
+
+def logits(model: PreTrainedModel, fed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Tokens `[B, T]` and logits `[B, NEW, V]`, of the tokens `fed` if they are given."""
+    batch = tiny.padded([30, 13])
+    forced = None if fed is None else lambda row, before: [int(fed[row, len(before)])]
+    answer = model.generate(
+        **batch,
+        **{"do_sample": False, "max_new_tokens": NEW, "return_dict_in_generate": True, "output_logits": True},
+        prefix_allowed_tokens_fn=forced,
+    )
+    return answer.sequences, torch.stack(answer.logits, 1)
+
+
+POLICIES = {
+    f"streaming:budget={BUDGET},sinks={SINKS}": window,
+    f"exact_topk:budget={BUDGET},dense_layers=0": best,
+}
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_below_the_budget_only_full_attention_is_another(name: str, spec: str) -> None:
+    """In float64, against a function that shares nothing with the package."""
+    model = hybrid(name)
+    # The one for groups knows no float64.
+    model.config._experts_implementation = "eager"
+    model = model.double()
+    with naively(model, POLICIES[spec]):
+        tokens, expected = logits(model)
+    with saccade.sparsify(model, spec) as run:
+        _, found = logits(model, tokens)
+        layers = run.stats().layers
+    # Some hundred sums of numbers around 1, in the order of whoever adds them; attention itself is float32 in ours.
+    torch.testing.assert_close(found, expected, rtol=0, atol=float(expected.abs().max()) * 200 * 2.0**-24)
+    _, stock = logits(model, tokens)
+    assert float((stock - expected).abs().max()) > 0.01 * float(expected.abs().max())
+    assert [layer for layer, one in enumerate(layers) if one.steps] == list(FULL_LAYERS)
+    assert all(0 < layers[layer].share < 1 for layer in FULL_LAYERS)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_restoring_leaves_the_model_as_it_was(name: str, attention: str) -> None:
+    model = hybrid(name, attention=attention)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    held = [dict(vars(module)) for module in model.modules()]
+    tokens, stock = logits(model)
+    with saccade.sparsify(model, f"streaming:budget={BUDGET}"):
+        logits(model)
+    assert model.config._attn_implementation == attention
+    assert [dict(vars(module)) for module in model.modules()] == held
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    again, after = logits(model)
+    assert torch.equal(again, tokens) and torch.equal(after, stock)
+
+
+def parts(layer: Any) -> list[Tensor]:
+    """What a stock cache layer holds, whatever its kind."""
+    found: list[Tensor] = []
+    for _, value in sorted(vars(layer).items()):
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        found += [one for one in held if isinstance(one, Tensor)]
+    return found
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_other_layers_keep_their_caches_byte_by_byte(name: str, attention: str) -> None:
+    """Of a prompt all of them; and in decoding the first, below which nothing is sparse."""
+    model, ids = hybrid(name, attention=attention), tiny.prompt(30, rows=2)
+
+    @torch.no_grad()
+    def cached(steps: int) -> DynamicCache:
+        cache = DynamicCache(config=model.config)
+        model(ids, past_key_values=cache)
+        for token in range(steps):
+            model(torch.full((2, 1), 5 + token), past_key_values=cache)
+        return cache
+
+    for steps, others in ((0, (0, 3)), (4, (0,))):
+        stock = cached(steps)
+        with saccade.sparsify(model, f"streaming:budget={BUDGET}"):
+            ours = cached(steps)
+        for layer in others:
+            assert type(ours.layers[layer]) is type(stock.layers[layer])
+            pairs = list(zip(parts(ours.layers[layer]), parts(stock.layers[layer]), strict=True))
+            assert pairs and all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_model_call_without_a_cache_of_its_own_makes_the_right_one() -> None:
+    model = hybrid("gemma3_text")
+    with torch.no_grad(), saccade.sparsify(model, covering()):
+        held = model(tiny.prompt(30), use_cache=True).past_key_values
+    assert [layer.is_sliding for layer in held.layers] == [layer not in FULL_LAYERS for layer in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("less_is_more:reselect=3,budget=9", r"reselect=3 is not .*valid layers are 4, 5 \(full attention\)"),
+        ("tidal:reselect=6,budget=9", r"reselect=6 is not .*valid layers are 4, 5 \(full attention\)"),
+        ("quest:budget=16,dense_layers=4", "4 layers with full attention, so 0 to 3 are valid"),
+        ("lychee_decode:budget=9,roles=layers:1+3", r"layer 3 .*valid layers are 1, 2, 4, 5 \(full attention\)"),
+        ("lychee_decode:budget=9,roles=heads:1+0.1", r"layers 1, 2, 4, 5 \(full attention\) with KV heads 0 to 1"),
+        ("lychee_decode:budget=9,roles=heads:2", "reuses a selection, but no layer below refreshes head 0"),
+    ],
+)
+def test_layers_are_named_as_the_model_counts_them(spec: str, reason: str) -> None:
+    with pytest.raises(saccade.PolicyError, match=reason):
+        saccade.sparsify(hybrid("gemma3_text"), spec)
+
+
+@pytest.mark.parametrize("spec", ["resa:page=4", "tidal:budget=9,rectify=4", "quest:page=4,budget=8,rectify=4:verify"])
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_rectification_is_refused(name: str, spec: str) -> None:
+    other = {"gemma3_text": "sliding_attention", "qwen3_next": "linear_attention"}[name]
+    with pytest.raises(saccade.UnsupportedModelError, match=f"layers of type {other} have forgotten") as error:
+        saccade.sparsify(hybrid(name), spec)
+    assert "rectify=none" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_graph_is_refused() -> None:
+    told = "layers without full attention keep their lengths on the host"
+    with (
+        saccade.sparsify(hybrid("gemma3_text"), "streaming:budget=9") as run,
+        pytest.raises(saccade.UnsupportedModelError, match=told),
+    ):
+        GraphedStep(run, DynamicCache())
+
+
+def test_recall_is_that_of_layers_with_full_attention() -> None:
+    model = hybrid("gemma3_text")
+    with saccade.sparsify(model, f"exact_topk:budget={BUDGET},dense_layers=1", recall=True) as run:
+        greedy(model)
+        stats = run.stats()
+    assert [layer for layer, one in enumerate(stats.layers) if one.recall is not None] == [2, 4, 5]
+    assert stats.recall is not None and 0 < stats.recall < 1
+    assert stats.share_attended is not None and 0.25 < stats.share_attended < 1
+
+
+def test_the_default_layer_is_one_with_full_attention() -> None:
+    model = hybrid("gemma3_text")
+    with saccade.sparsify(model, "less_is_more:budget=9,dense_layers=1") as run:
+        assert any("layer 4, the middle one of 4" in note for note in run.notes)
+    assert shape_of(model.config).full_layers == FULL_LAYERS
