@@ -183,8 +183,8 @@ class Role(enum.Enum):
         return self in (Role.DENSE, Role.PUBLISH)
 
 
-FULL = "full_attention"
-"""transformers' word for a layer that sees, and keeps, everything."""
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+"""transformers' words for layers that see, and keep, everything, or a part of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,7 @@ class ModelShape:
         hidden_size, intermediate_size: widths beside attention, by which Qwen3-4B is not Qwen3-8B. A vocabulary tells
             less: fine-tuning extends it.
         kinds: what every layer is, in transformers' words; empty where all are `FULL`. A policy concerns those alone.
+        window: tokens that a layer with a window or with chunks keeps, if its heads are as those of the others.
     """
 
     layers: int
@@ -210,12 +211,18 @@ class ModelShape:
     hidden_size: int | None = None
     intermediate_size: int | None = None
     kinds: tuple[str, ...] = ()
+    window: int | None = None
 
     @property
     def full_layers(self) -> tuple[int, ...]:
         """Layers with full attention, as the model counts them."""
         kinds = self.kinds or (FULL,) * self.layers
         return tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)
+
+    @property
+    def windowed(self) -> int:
+        """How many layers keep a known part of the row."""
+        return sum(kind in (SLIDING, CHUNKED) for kind in self.kinds) if self.window is not None else 0
 
     @property
     def other_kinds(self) -> str:

@@ -51,6 +51,26 @@ CACHE = 32 * 8 * 2**17 * TOKEN
 NEW = 32 * 8 * TOKEN
 
 
+def test_windows_are_read_by_every_policy_and_recurrent_layers_are_told() -> None:
+    """Gemma-3-12B: 8 of 48 layers have full attention, the others a window of 1,024 tokens; 1,024 bytes per KV head."""
+    kinds = ("sliding_attention",) * 5 + ("full_attention",)
+    shape = ModelShape(48, 16, 8, 256, kinds=kinds * 8, window=1024)
+    weights, full, windows = 2.0 * 11_765_788_416, 8 * 8 * 1024, 40 * 8 * 1024
+
+    def cost(spec: str, of: ModelShape = shape, context: int = CONTEXT) -> Cost:
+        plan = Policy.from_spec(spec).plan(of)
+        return cost_of(plan, None, of, context=context, batch=1, kv_itemsize=2, weight_bytes=weights)
+
+    assert cost("dense").kv == Bytes(full * 2**17 + windows * 1024, full + windows)
+    assert cost("dense", context=99).kv == Bytes((full + windows) * 100, full + windows)
+    sparse = cost("streaming:budget=2048")
+    assert sparse.kv == Bytes(full * 2048 + windows * 1024, full + windows)
+    assert sparse.ceiling_over_dense == pytest.approx(1.352, abs=1e-3) and sparse.notes == ()
+    recurrent = replace(shape, kinds=(("linear_attention",) * 5 + ("full_attention",)) * 8, window=None)
+    assert cost("dense", recurrent).kv == Bytes(full * 2**17, full)
+    assert cost("dense", recurrent).notes == ("what 40 layers of other kinds read is not counted",)
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_dense_reads_the_weights_and_the_cache(batch: int) -> None:
     cost = llama("dense", batch)

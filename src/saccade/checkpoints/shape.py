@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import UnsupportedModelError
 from ..types import FULL, ModelShape
 from .hub import SHARDS, WEIGHTS, find
-from .unsupported import kinds_in, reasons_in_sizes, sizes_in
+from .unsupported import kinds_in, reasons_in_sizes, sizes_in, values_in
 
 _TABLES = (
     "model.embed_tokens.weight",
@@ -43,7 +43,16 @@ def shape_of(config: Any) -> ModelShape:
     heads = (query_heads, kv_heads or query_heads, head_dim or config.hidden_size // query_heads)
     kinds = kinds_in(config, getattr(config, "max_position_embeddings", None))
     kinds = () if set(kinds) <= {FULL} else kinds
-    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds)
+    window = _window(config) if kinds else None
+    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds, window)
+
+
+def _window(config: Any) -> int | None:
+    """Tokens that layers with a window keep, or those with chunks; None where they have other heads, or differ."""
+    if any(len(set(values_in(config, name))) > 1 for name in ("num_key_value_heads", "head_dim")):
+        return None
+    known = {one for name in ("sliding_window", "attention_chunk_size") for one in values_in(config, name) if one}
+    return known.pop() if len(known) == 1 else None
 
 
 def widths(config: Any) -> tuple[int | None, int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..types import FULL
+from ..types import CHUNKED, FULL, SLIDING
 
 SOFT_CAP = "a logit soft-cap changes the scores that selection ranks"
 POSITION_BIAS = "a position bias changes the scores that selection ranks"
@@ -21,9 +21,6 @@ _CONFIGURED = {
     "alibi": ALIBI,
     "lambda_std_dev": TWICE,
 }
-
-SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
-"""transformers' words for layers that see a part of the row."""
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 

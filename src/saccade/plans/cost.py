@@ -96,13 +96,16 @@ def cost_of(
     token = 2 * shape.head_dim * kv_itemsize
     heads = len(shape.full_layers) * shape.kv_heads
     cache, new = Bytes(read=heads * length * token), Bytes(written=heads * token)
-    dense_total = weight_bytes + batch * (cache + new).total
-    others = shape.layers - len(shape.full_layers)
-    notes: tuple[str, ...] = (f"{others} layers without full attention are not counted",) if others else ()
+    kept = shape.windowed * shape.kv_heads * token
+    windows = Bytes(read=kept * min(length, shape.window or 0), written=kept)
+    dense_total = weight_bytes + batch * (cache + new + windows).total
+    others = shape.layers - len(shape.full_layers) - shape.windowed
+    notes: tuple[str, ...] = (f"what {others} layers of other kinds read is not counted",) if others else ()
     if selector is None or selector.covers(length):
         if selector is not None:
             notes += (f"the budget holds all {length} tokens: every step is dense and nothing is rectified",)
-        return Cost(Bytes(weight_bytes), (cache + new).times(batch), Bytes(), Bytes(), Bytes(), dense_total, notes)
+        everything = (cache + new + windows).times(batch)
+        return Cost(Bytes(weight_bytes), everything, Bytes(), Bytes(), Bytes(), dense_total, notes)
     kv, scores, index = _sparse_step(plan, shape, length, kv_itemsize)
     notes += tuple(filter(None, (selector.assumption,)))
     if selector.heads == "query" and shape.group > 1:
@@ -119,7 +122,7 @@ def cost_of(
         rectification = (cache + new.times(every) + upkeep).times(chunks)
     return Cost(
         weights=Bytes(weight_bytes * weight_reads),
-        kv=(kv.times(steps) + new.times(steps + chunks)).times(batch),
+        kv=(kv.times(steps) + new.times(steps + chunks) + windows).times(batch),
         scores=scores.times(steps * batch),
         index=index.times(steps * batch),
         rectification=rectification.times(batch),

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import LATENT, SINKS, SLIDING, kinds_in, reasons_in, reasons_in_sizes
+from ...checkpoints.unsupported import LATENT, SINKS, kinds_in, reasons_in, reasons_in_sizes
 from ...errors import UnsupportedModelError
 from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
 from ...kernels._triton.refusals import installed
 from ...methods.policy import Policy
-from ...types import FULL, ModelShape
+from ...types import FULL, SLIDING, ModelShape
 
 COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
 NO_CACHE = "use_cache=False leaves nothing to select from; saccade needs the KV cache, so leave it out"
