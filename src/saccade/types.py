@@ -79,6 +79,8 @@ class KVView:
         v: values `[pages, page, Hkv, d]` by strides.
         rows: the batch rows that point into the pages.
         k_scale, v_scale: factors `[Hkv]` of a quantised (fp8) cache; None otherwise.
+        sinks: float `[Hq]`, the logit of a token without a value that each query head attends to beside its own
+            (attention sinks as parameters); None otherwise. Scores that rank tokens know nothing of it.
     """
 
     k: Tensor
@@ -86,6 +88,7 @@ class KVView:
     rows: Rows
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    sinks: Tensor | None = None
 
     @property
     def page(self) -> int:
@@ -116,12 +119,14 @@ class KVView:
         if (start, stop) == (0, self.kv_heads):
             return self
         narrow = slice(start, stop)
+        group = 0 if self.sinks is None else len(self.sinks) // self.kv_heads
         return replace(
             self,
             k=self.k[:, :, narrow],
             v=self.v[:, :, narrow],
             k_scale=None if self.k_scale is None else self.k_scale[narrow],
             v_scale=None if self.v_scale is None else self.v_scale[narrow],
+            sinks=None if self.sinks is None else self.sinks[start * group : stop * group],
         )
 
 

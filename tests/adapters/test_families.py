@@ -108,7 +108,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "none of its layers has full attention: sliding_attention",
     ),
     "starcoder2": ({"sliding_window": 16}, "none of its layers has full attention: sliding_attention"),
-    "gpt_oss": ({"head_dim": 8, "num_local_experts": 4, "sliding_window": 16}, "sinks as parameters"),
     "mimo_v2_flash": ({}, r"its values are .128. wide, its keys 192"),
     "deepseek_v2": ({**DEEPSEEK, "q_lora_rank": None}, "kv_lora_rank=16: multi-head latent attention"),
     "deepseek_v3": (DEEPSEEK, "kv_lora_rank=16: multi-head latent attention"),

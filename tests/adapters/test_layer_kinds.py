@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 import saccade
 from forcing import sparse_below_the_budget
@@ -21,6 +22,10 @@ from . import tiny
 
 FULL_LAYERS = (1, 2, 4, 5)
 WINDOW, BUDGET, SINKS, NEW = 8, 9, 4, 8
+
+
+STOCK = {"gpt_oss": "eager"}
+"""What a type attends with, if not by torch's function."""
 
 
 def kinds(other: str) -> list[str]:
@@ -38,6 +43,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         **{"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": WINDOW},
         "layer_types": kinds("chunked_attention"),
     },
+    "gpt_oss": {
+        **{"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+        "layer_types": kinds("sliding_attention"),
+    },
     "qwen3_next": {
         **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
         **{"linear_value_head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2},
@@ -46,8 +55,14 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 
 
+ATTENTIONS = [(name, kind) for name in HYBRIDS for kind in ("sdpa", "eager") if STOCK.get(name, kind) == kind]
+
+
 def hybrid(name: str, **changes: Any) -> PreTrainedModel:
-    return tiny.fresh(name, num_hidden_layers=6, **{**HYBRIDS[name], **changes})
+    model = tiny.fresh(name, num_hidden_layers=6, **{"attention": STOCK.get(name, "sdpa"), **HYBRIDS[name], **changes})
+    # The one for groups of experts knows no float64.
+    model.config._experts_implementation = "eager"
+    return model
 
 
 def covering() -> str:
@@ -99,25 +114,31 @@ def naively(model: PreTrainedModel, keep: Callable[[Tensor], Tensor]) -> Iterato
     `keep` turns scores `[Hq, T]` of a row into scores of which some are -inf.
     """
     before = model.config._attn_implementation
-    stock = AttentionInterface()["sdpa"]
+    mask_function = eager_mask if before == "eager" else sdpa_mask
 
     def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         if module.layer_idx not in FULL_LAYERS or query.shape[2] > 1:
+            code = sys.modules[type(module).__module__]
+            stock = code.eager_attention_forward if before == "eager" else AttentionInterface()["sdpa"]
             return stock(module, query, key, value, mask, **kwargs)
         group, rows = query.shape[1] // key.shape[1], []
         for row in range(query.shape[0]):
-            first = 0 if mask is None else int(mask[row, 0, 0].int().argmax())
+            seen = None if mask is None else mask[row, 0, 0] if mask.dtype == torch.bool else mask[row, 0, 0] == 0
+            first = 0 if seen is None else int(seen.int().argmax())
             scores = torch.stack(
                 [key[row, head // group, first:] @ query[row, head, 0] for head in range(query.shape[1])]
             )
-            weights = torch.softmax(keep(scores) * kwargs["scaling"], dim=-1)
+            logits = keep(scores) * kwargs["scaling"]
+            if kwargs.get("s_aux") is not None:
+                logits = torch.cat([logits, kwargs["s_aux"][:, None]], dim=-1)
+            weights = torch.softmax(logits, dim=-1)[:, : scores.shape[1]]
             rows.append(
                 torch.stack([weights[head] @ value[row, head // group, first:] for head in range(len(weights))])
             )
         return torch.stack(rows)[:, None], None
 
     AttentionInterface.register("naive", attention)
-    AttentionMaskInterface.register("naive", sdpa_mask)
+    AttentionMaskInterface.register("naive", mask_function)
     model.set_attn_implementation("naive")
     yield
     model.set_attn_implementation(before)
@@ -165,10 +186,7 @@ POLICIES = {
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_below_the_budget_only_full_attention_is_another(name: str, spec: str) -> None:
     """In float64, against a function that shares nothing with the package."""
-    model = hybrid(name)
-    # The one for groups knows no float64.
-    model.config._experts_implementation = "eager"
-    model = model.double()
+    model = hybrid(name).double()
     with naively(model, POLICIES[spec]):
         tokens, expected = logits(model)
     with saccade.sparsify(model, spec) as run:
@@ -182,8 +200,7 @@ def test_below_the_budget_only_full_attention_is_another(name: str, spec: str) -
     assert all(0 < layers[layer].share < 1 for layer in FULL_LAYERS)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
 def test_restoring_leaves_the_model_as_it_was(name: str, attention: str) -> None:
     model = hybrid(name, attention=attention)
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -207,8 +224,7 @@ def parts(layer: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
 def test_other_layers_keep_their_caches_byte_by_byte(name: str, attention: str) -> None:
     """Of a prompt all of them; and in decoding the first, below which nothing is sparse."""
     model, ids = hybrid(name, attention=attention), tiny.prompt(30, rows=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -52,7 +52,7 @@ def cases(
 ) -> Case:
     batch = draw(st.integers(1, 3))
     layout = draw(st.sampled_from(LAYOUTS))
-    return make_case(
+    case = make_case(
         layout=layout,
         page=draw(st.sampled_from(COLUMN_PAGES)) if layout == "columns" else None,
         style=draw(st.sampled_from(("normal", "clustered", "constant", "peaked"))),
@@ -72,6 +72,15 @@ def cases(
         head_dim=draw(st.sampled_from(head_dims)),
         seed=draw(st.integers(0, 2**31)),
     )
+    sinks = draw(st.sampled_from((None, None, 0.0, 3.0, -200.0, 200.0)))
+    return case if sinks is None else with_sinks(case, sinks)
+
+
+def with_sinks(case: Case, around: float) -> Case:
+    """The same cache with a further logit for every query head: near those of the tokens, or far off."""
+    heads = case.q.shape[1]
+    sinks = around + torch.randn(heads, generator=torch.Generator().manual_seed(heads))
+    return replace(case, kv=replace(case.kv, sinks=sinks))
 
 
 def make_case(

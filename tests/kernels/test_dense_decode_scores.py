@@ -121,6 +121,8 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         decode_scores(case.q, case.kv, pooling="sum")  # type: ignore[arg-type]
     with pytest.raises(KernelError, match="floating"):
         dense_decode_scores(case.q.int(), case.kv, scale=0.3)
+    with pytest.raises(KernelError, match=r"sinks must be contiguous \[4\] on cpu, got \[2\] on cpu"):
+        dense_decode_scores(case.q, replace(case.kv, sinks=torch.zeros(2)), scale=0.3)
 
 
 def test_working_memory_serves_inside_and_outside_inference_mode() -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels._sinks import beside_sinks
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..kernels.topk.api import topk
 from ..plans.roles import HeadSpan
@@ -205,7 +206,10 @@ def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> R
     lengths = kv.rows.seq_lens
     scores = decode_scores(q, kv, pooling="each")
     held = membership(selection, lengths, scores.shape[-1])
-    weights = (scores * scale).softmax(-1)
+    logits = scores * scale
+    weights = logits.softmax(-1)
+    if kv.sinks is not None:
+        weights = weights * beside_sinks(logits[:, :, None], kv.sinks)[:, :, 0]
     return Recall(mass(weights, held), _overlap(scores, held, selection.tokens(lengths), lengths))
 
 

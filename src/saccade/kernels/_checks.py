@@ -28,6 +28,10 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
         raise KernelError(f"{operation}: q must be floating point, got {q.dtype}")
     if q.device != kv.k.device:
         raise KernelError(f"{operation}: q is on {q.device}, the cache on {kv.k.device}")
+    sinks = kv.sinks
+    if sinks is not None and (list(sinks.shape) != [heads] or sinks.device != q.device or not sinks.is_contiguous()):
+        got = f"{list(sinks.shape)} on {sinks.device}"
+        raise KernelError(f"{operation}: sinks must be contiguous [{heads}] on {q.device}, got {got}")
 
 
 def check_selection(operation: str, q: Tensor, kv: KVView, selection: Selection) -> None:

@@ -59,6 +59,7 @@ def attention(
     unit: int = 1,
     pooling: str = "",
     whole: bool = False,
+    sinks: bool = False,
 ) -> Compiled:
     from saccade.kernels._triton.attention import _attend
 
@@ -69,6 +70,10 @@ def attention(
         constants.pop("whole", None)
     else:
         constants["whole"] = None
+    if sinks:
+        signature["sinks"] = f"*{dtype}"
+    else:
+        constants["sinks"] = None
     if kind == "dense":
         signature = {name: value for name, value in signature.items() if name not in SETS}
         constants |= dict.fromkeys(SETS, 0) | {"ids": None, "counts": None}
@@ -122,6 +127,7 @@ def test_llama_heads(kind: str, capability: int) -> None:
         ("sparse", {"page": 16, "unit": 16, "whole": True}),
         ("hybrid", {"page": 16, "pooling": "max", "whole": True}),
         ("dense", {"pooling": "each"}),
+        ("hybrid", {"page": 16, "sinks": True}),
         ("hybrid", {"pooling": "mean", "group": 7}),
         ("sparse", {"dim": 64, "group": 1}),
         ("dense", {"dim": 64, "group": 8}),
@@ -162,13 +168,17 @@ def test_scores_alone(capability: int) -> None:
     assert len(re.findall(r"cp\.async\.cg\.shared\.global.*0x10", compiled.ptx)) >= 12
 
 
+@pytest.mark.parametrize("sinks", [None, "*bf16"])
 @pytest.mark.parametrize("width", [2, 32, 128])
-def test_joining(width: int) -> None:
+def test_joining(width: int, sinks: str | None) -> None:
     from saccade.kernels._triton.combine import PART
 
     signature = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "dense": "i64"}
     signature |= dict.fromkeys("out_row out_head heads group dense_splits sparse_splits most".split(), "i32")
-    constants = {"out_dim": 1, "DIM": 128, "COLUMNS": min(128, PART // width), "WIDTH": width}
+    if sinks is not None:
+        signature["sinks"] = sinks
+    constants = {} if sinks is not None else {"sinks": None}
+    constants |= {"out_dim": 1, "DIM": 128, "COLUMNS": min(128, PART // width), "WIDTH": width}
     compiled = compile_kernel(
         COMBINE, "_combine", signature, constants, ("parts", "sums", "out", "out_row", "out_head"), capability=90
     )

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from ...checkpoints.unsupported import POSITION_BIAS, SINKS, SOFT_CAP
+from ...checkpoints.unsupported import POSITION_BIAS, SOFT_CAP
 from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
 from .call import Call
@@ -28,7 +28,7 @@ SESSION_ATTRIBUTE = "_saccade_session"
 STOCK_ATTRIBUTE = "_saccade_stock"
 """Set on the attention modules of a model with layers of several kinds: what computes whatever no policy concerns."""
 
-_REFUSED = {"softcap": SOFT_CAP, "s_aux": SINKS, "position_bias": POSITION_BIAS}
+_REFUSED = {"softcap": SOFT_CAP, "position_bias": POSITION_BIAS}
 
 
 def register() -> None:
@@ -41,10 +41,15 @@ def register() -> None:
 
 def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
     """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks."""
-    if implementation != "eager":
+    if implementation != "eager" and not has_sinks(module):
         return sdpa_attention_forward
     eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
     return eager
+
+
+def has_sinks(module: Any) -> bool:
+    """Whether an attention module has sinks as parameters, which only its model's eager function knows."""
+    return isinstance(getattr(module, "sinks", None), Tensor)
 
 
 def attention_forward(
@@ -83,7 +88,7 @@ def attention_forward(
             end = call.past + prompt
             mask = None if mask is None else mask[:, :, :prompt, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
-        if call.again and mask is not None:
+        if call.again and mask is not None and kwargs.get("s_aux") is None:
             output = _few_queries(query, keys, values, mask, scale)
         else:
             given = {**kwargs, "dropout": dropout, "scaling": scale}
@@ -93,7 +98,7 @@ def attention_forward(
         outputs.append(output)
     assert session is not None, "only prompts are run again"
     with lasting():
-        for position, view in enumerate(session.views(key, value, attention_mask)):
+        for position, view in enumerate(session.views(key, value, attention_mask, kwargs.get("s_aux"))):
             q = query[:, :, prompt + position]
             outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
     if torch.is_grad_enabled() and query.requires_grad:

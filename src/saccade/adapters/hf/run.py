@@ -150,10 +150,12 @@ class Run:
             self._set_attribute(model, _RUN_ATTRIBUTE, self)
             decoder = model.get_decoder()
             stock, concerned = decoder.config._attn_implementation, set(self.plan.roles.concerned)
-            for module in support.attention_modules(decoder):
+            modules = support.attention_modules(decoder)
+            own = self.plan.roles.mixed or any(map(attention.has_sinks, modules))
+            for module in modules:
                 if module.layer_idx in concerned:
                     self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.at_hand)
-                if self.plan.roles.mixed:
+                if own:
                     self._set_attribute(module, attention.STOCK_ATTRIBUTE, attention.stock_of(module, stock))
             generate = model.generate
             if rectify is not None and rectify.mode == "verify":
@@ -171,7 +173,7 @@ class Run:
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             if rectify is not None:
                 self._undo.append(decoder.register_forward_hook(hook.after).remove)
-            eager = self.plan.roles.mixed and stock == "eager"
+            eager = own and (stock == "eager" or any(map(attention.has_sinks, modules)))
             # Of the decoder alone: what reads images keeps its own.
             decoder.set_attn_implementation(attention.EAGER if eager else attention.NAME)
             self._undo.append(lambda: decoder.set_attn_implementation(stock))

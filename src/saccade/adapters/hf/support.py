@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import LATENT, SINKS, kinds_in, reasons_in, reasons_in_sizes
+from ...checkpoints.unsupported import LATENT, kinds_in, reasons_in, reasons_in_sizes
 from ...errors import UnsupportedModelError
 from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
@@ -160,8 +159,6 @@ def _state(model: Any) -> list[str]:
     if len(devices) > 1 or devices & {"disk", "meta"}:
         reasons.append(f"its layers are spread over {', '.join(sorted(devices))}; one device is supported")
     concerned = _concerned(model)
-    if any(isinstance(getattr(module, "sinks", None), torch.Tensor) for module in concerned):
-        reasons.append(SINKS)
     keys = shape_of(model.config).head_dim if concerned else 0
     values = {getattr(module, "v_head_dim", None) or keys for module in concerned}
     if values - {keys}:

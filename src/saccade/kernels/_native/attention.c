@@ -16,7 +16,7 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 7 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 8 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 64    /* tokens per block where they are read from here and there */
@@ -42,6 +42,7 @@ struct call {
     const int32_t *kept;           /* [kv_heads], place among the heads whose scores are kept, or -1; NULL: all are */
     float *out;                    /* [batch, query_heads, dim] or NULL */
     float *scores;                 /* [batch, kept_heads or (EACH) that many groups, max_len] or NULL */
+    const float *sinks;            /* [query_heads], logits of tokens without a value, or NULL */
     double scale;
     int64_t k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head; /* bytes; k_dim: 0 where a key's numbers are
         neighbours, else how far apart they are: then keys are columns, and neighbouring tokens are neighbours */
@@ -357,10 +358,11 @@ static int64_t make_plan(struct plan *plan, const struct call *call)
     return threads;
 }
 
-/* Join `spans` parts of one head's output: each one's sums are relative to its own maximum. */
-static void join_head(float *out, const float *first, int64_t spans, int64_t step, int64_t dim)
+/* Join `spans` parts of one head's output: each one's sums are relative to its own maximum. `sink` is the logit of
+ * a further token, without a value, or -INFINITY. */
+static void join_head(float *out, const float *first, int64_t spans, int64_t step, int64_t dim, float sink)
 {
-    float max = -INFINITY, total = 0.0f;
+    float max = sink, total = 0.0f;
     for (int64_t span = 0; span < spans; span++)
         max = first[span * step] > max ? first[span * step] : max;
     memset(out, 0, sizeof(float) * (size_t)dim);
@@ -373,6 +375,8 @@ static void join_head(float *out, const float *first, int64_t spans, int64_t ste
         for (int64_t i = 0; i < dim; i++)
             out[i] += factor * partial[2 + i];
     }
+    if (sink != -INFINITY)
+        total += expf(sink - max);
     /* An empty set has no output: 0 / 0 says so. */
     for (int64_t i = 0; i < dim; i++)
         out[i] /= total;
@@ -389,7 +393,8 @@ static void join(const struct plan *plan)
                 break;
         for (int64_t query = 0; query < item->group; query++)
             join_head(call->out + (item->row * call->query_heads + item->first + query) * dim,
-                      plan->partials + (item->partial + query) * (dim + 2), spans, item->group * (dim + 2), dim);
+                      plan->partials + (item->partial + query) * (dim + 2), spans, item->group * (dim + 2), dim,
+                      call->sinks ? call->sinks[item->first + query] : -INFINITY);
     }
 }
 

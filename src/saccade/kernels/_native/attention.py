@@ -113,6 +113,7 @@ def attention(
     table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
+    sinks = None if kv.sinks is None else kv.sinks.float().contiguous()
     size = ITEM_SIZE[k.dtype]
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
@@ -120,7 +121,7 @@ def attention(
     call = native.Call(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
         *((None, None) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
-        *native.addresses(out, scores),
+        *native.addresses(out, scores, sinks),
         scale,
         *key_steps(k),
         *(v_page * size, v_slot * size, v_head * size),

@@ -62,7 +62,7 @@ def attend(
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2], whole,
             parts, sums, most,
-            scores, 0 if scores is None else scores.shape[1], rows.max_len,
+            kv.sinks, scores, 0 if scores is None else scores.shape[1], rows.max_len,
             batch, kv.kv_heads, as_bits(flags), as_bits(kept), work.dense_splits, work.sparse_splits,
             GROUP=group, LISTED_GROUP=1 if work.set_per_query else group,
             TILE=max(LEAST_TILE, triton.next_power_of_2(group)),
@@ -75,7 +75,7 @@ def attend(
             num_warps=work.tuning.warps, maxnreg=work.tuning.registers,
         )  # fmt: skip
         if not direct:
-            combine(parts, sums, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
+            combine(parts, sums, kv.sinks, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
     return out, scores
 
 
@@ -158,6 +158,7 @@ def _attend(
     parts: tl.tensor,
     sums: tl.tensor,
     most: tl.tensor,
+    sinks: tl.tensor,
     scores: tl.tensor,
     stored_heads: tl.tensor,
     max_len: tl.tensor,
@@ -259,6 +260,9 @@ def _attend(
                 own_scores, max_len, 0, True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
             )  # fmt: skip
 
+        if DIRECT and sinks is not None:
+            logit = tl.load(sinks + first + tile, mask=tile < rows, other=0.0).to(tl.float32)
+            weighted /= (1 + tl.exp2(logit * 1.4426950408889634 - summed))[:, None]
         if v_scale is not None:
             weighted *= tl.load(v_scale + head * v_scale_step).to(tl.float32)
         dims = tl.arange(0, INNER)

@@ -12,12 +12,15 @@ PART = 4096
 """Numbers of the partial results that a program joins."""
 
 
-def combine(parts: Tensor, sums: Tensor, out: Tensor, group: int, dense: int, splits: tuple[int, int]) -> None:
+def combine(
+    parts: Tensor, sums: Tensor, sinks: Tensor | None, out: Tensor, group: int, dense: int, splits: tuple[int, int]
+) -> None:
     """Fill `out` `[B, Hq, d]` from partial results.
 
     Args:
         parts: float32 `[B, Hq, S, d]`, attention over each part alone; undefined where it had no token.
         sums: float32 `[B, Hq, S]`, base 2 logarithms of the sums of its weights, -inf where it had no token.
+        sinks: `[Hq]`, natural logarithms of further weights, of tokens without a value; or None.
         group: query heads per KV head.
         dense: bits of the KV heads that attend to all tokens.
         splits: parts of a dense and of another head, of which S is the larger number.
@@ -26,7 +29,7 @@ def combine(parts: Tensor, sums: Tensor, out: Tensor, group: int, dense: int, sp
     width = triton.next_power_of_2(most)
     columns = min(triton.next_power_of_2(head_dim), max(16, PART // width))
     _combine[(batch * heads, triton.cdiv(head_dim, columns))](
-        parts, sums, out, *out.stride(), heads, group, dense, *splits, most,
+        parts, sums, sinks, out, *out.stride(), heads, group, dense, *splits, most,
         DIM=head_dim, COLUMNS=columns, WIDTH=width, num_warps=4,
     )  # fmt: skip
 
@@ -35,6 +38,7 @@ def combine(parts: Tensor, sums: Tensor, out: Tensor, group: int, dense: int, sp
 def _combine(
     parts: tl.tensor,
     sums: tl.tensor,
+    sinks: tl.tensor,
     out: tl.tensor,
     out_row: tl.tensor,
     out_head: tl.tensor,
@@ -59,8 +63,11 @@ def _combine(
     inside = (part < splits)[:, None] & (dims < DIM)[None, :]
     values = tl.load(parts + (first + part)[:, None] * DIM + dims[None, :], mask=inside, other=0.0)
     # A row without tokens has no part with any, and its output is 0.
-    weights = tl.exp2(logs - tl.maximum(tl.max(logs, axis=0), -1e38))
+    largest = tl.maximum(tl.max(logs, axis=0), -1e38)
+    weights = tl.exp2(logs - largest)
     total = tl.maximum(tl.sum(weights, axis=0), 1e-38)
+    if sinks is not None:
+        total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - largest)
     # A part without tokens has weight 0, but what lies there may be NaN.
     joined = tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), axis=0) / total
     place = out + row.to(tl.int64) * out_row + head * out_head + dims * out_dim

@@ -8,6 +8,7 @@ from torch import Tensor
 from saccade.kernels._dot import KEY_BLOCK, score_keys, scratch, softmax, weigh_values
 from saccade.kernels._flat import RowReader, host_bounds, shared_slice
 from saccade.kernels._pooling import grouped
+from saccade.kernels._sinks import beside_sinks
 from saccade.types import KVView, Pooling
 
 # Below this many numbers in the keys, the cost of calls outweighs that of passes through memory.
@@ -23,7 +24,7 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
 
 
 def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
-    if pooling is None:
+    if pooling is None and kv.sinks is None:
         together = _fused(q, kv, scale)
         if together is not None:
             return together, None
@@ -40,7 +41,10 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
         scores = raw[:, :, group].clone()
     elif pooling == "each":
         scores = raw.flatten(1, 2)
+    kept = None if kv.sinks is None else beside_sinks(raw[:, :, :group] * scale, kv.sinks)
     out = _mix(raw[:, :, :group], kv, scale)
+    if kept is not None:
+        out = out * kept
     return out.reshape(q.shape).to(q.dtype), scores
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
 from saccade.kernels._pooling import grouped
+from saccade.kernels._sinks import beside_sinks
 from saccade.types import KVView, Pooling
 
 
@@ -24,7 +25,10 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
     queries = grouped(q, kv.kv_heads)
     raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
     absent = positions >= kv.rows.seq_lens[:, None]
-    weights = torch.softmax((raw * scale).masked_fill(absent[:, None, None], -torch.inf), dim=-1)
+    logits = (raw * scale).masked_fill(absent[:, None, None], -torch.inf)
+    weights = torch.softmax(logits, dim=-1)
+    if kv.sinks is not None:
+        weights = weights * beside_sinks(logits, kv.sinks)
     values = gather_tokens(kv.v, kv.v_scale, kv.rows, positions)
     out = torch.einsum("bhgn,bnhd->bhgd", weights, values).reshape(q.shape).to(q.dtype)
     out = out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._dot import HAS_BF16_DOT
 from saccade.kernels._flat import FlatCache, flatten, host_bounds
+from saccade.kernels._sinks import beside_sinks
 from saccade.types import KVView, Rows, Selection
 
 # oneDNN compiles a kernel per shape; sets are cut to multiples of this so that few shapes occur.
@@ -30,6 +31,8 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
     if invalid is not None:
         scores.view(batch, heads, -1, width).masked_fill_(invalid[:, :, None], -torch.inf)
     weights = torch.softmax(scores, dim=-1)
+    if kv.sinks is not None:
+        weights *= beside_sinks(scores.view(batch, heads, -1, width), kv.sinks).view(*weights.shape[:2], 1)
     if values.dtype == torch.bfloat16 and HAS_BF16_DOT and width % _STEP == 0:
         out = torch.bmm(weights.to(torch.bfloat16), values)
     else:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from saccade.kernels._gather import gather_tokens_per_head
+from saccade.kernels._sinks import beside_sinks
 from saccade.types import KVView, Rows, Selection
 
 
@@ -19,7 +20,10 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
     keys = gather_tokens_per_head(kv.k, kv.k_scale, kv.rows, tokens)
     scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(invalid[:, :, None], -torch.inf)
     values = gather_tokens_per_head(kv.v, kv.v_scale, kv.rows, tokens)
-    out = (torch.softmax(scores, dim=-1) @ values).reshape(q.shape).to(q.dtype)
+    weights = torch.softmax(scores, dim=-1)
+    if kv.sinks is not None:
+        weights = weights * beside_sinks(scores, kv.sinks)
+    out = (weights @ values).reshape(q.shape).to(q.dtype)
     return out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
 
 
