@@ -60,7 +60,7 @@ class AccumulationJob:
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        subject = Subject.check(settings.model, settings.device, settings.dtype)
+        subject = Subject.to_ask(settings.model, settings.device, settings.dtype)
         every = whole_numbers("--every", settings.every, at_least=1)
         lengths = tuple(sorted(whole_numbers("--lengths", settings.lengths, at_least=1)))
         templates, said = policies_for(settings.policies, subject.source, _METHODS)

@@ -61,7 +61,7 @@ class EvictionJob:
     @classmethod
     def check(cls, settings: EvictionSettings) -> EvictionJob:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        subject = Subject.check(settings.model, "cpu", "float32")
+        subject = Subject.to_ask(settings.model, "cpu", "float32")
         named, said = policies_for(settings.policies, subject.source)
         budgets = parse_budgets(settings.budget)
         policies, notes = at_budgets((*named, *(() if settings.policies else EVERY_LAYER)), budgets)

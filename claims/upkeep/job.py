@@ -54,7 +54,7 @@ class UpkeepJob:
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        subject = Subject.check(settings.model, settings.device, settings.dtype)
+        subject = Subject.to_ask(settings.model, settings.device, settings.dtype)
         names = tuple(dict.fromkeys(name.strip() for name in settings.variants.split(",")))
         for name in names:
             if name not in VARIANTS:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
 from commands import POSITIONS, Invoke
 from saccade.checkpoints.load import ModelSource
@@ -26,6 +27,31 @@ def test_a_budget_above_the_context_gives_stock_text(invoke: Invoke, model_folde
     result = invoke("generate", PROMPT, "--model", model_folder, "--policy", policy, "--max-new-tokens", 12)
     assert result.exit_code == 0, result.output
     assert result.stdout.rstrip("\n") == stock(model_folder, PROMPT, 12).rstrip("\n")
+
+
+def test_layers_of_several_kinds(invoke: Invoke, tmp_path: Path) -> None:
+    source = ModelSource.locate(None)
+    kinds = ["sliding_attention", "full_attention", "full_attention"] * 2
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    config = Gemma3TextConfig(
+        **{**sizes, "num_key_value_heads": 2, "vocab_size": source.config().vocab_size, "layer_types": kinds},
+        **{"sliding_window": 4, "max_position_embeddings": POSITIONS, "initializer_range": 0.3},
+    )
+    torch.manual_seed(0)
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    source.tokenizer().save_pretrained(tmp_path)
+    result = invoke(
+        *("generate", PROMPT, "--model", tmp_path, "--dtype", "float32", "--max-new-tokens", 12),
+        *("--policy", "less_is_more:budget=500,dense_layers=1,reselect=5"),
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rstrip("\n") == stock(tmp_path, PROMPT, 12).rstrip("\n")
 
 
 def test_the_prompt_may_come_from_standard_input_and_a_document(

@@ -186,6 +186,12 @@ def test_layers_of_several_kinds_are_not_asked(fails: Fails, tmp_path: Path, com
     assert "has layers of type sliding_attention; such models are decoded, but not compared or calibrated yet" in line
 
 
+def test_layers_of_several_kinds_are_not_rectified(fails: Fails, tmp_path: Path) -> None:
+    folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
+    line = fails(*GENERATE, "--model", folder, "--policy", "resa")
+    assert "layers of type sliding_attention have forgotten" in line and "use rectify=none" in line
+
+
 def test_layers_of_several_kinds_are_not_timed(fails: Fails, tmp_path: Path) -> None:
     folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
     line = fails("bench", "decode", "--shape", folder, "--context", "0", "--device", "cpu")

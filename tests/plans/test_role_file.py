@@ -232,6 +232,19 @@ def test_what_nobody_knows_is_not_compared(unknown: str, tmp_path: Path) -> None
     assert policy.plan(SHAPE).roles == role_map(ROLES)
 
 
+HOLES = [["publish", "publish"], [], ["reuse", "reuse"]]
+MIXED = replace(SHAPE, kinds=("full_attention", "sliding_attention", "full_attention"))
+
+
+def test_roles_are_of_the_layers_with_full_attention(tmp_path: Path) -> None:
+    path = tmp_path / "roles.json"
+    path.write_text(changed(roles=HOLES))
+    assert saccade.policy("lychee_decode", roles=path).plan(MIXED).roles.concerned == (0, 2)
+    refused(("has no roles for layer 1", "full attention, which need them, are 0 to 2"), path, SHAPE)
+    path.write_text(json.dumps(VALID))
+    refused(("has roles for layer 1", "full attention, which need them, are 0, 2"), path, MIXED)
+
+
 def test_roles_may_mix_and_leave_no_note(tmp_path: Path) -> None:
     path = tmp_path / "roles.json"
     path.write_text(changed(roles=[["publish", "publish"], ["dense", "select"], ["reuse", "reuse"]]))

@@ -49,6 +49,7 @@ def generate(
     from transformers import TextStreamer
 
     from ..adapters.hf.run import sparsify
+    from ..adapters.hf.support import refuse_rewinding
     from ..errors import DocumentError, PolicyError, SaccadeError
     from ..eval.document import decoded, read_document
     from ..eval.entry import parse_budgets
@@ -78,6 +79,7 @@ def generate(
     if not text.strip():
         raise DocumentError("the prompt is empty; give it as an argument, on standard input or by --document")
     chosen.plan(subject.shape)
+    refuse_rewinding(chosen, subject.shape)
     inputs = subject.tokenizer(text, return_tensors="pt", verbose=False).to(subject.device)
     length, positions = inputs["input_ids"].shape[1], subject.positions
     if length + max_new_tokens > positions:

@@ -50,7 +50,7 @@ class ComparisonJob:
     @classmethod
     def check(cls, settings: ComparisonSettings) -> ComparisonJob:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        subject = Subject.check(settings.model, settings.device, settings.dtype)
+        subject = Subject.to_ask(settings.model, settings.device, settings.dtype)
         named, said = policies_for(settings.policies, subject.source)
         policies, notes = at_budgets(named, parse_budgets(settings.budget))
         if not settings.policies:

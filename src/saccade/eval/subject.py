@@ -49,11 +49,20 @@ class Subject:
         picked = pick_device(device)
         kind, (shape, positions), skeleton = pick_dtype(dtype, source, picked), source.shape(), source.skeleton()
         refuse_unsupported(skeleton)
-        if shape.kinds:
-            told = f"model {source.name!r} has layers of type {shape.other_kinds}"
-            raise UnsupportedModelError(f"{told}; such models are decoded, but not compared or calibrated yet")
         parameters = sum(parameter.numel() for parameter in skeleton.parameters())
         return cls(source, picked, kind, source.tokenizer(), shape, positions, parameters)
+
+    @classmethod
+    def to_ask(cls, model: str | None, device: str, dtype: str) -> Subject:
+        """As `check`, of a model whose questions are taken back from a cache that holds the text.
+
+        Also an UnsupportedModelError for layers that forget, from which nothing can be taken back.
+        """
+        subject = cls.check(model, device, dtype)
+        if subject.shape.kinds:
+            told = f"model {subject.source.name!r} has layers of type {subject.shape.other_kinds}"
+            raise UnsupportedModelError(f"{told}; such models are decoded, but not compared or calibrated yet")
+        return subject
 
     @property
     def dtype_name(self) -> str:

@@ -42,4 +42,9 @@ def roles_of(source: str, shape: ModelShape, dense_layers: int) -> tuple[RoleMap
             raise PolicyError(f"roles: {error}") from None
     file = RoleFile.read(source)
     refuse_other(f"role file {source}", file.model, shape)
+    for layer in range(shape.layers):
+        if (layer in file.roles.concerned) != (layer in shape.full_layers):
+            given = "roles" if layer in file.roles.concerned else "no roles"
+            told = f"has {given} for layer {layer}; layers with full attention, which need them, are"
+            raise PolicyError(f"role file {source} {told} {shape.full_told()}")
     return file.roles, ()

@@ -40,10 +40,17 @@ def register() -> None:
 
 
 def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
-    """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks."""
+    """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks.
+
+    Raises:
+        UnsupportedModelError: if the model's code has no such function.
+    """
     if implementation != "eager" and not has_sinks(module):
         return sdpa_attention_forward
-    eager: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
+    eager: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is None:
+        told = "its code has no eager attention of the usual name; load it with attn_implementation='sdpa'"
+        raise UnsupportedModelError(f"saccade cannot run {type(module).__name__}: {told}")
     return eager
 
 
