@@ -170,9 +170,16 @@ def session_of(cache: Any) -> Session | None:
     return None if first is None else first.session
 
 
-def filled(cache: Any) -> int:
-    """Slots that hold a token; of a cache of ours by its first layer of ours, as others may not know."""
+def filled(cache: Any, positions: Tensor | None = None) -> int:
+    """Slots that hold a token; of a cache of ours by its first layer of ours, as others may not know.
+
+    `positions`: the slots of the tokens to come, as transformers 4 tells them; its static caches count keys that are
+    not 0, and the embedding of a padding token is 0.
+    """
     first = _first(cache)
+    told = isinstance(getattr(first, "cumulative_length", None), Tensor)
+    if positions is not None and isinstance(first, StaticLayer) and not told:
+        return int(positions[0])
     return int((cache if first is None else first).get_seq_length())
 
 

@@ -66,7 +66,7 @@ class ForwardHook:
             held = kwargs["past_key_values"] = self._empty_cache(module)
         session = self._session_in(held)
         make_up_for(session, held)
-        past = cache.filled(held)
+        past = cache.filled(held, kwargs.get("cache_position"))
         self._enter(session)
         if self.rectifier is not None or self.levels is not None:
             with lasting():

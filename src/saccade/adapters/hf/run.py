@@ -148,7 +148,7 @@ class Run:
         attention.register()
         try:
             self._set_attribute(model, _RUN_ATTRIBUTE, self)
-            decoder = model.get_decoder()
+            decoder = support.decoder_of(model)
             stock, concerned = decoder.config._attn_implementation, set(self.plan.roles.concerned)
             modules = support.attention_modules(decoder)
             own = self.plan.roles.mixed or any(map(attention.has_sinks, modules))

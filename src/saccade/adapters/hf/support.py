@@ -99,6 +99,12 @@ def full_attention(decoder: nn.Module, shape: ModelShape) -> list[Any]:
     return [module for module in attention_modules(decoder) if module.layer_idx in full]
 
 
+def decoder_of(model: Any) -> Any:
+    """What runs the layers, without a head; some models of transformers 4 name themselves."""
+    decoder = model.get_decoder()
+    return model.base_model if decoder is model else decoder
+
+
 def text_config(model: Any) -> Any:
     """Of the decoder, which of a multimodal model is a part."""
     return model.config.get_text_config(decoder=True)
@@ -108,7 +114,7 @@ def _concerned(model: Any) -> list[Any]:
     """As `full_attention`, of whatever has sizes."""
     if reasons_in_sizes(text_config(model)):
         return []
-    return full_attention(model.get_decoder(), shape_of(model.config))
+    return full_attention(decoder_of(model), shape_of(model.config))
 
 
 def _compiled(module: Any) -> bool:
@@ -136,7 +142,7 @@ def _structure(model: Any) -> list[str]:
     if kinds and FULL not in kinds:
         advice = "; if you never exceed the window, load the model with sliding_window=None" if SLIDING in kinds else ""
         return [f"none of its layers has full attention: {', '.join(sorted(set(kinds)))}{advice}"]
-    sizes, decoder = reasons_in_sizes(text_config(model)), model.get_decoder()
+    sizes, decoder = reasons_in_sizes(text_config(model)), decoder_of(model)
     if sizes:
         return sizes
     shape = shape_of(config)
