@@ -25,7 +25,7 @@ LIMITS = {
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
     # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness.
-    "lines of Python in src": 27_500,
+    "lines of Python in src": 27_550,
     "of them measuring": 9_000,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
