@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma2Config, MistralConfig, Qwen3Config
+from transformers import Gemma2Config, Gemma3TextConfig, Llama4TextConfig, MistralConfig, Qwen3Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from typer.testing import CliRunner
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -289,7 +290,7 @@ SMALL: dict[str, Any] = {
 def model(folder: Path, config: Any) -> Path:
     """A configuration and no weights: nothing that is refused here needs them."""
     folder.mkdir(exist_ok=True)
-    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -363,7 +364,7 @@ def test_every_reason_is_given(reasons: Reasons) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (MistralConfig(**SMALL, sliding_window=128), ("sliding_window=128", "--disable-sliding-window")),
+        (MistralConfig(**SMALL, sliding_window=128), ("none of its layers", "--disable-sliding-window")),
         (Gemma2Config(**SMALL, sliding_window=128), ("attn_logit_softcapping",)),
     ],
 )
@@ -372,6 +373,44 @@ def test_models_that_see_less_are_refused(
 ) -> None:
     found = " ".join(reasons(model=str(model(tmp_path, config))))
     assert all(word in found for word in words), found
+
+
+MIXED = Gemma3TextConfig(**SMALL, sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 2)
+
+
+def test_layers_with_a_window_are_left_to_vllm(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:
+    folder = str(model(tmp_path, MIXED))
+    args = made(model=folder, policy="tidal:dense_layers=0").args
+    assert (args.attention_backend, args.attention_config.backend_per_kind) == (
+        None,
+        {"full_attention": AttentionBackendEnum.CUSTOM},
+    )
+    # A row that no window cuts is one of full attention.
+    short = made("--max-model-len", "128", model=folder, policy="tidal:dense_layers=0").args
+    assert short.attention_backend is AttentionBackendEnum.CUSTOM
+
+
+@pytest.mark.parametrize(
+    ("ours", "rest", "words"),
+    [
+        ({}, ("--attention-backend", "CUSTOM"), ("layers with a window", "backend_per_kind")),
+        ({}, ("--attention-config", '{"backend_per_kind": {"sliding_window": "CPU_ATTN"}}'), ("backend_per_kind",)),
+        ({"policy": "quest:rectify=8,dense_layers=0"}, (), ("rectify=8", "sliding_attention")),
+        ({"policy": "tidal:dense_layers=0,reselect=0"}, (), ("reselect=0", "1, 3 (full attention)")),
+    ],
+)
+def test_what_layers_with_a_window_cannot_do(
+    reasons: Reasons, tmp_path: Path, ours: dict[str, Any], rest: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    given = {"policy": "tidal:dense_layers=0", **ours}
+    (reason,) = reasons(*rest, model=str(model(tmp_path, MIXED)), **given)
+    assert all(word in reason for word in words), reason
+
+
+def test_layers_in_chunks_are_refused(reasons: Reasons, tmp_path: Path) -> None:
+    kinds = ["chunked_attention", "full_attention"] * 2
+    config = Llama4TextConfig(**SMALL, layer_types=kinds, attention_chunk_size=64, num_local_experts=2)
+    assert any("attend in chunks" in reason for reason in reasons(model=str(model(tmp_path, config))))
 
 
 def test_a_model_that_is_not_there(reasons: Reasons, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..adapters.vllm.options import ServeOptions
 from ..checkpoints.shape import parameters_read
@@ -196,7 +197,7 @@ class ServingJob(GridJob):
         """What all engines are started with; writes the model's configuration."""
         grid, config, shape = self.grid, self.grid.config, self.grid.shape
         config.max_position_embeddings = max(config.max_position_embeddings, self.longest)
-        config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
         config.save_pretrained(folder)
         settings = {
             "model": folder,

@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UnsupportedModelError
-from ..types import FULL, ModelShape
+from ..types import ModelShape
 from .hub import SHARDS, WEIGHTS, find
-from .unsupported import kinds_in, reasons_in_sizes, sizes_in, values_in
+from .unsupported import mixed_kinds, reasons_in_sizes, sizes_in, values_in
 
 _TABLES = (
     "model.embed_tokens.weight",
@@ -41,13 +41,12 @@ def shape_of(config: Any) -> ModelShape:
         raise UnsupportedModelError(f"{config.model_type} is no plain decoder: " + "; ".join(reasons))
     _, query_heads, kv_heads, head_dim = (next(iter(values), 0) or 0 for values in sizes_in(config).values())
     heads = (query_heads, kv_heads or query_heads, head_dim or config.hidden_size // query_heads)
-    kinds = kinds_in(config, getattr(config, "max_position_embeddings", None))
-    kinds = () if set(kinds) <= {FULL} else kinds
-    window = _window(config) if kinds else None
+    kinds = mixed_kinds(config, getattr(config, "max_position_embeddings", None))
+    window = window_of(config) if kinds else None
     return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds, window)
 
 
-def _window(config: Any) -> int | None:
+def window_of(config: Any) -> int | None:
     """Tokens that layers with a window keep, or those with chunks; None where they have other heads, or differ."""
     if any(len(set(values_in(config, name))) > 1 for name in ("num_key_value_heads", "head_dim")):
         return None

@@ -9,10 +9,8 @@ from ..types import CHUNKED, FULL, SLIDING
 SOFT_CAP = "a logit soft-cap changes the scores that selection ranks"
 POSITION_BIAS = "a position bias changes the scores that selection ranks"
 ALIBI = "ALiBi biases change the scores that selection ranks"
-SINKS = "attention sinks as parameters are not part of the cache"
 LATENT = "multi-head latent attention caches no keys per head"
 SHARED_CACHE = "layers that share a KV cache are not supported"
-NO_CACHE = "keep no plain KV cache"
 TWICE = "differential attention attends twice in a layer, and every attention would count as a step"
 
 _CONFIGURED = {
@@ -49,6 +47,12 @@ def kinds_in(config: Any, longest: int | None) -> tuple[str, ...]:
     return tuple(FULL if kind == SLIDING and not hides(window) else kind for kind, window in pairs)
 
 
+def mixed_kinds(config: Any, longest: int | None) -> tuple[str, ...]:
+    """As `kinds_in`, and nothing where all layers have full attention: what a `ModelShape` holds."""
+    kinds = kinds_in(config, longest)
+    return () if set(kinds) <= {FULL} else kinds
+
+
 def sizes_in(config: Any) -> dict[str, list[Any]]:
     """What a configuration says of the sizes of its layers with full attention, none twice."""
     kinds, found = kinds_in(config, getattr(config, "max_position_embeddings", None)), {}
@@ -80,14 +84,12 @@ def reasons_in(config: Any, **further: str) -> list[str]:
 
 
 def reasons_in_kinds(config: Any, longest: int | None, advice: str) -> list[str]:
-    """Why layers without full attention stand in the way of a runtime that has no place for them, a line each.
+    """Why the layers' kinds leave nothing to a policy: it needs one with full attention.
 
-    `longest` is the longest row, and `advice` for whoever has narrower windows.
+    `longest` is the longest row, and `advice` for whoever never has such a long one.
     """
     kinds = kinds_in(config, longest)
-    others = sorted(set(kinds) - {FULL, SLIDING})
-    reasons = [f"layers of type {', '.join(others)} {NO_CACHE}"] if others else []
-    if SLIDING in kinds:
-        window = min(one for one in values_in(config, "sliding_window") if one is not None)
-        reasons.append(f"sliding-window attention (sliding_window={window}) already limits what layers see; {advice}")
-    return reasons
+    if not kinds or FULL in kinds:
+        return []
+    told = ", ".join(sorted(set(kinds)))
+    return [f"none of its layers has full attention: {told}{f'; {advice}' if SLIDING in kinds else ''}"]

@@ -72,8 +72,8 @@ class RoleMap:
 
     @cached_property
     def passive(self) -> tuple[bool, ...]:
-        """Per layer, whether all its heads are dense: it attends to everything and takes no part in any choice."""
-        return tuple(all(role is Role.DENSE for role in roles) for roles in self.layers)
+        """Per layer, whether its heads are all dense: it attends to everything and takes no part in any choice."""
+        return tuple(bool(roles) and all(role is Role.DENSE for role in roles) for roles in self.layers)
 
     @cached_property
     def spans(self) -> tuple[tuple[HeadSpan, ...], ...]:

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import LATENT, kinds_in, reasons_in, reasons_in_sizes
+from ...checkpoints.unsupported import LATENT, reasons_in, reasons_in_kinds, reasons_in_sizes
 from ...errors import UnsupportedModelError
 from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
 from ...kernels._triton.refusals import installed
 from ...methods.policy import Policy
-from ...types import FULL, SLIDING, ModelShape
+from ...types import ModelShape
 
 COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
 NO_CACHE = "use_cache=False leaves nothing to select from; saccade needs the KV cache, so leave it out"
@@ -138,10 +138,11 @@ def _structure(model: Any) -> list[str]:
         embeddings = None
     if not hasattr(embeddings, "weight"):
         return ["its input embeddings are no single table, by which models are told apart"]
-    kinds = kinds_in(text_config(model), getattr(text_config(model), "max_position_embeddings", None))
-    if kinds and FULL not in kinds:
-        advice = "; if you never exceed the window, load the model with sliding_window=None" if SLIDING in kinds else ""
-        return [f"none of its layers has full attention: {', '.join(sorted(set(kinds)))}{advice}"]
+    longest = getattr(text_config(model), "max_position_embeddings", None)
+    advice = "if you never exceed the window, load the model with sliding_window=None"
+    none = reasons_in_kinds(text_config(model), longest, advice)
+    if none:
+        return none
     sizes, decoder = reasons_in_sizes(text_config(model)), decoder_of(model)
     if sizes:
         return sizes

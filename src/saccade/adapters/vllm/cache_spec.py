@@ -113,7 +113,10 @@ class CleanPrefixManager(FullAttentionManager):
         """
         boundary = clean.boundary(request)
         if boundary is not None:
-            num_tokens = min(num_tokens, max(boundary, self._exact))
+            known = max(boundary, self._exact)
+            num_tokens = min(num_tokens, known)
+            if not self.kv_cache_spec.rectified:
+                clean.keep_private(request, known, self.block_pool.hash_block_size)
         super().cache_blocks(request, num_tokens, *args, **kwargs)
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from ...checkpoints.unsupported import LATENT, NO_CACHE, reasons_in, reasons_in_kinds, reasons_in_sizes
+from ...checkpoints.unsupported import LATENT, mixed_kinds, reasons_in, reasons_in_kinds, reasons_in_sizes, values_in
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
+from ...types import CHUNKED, FULL, SLIDING
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -19,6 +20,12 @@ UNIT = 16
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 """What `--scheduler-cls` is given."""
 
+FULL_KIND, WINDOW_KIND = "full_attention", "sliding_window"
+"""vLLM's words for kinds of layers."""
+
+PER_KIND = f"""--attention-config '{{"backend_per_kind": {{"{FULL_KIND}": "CUSTOM"}}}}'"""
+"""What leaves layers with a window to vLLM."""
+
 BACKEND = "saccade.adapters.vllm.plugin.SaccadeBackend"
 """Where vLLM finds our attention backend."""
 
@@ -27,7 +34,9 @@ def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
     """Every reason why an engine cannot decode under the policy; empty if it can."""
     rectify = options.policy.rectify
     rectification = [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
-    return [*_model(vllm_config), *_engine(vllm_config), *rectification, *_fit(vllm_config, options)]
+    model = _model(vllm_config)
+    # A model that no policy fits needs no second reason.
+    return [*model, *_engine(vllm_config), *rectification, *([] if model else _fit(vllm_config, options))]
 
 
 def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
@@ -47,10 +56,14 @@ def _model(vllm_config: Any) -> list[str]:
         return [LATENT]
     if config.is_encoder_decoder or config.runner_type == "pooling":
         return ["only text decoders that generate are supported"]
-    if config.has_inner_state or config.is_hybrid:
-        return [f"its state-space or linear-attention layers {NO_CACHE}"]
     text, advice = config.hf_text_config, "if requests never exceed the window, pass --disable-sliding-window"
-    return reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice) + reasons_in(text)
+    kinds = mixed_kinds(text, config.max_model_len)
+    if (config.has_inner_state or config.is_hybrid) and not kinds:
+        return ["its configuration does not say which of its layers have full attention"]
+    reasons = reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice) + reasons_in(text)
+    if CHUNKED in kinds:
+        reasons.append("layers that attend in chunks: vLLM runs them with the backend of those with full attention")
+    return reasons
 
 
 def _engine(vllm_config: Any) -> list[str]:
@@ -135,7 +148,7 @@ def refuse_early(vllm_config: Any) -> None:
         if options is None:
             return
         refuse_detached(vllm_config)
-        if not reasons_in_sizes(vllm_config.model_config.hf_text_config):
+        if not _model(vllm_config):
             plan_of(vllm_config, options)
     except PolicyError as error:  # a ValueError, of which pydantic would make one of its own
         raise ServingError(str(error)) from None
@@ -153,12 +166,23 @@ def refuse_detached(vllm_config: Any) -> None:
     custom = AttentionBackendEnum.CUSTOM
     if not custom.is_overridden() or custom.get_path() != BACKEND:
         raise ServingError("vLLM did not load the plugin saccade: VLLM_PLUGINS names others only; add saccade to it")
-    attention = vllm_config.attention_config
-    chosen = [attention.backend, *(attention.backend_per_kind or {}).values()]
-    for backend in chosen:
+    attention, model = vllm_config.attention_config, vllm_config.model_config
+    apart, given = windows_apart(model), attention.backend_per_kind or {}
+    full, windowed = (given.get(kind, attention.backend) for kind in (FULL_KIND, WINDOW_KIND))
+    # A window that no row exceeds is one all the same to vLLM.
+    hidden = not apart and any(values_in(model.hf_text_config, "sliding_window"))
+    for backend in (full, windowed) if hidden else (full,):
         if backend is not custom:
-            given = "" if backend is None else f", not {backend.name}"
-            raise ServingError(f"saccade's options need --attention-backend CUSTOM{given}: no other decodes sparsely")
+            flag = PER_KIND if apart else "--attention-backend CUSTOM"
+            told = "" if backend is None else f", not {backend.name}"
+            raise ServingError(f"saccade's options need {flag}{told}: no other decodes sparsely")
+    if apart and windowed is custom:
+        raise ServingError(f"this model has layers with a window, which are left to vLLM: pass {PER_KIND}")
+
+
+def windows_apart(model_config: Any) -> bool:
+    """Whether a model has layers with a window beside those that a policy concerns, so that backends go by kind."""
+    return SLIDING in mixed_kinds(model_config.hf_text_config, model_config.max_model_len)
 
 
 def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
@@ -169,6 +193,10 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     scheduling = vllm_config.scheduler_config
     chunk, threshold = rectify.every + 1, scheduling.long_prefill_token_threshold
     reasons = []
+    kinds = mixed_kinds(vllm_config.model_config.hf_text_config, vllm_config.model_config.max_model_len)
+    if kinds:
+        others = ", ".join(sorted({*kinds} - {FULL}))
+        reasons.append(f"rectify={rectify} computes tokens again, and layers of type {others} have forgotten theirs")
     if not getattr(scheduling.get_scheduler_cls(), "rectifies", False):
         reasons.append(f"rectify={rectify} needs --scheduler-cls {SCHEDULER}")
     if rectify.mode == "verify":

@@ -6,12 +6,15 @@ the prompt's length; dense steps that start at or below it move it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 from ...selection.selector import Selector
 from .options import opted_out
 
 _ATTRIBUTE = "_saccade_clean"
+_PRIVATE = "_saccade_private"
 
 
 def boundary(request: Any) -> int | None:
@@ -34,6 +37,27 @@ def settle(request: Any, end: int) -> int:
     known = max(boundary(request) or 0, end)
     vars(request)[_ATTRIBUTE] = known
     return known
+
+
+def keep_private(request: Any, end: int, block: int) -> None:
+    """Let nobody find what `request` writes behind its first `end` slots, by hashes of `block` tokens that are its own.
+
+    vLLM publishes the blocks of layers that no policy concerns as it always does: their keys and values follow from
+    what sparse steps have computed, and nothing but the hash says so. It chains hashes, so those to come differ too.
+    """
+    held = vars(request)
+    if _PRIVATE in held or request._block_hasher is None:
+        return
+    stock: Callable[[Any], list[bytes]] = request._block_hasher
+    held[_PRIVATE] = own = uuid4().bytes
+
+    def hasher(asking: Any) -> list[bytes]:
+        first = len(asking.block_hashes) + 1
+        return [
+            known if number * block <= end else own + known for number, known in enumerate(stock(asking), start=first)
+        ]
+
+    request._block_hasher = hasher
 
 
 def forget(request: Any) -> None:

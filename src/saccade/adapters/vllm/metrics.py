@@ -120,10 +120,15 @@ class StepMetrics:
     Reading the counters waits for the device they are on. On the host that costs nothing and happens at the end of
     every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when no step has come for as
     long: nobody says that a batch was the last one.
+
+    `layers` are those that a policy concerns, None: all that are counted.
     """
 
-    def __init__(self, counters: Counters, recall: RecallObserver | None, pause: float) -> None:
+    def __init__(
+        self, counters: Counters, recall: RecallObserver | None, pause: float, layers: Sequence[int] | None = None
+    ) -> None:
         self._counters, self._recall, self._pause = counters, recall, pause
+        self._layers = range(counters.layers) if layers is None else layers
         self._read = self._latest = time.monotonic()
         self._lock, self._waiting = threading.RLock(), False
         self._ours = True
@@ -175,7 +180,7 @@ class StepMetrics:
 
     def layer_done(self, layer: int) -> None:
         """Note that a layer has attended; the last one ends the step."""
-        if layer < self._counters.layers - 1:
+        if layer < self._layers[-1]:
             return
         with self._lock:
             self._measured, self._measuring = self._measured + self._measuring, 0
@@ -209,7 +214,8 @@ class StepMetrics:
     def _flush(self) -> None:
         self._read = time.monotonic()
         totals = self._counters.totals()
-        before, self._attended_before = self._attended_before, sum(tokens for tokens, *_ in totals) / len(totals)
+        attended_in = [totals[layer][0] for layer in self._layers]
+        before, self._attended_before = self._attended_before, sum(attended_in) / len(attended_in)
         if self._ours:
             # A sum of means, which rounding may carry past the sum of lengths; counters do not fall.
             attended = min(self._attended_before - before, self._selecting)
@@ -228,7 +234,8 @@ class StepMetrics:
             return
         count = self._measured_before + self._measured
         # Layers that nobody has seen are vLLM's, which attend to everything.
-        mean = MeanRecall.over([layer or MeanRecall(None, None, 0.0) for layer in self._recall.per_layer()])
+        seen, unseen = self._recall.per_layer(), MeanRecall(None, None, 0.0)
+        mean = MeanRecall.over([seen[layer] or unseen for layer in self._layers])
         if mean.attention is not None:  # else this rank has no head with a set
             recalled = mean.attention * count, mean.with_dense[0] * count
             for name, total, before in zip(RECALLS, recalled, self._recalled_before, strict=True):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoints.shape import stored_hash, widths
+from ...checkpoints.shape import stored_hash, widths, window_of
+from ...checkpoints.unsupported import mixed_kinds
 from ...errors import ServingError, meant
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
@@ -85,4 +86,6 @@ def shape_of(vllm_config: Any) -> ModelShape:
     config = vllm_config.model_config
     text = config.hf_text_config
     heads = (text.num_attention_heads, config.get_total_num_kv_heads(), config.get_head_size())
-    return ModelShape(text.num_hidden_layers, *heads, text.model_type, stored_hash(str(config.model)), *widths(text))
+    kinds = mixed_kinds(text, config.max_model_len)
+    weights, window = stored_hash(str(config.model)), window_of(text) if kinds else None
+    return ModelShape(text.num_hidden_layers, *heads, text.model_type, weights, *widths(text), kinds, window)

@@ -75,6 +75,9 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.kv_cache_interface FullAttentionSpec: page_size_bytes merge copy_with_new_block_size
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager(kv_cache_spec)
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager.cache_blocks(request num_tokens)
+        vllm.v1.core.single_type_kv_cache_manager FullAttentionManager: block_pool
+        vllm.v1.core.block_pool BlockPool: hash_block_size
+        vllm.v1.request Request: block_hashes _block_hasher
         vllm.exceptions VLLMValidationError
         vllm.v1.sample.logits_processor.interface BatchUpdate: removed added moved
         vllm.v1.sample.logits_processor.interface MoveDirectionality: SWAP

@@ -24,7 +24,7 @@ from ....checkpoints.load import ModelSource
 from ....errors import SaccadeError, ServingError, install, meant
 from ....recipes import resolve as recipes
 from ....types import ModelShape
-from ..checks import SCHEDULER, UNIT, plan_of, reasons_against, refuse_detached
+from ..checks import FULL_KIND, SCHEDULER, UNIT, plan_of, reasons_against, refuse_detached, windows_apart
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces
 
@@ -117,6 +117,7 @@ def prepare(
         _fill(args, options, bundled=bundled)
         reasons = [*_not_ours(args), *_unreachable(args)]
         try:
+            _choose_backend(args)
             config = _config(args, options)
         except Exception as error:
             raise RefusedError([_said(error), *reasons]) from error
@@ -215,13 +216,10 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
     """Put in what the user has left open; what the user has said stays."""
     from vllm import envs
     from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     args.additional_config = {**(args.additional_config or {}), KEY: options.to_dict()}
     if args.host is None and args.uds is None:
         args.host = HOST
-    if args.attention_backend is None and args.attention_config.backend is None:
-        args.attention_backend = AttentionBackendEnum.CUSTOM
     if options.policy.rectify is not None:
         args.scheduler_cls = SCHEDULER if args.scheduler_cls is None else args.scheduler_cls
         args.async_scheduling = False if args.async_scheduling is None else args.async_scheduling
@@ -231,6 +229,18 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
         args.dtype = "float32" if args.dtype == "auto" else args.dtype
         if args.kv_cache_memory_bytes is None and not envs.VLLM_CPU_KVCACHE_SPACE:
             args.kv_cache_memory_bytes = BUNDLED_CACHE
+
+
+def _choose_backend(args: Namespace) -> None:
+    """Ours, for the kinds of layers that a policy concerns, unless the user has said which."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if args.attention_backend is not None or args.attention_config.backend is not None:
+        return
+    if not windows_apart(_engine_args(args).create_model_config()):
+        args.attention_backend = AttentionBackendEnum.CUSTOM
+    elif not args.attention_config.backend_per_kind:
+        args.attention_config.backend_per_kind = {FULL_KIND: AttentionBackendEnum.CUSTOM}
 
 
 def _config(args: Namespace, options: ServeOptions) -> Any:
@@ -256,12 +266,16 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
 
 
 def _made(args: Namespace) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
+    return _engine_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def _engine_args(args: Namespace) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     # Of a copy: the server makes its own from the same arguments, parts of which a configuration takes and changes.
-    given = AsyncEngineArgs.from_cli_args(copy.deepcopy(args))
-    return given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    return AsyncEngineArgs.from_cli_args(copy.deepcopy(args))
 
 
 def _not_ours(args: Namespace) -> Iterator[str]:

@@ -13,7 +13,7 @@ from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 
-from ....checkpoints.unsupported import ALIBI, SHARED_CACHE, SINKS, SOFT_CAP
+from ....checkpoints.unsupported import ALIBI, SHARED_CACHE, SOFT_CAP
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows
@@ -24,7 +24,7 @@ from .page_bounds import BlockBounds, bounds_bytes
 from .step import BuildParent, Step, Written
 from .worker import Serving, serving_of
 
-_REFUSED = {"alibi_slopes": ALIBI, "logits_soft_cap": SOFT_CAP, "sinks": SINKS}
+_REFUSED = {"alibi_slopes": ALIBI, "logits_soft_cap": SOFT_CAP}
 _REFUSED["kv_sharing_target_layer_name"] = SHARED_CACHE
 """What a layer may say about itself, and why it cannot be served then."""
 
@@ -60,6 +60,16 @@ class SparseBuilder:
     layer_names: list[str]
     groups: Groups
     _layers: Mapping[int, Any] = MappingProxyType({})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        ours = tuple(sorted(map(extract_layer_index, self.layer_names)))
+        told = serving_of(self.vllm_config).plan.roles.concerned
+        if ours != told:
+            raise ServingError(
+                f"vLLM keeps the caches of layers {', '.join(map(str, ours))} in a group of their own; in layers "
+                f"{', '.join(map(str, told))} of this model a policy selects together"
+            )
 
     def view(self, number: int, rows: Rows) -> KVView:
         """The cache of a layer, by its number in the model, as some rows see it."""

@@ -23,7 +23,7 @@ def plan_of_rank(plan: Plan, rank: int, ranks: int, gather: Gather) -> Plan:
     """
     if ranks == 1:
         return plan
-    heads = len(plan.roles.layers[0]) // ranks
+    heads = len(plan.roles.layers[plan.roles.concerned[0]]) // ranks
     mine = slice(rank * heads, (rank + 1) * heads)
     selector = plan.selector
     if isinstance(selector, ScoredSelector) and selector.heads == "all":

@@ -91,9 +91,9 @@ def _start(vllm_config: Any) -> Serving:
             logger.warning(note)
         if metrics.exported():
             # Only then is recall measured: what nobody can read is not worth a pass over the keys.
-            recall = RecallObserver(len(plan.roles.layers)) if options.recall else None
+            recall = RecallObserver(plan.roles.concerned) if options.recall else None
             pause = 0.0 if vllm_config.device_config.device_type == "cpu" else _PAUSE
-            steps = StepMetrics(counters, recall, pause)
+            steps = StepMetrics(counters, recall, pause, plan.roles.concerned)
             _count_requests(vllm_config, str(options.policy), steps)
     covered = covered_length(plan.selector, vllm_config.model_config.max_model_len)
     return Serving(options, plan, covered, counters, _levels(vllm_config, plan), recall, steps)

@@ -1,0 +1,181 @@
+"""Layers of several kinds: those with full attention decode under the policy, vLLM keeps all others as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import DEFAULTS, Answer, Engines, answer_of, answers, core, greedy, prompts
+from test_windows import saved
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from vllm import LLM
+from vllm.inputs import TokensPrompt
+
+import saccade
+from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
+
+BLOCK = DEFAULTS["block_size"]
+WINDOW, STEPS, LENGTHS = 64, 16, (300, 17, 129, 200)
+PER_KIND: dict[str, Any] = {
+    "attention_backend": None,
+    "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}},
+}
+CHUNKED: dict[str, Any] = {"max_num_batched_tokens": 96, "max_num_seqs": 4}
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 2048, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 6},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048},
+    # Large weights: attention that picks few tokens, answers that depend on it.
+    **{"initializer_range": 0.2, "tie_word_embeddings": False},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2}
+EVERY_OTHER = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 3}
+TYPES: dict[str, dict[str, Any]] = {
+    "gemma3_text": SLIDING,
+    "exaone4": SLIDING,
+    # Its windows are one token wider in vLLM than in transformers.
+    "cohere2": SLIDING,
+    # vLLM takes gpt-oss's kinds from the layers' numbers.
+    "gpt_oss": {**EVERY_OTHER, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_next": {
+        **{"layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2, "hidden_size": 256},
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 4, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "initializer_range": 0.02},
+    },
+}
+POLICIES = (
+    "less_is_more:budget=24,dense_layers=0,reselect=1",
+    "quest:budget=32,dense_layers=0",
+    "lychee_cluster:budget=48,dense_layers=0",
+)
+FULL = {"gemma3_text": (1, 4), "exaone4": (1, 4), "gpt_oss": (1, 3, 5), "qwen3_next": (1, 4)}
+
+
+def folder_of(name: str, folder: Path) -> Path:
+    return saved(folder, AutoConfig.for_model(name, **{**SIZES, **TYPES[name]}))
+
+
+def settings_of(name: str, folder: Path) -> dict[str, Any]:
+    # vLLM's linear attention on CPUs takes bfloat16 alone.
+    dtype = "bfloat16" if name == "qwen3_next" else "float32"
+    return {"model": str(folder_of(name, folder)), "dtype": dtype, "max_model_len": 1024}
+
+
+def by_transformers(folder: str, policy: str | None, asked: list[list[int]], dtype: str) -> list[tuple[int, ...]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    if policy is not None:
+        saccade.sparsify(model, policy, tokenizer=AutoTokenizer.from_pretrained(folder))
+    found = []
+    for ids in asked:
+        told = model.generate(
+            torch.tensor([ids]), do_sample=False, max_new_tokens=STEPS, min_new_tokens=STEPS, eos_token_id=None
+        )
+        found.append(tuple(told[0, len(ids) :].tolist()))
+    return found
+
+
+def specs(engine: LLM) -> list[tuple[str, tuple[int, ...]]]:
+    """The cache's groups: what they are, and of which layers."""
+    groups = core(engine).scheduler.kv_cache_config.kv_cache_groups
+    return [
+        (type(group.kv_cache_spec).__name__, tuple(int(name.split(".")[2]) for name in group.layer_names))
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "exaone4", "gpt_oss"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_those_of_transformers(name: str, policy: str, engines: Engines, tmp_path: Path) -> None:
+    """Windows of 64 under prompts of 300, in chunks of 96 and in one batch; float32, every token of every answer."""
+    settings, asked = settings_of(name, tmp_path), prompts(*LENGTHS)
+    stock = answers(engines.stock(**settings), asked, greedy(STEPS))
+    engines.close()
+    engine = engines.sparse(policy, **settings, **PER_KIND, **CHUNKED)
+    ours = [found for kind, found in specs(engine) if kind == SaccadeAttentionSpec.__name__]
+    assert ours == [FULL[name]]
+    found = [answer.tokens for answer in answers(engine, asked, greedy(STEPS))]
+    expected = by_transformers(settings["model"], policy, asked, "float32")
+    assert found == expected
+    assert [answer.tokens for answer in stock] != found, "the policy changes nothing: it may not run"
+
+
+def forced(folder: str, policy: str, prompt: list[int], tokens: tuple[int, ...]) -> list[float]:
+    """Log-probabilities of given tokens, one decoded behind the other by transformers in bfloat16."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    cache = DynamicCache(config=model.config)
+    found, fed = [], prompt
+    with saccade.sparsify(model, policy), torch.inference_mode():
+        for token in tokens:
+            logits = model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1]
+            found.append(float(logits.float().log_softmax(-1)[token]))
+            fed = [token]
+    return found
+
+
+def test_linear_attention_agrees_with_transformers_as_stock_does(engines: Engines, tmp_path: Path) -> None:
+    """vLLM's linear attention takes bfloat16 alone and rounds elsewhere than transformers': stock's distance is the
+    budget, twice for the mean of as many other tokens. What the policy changes is far more than that."""
+    settings, asked = settings_of("qwen3_next", tmp_path), prompts(300, 17, 129, 200, 96, 31, 64, 250)
+    policy, linear = "streaming:budget=8", {"attention_backend": "CUSTOM"}
+    stock = answers(engines.stock(**settings), asked, greedy(STEPS))
+    engines.close()
+    engine = engines.sparse(policy, **settings, **linear)
+    assert [found for kind, found in specs(engine) if kind == SaccadeAttentionSpec.__name__] == [FULL["qwen3_next"]]
+    ours = answers(engine, asked, greedy(STEPS))
+
+    def distance(found: list[Answer], under: str) -> float:
+        gaps = []
+        for ids, answer in zip(asked, found, strict=True):
+            told = forced(settings["model"], under, ids, answer.tokens)
+            gaps += [abs(one - other) for one, other in zip(told, answer.logprobs, strict=True)]
+        return sum(gaps) / len(gaps)
+
+    budget = 2 * distance(stock, "dense")
+    assert distance(ours, policy) < budget
+    assert distance(ours, "dense") > 4 * budget
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_where_the_budget_covers_everything_answers_are_those_of_stock(
+    name: str, engines: Engines, tmp_path: Path
+) -> None:
+    """Bit by bit: rows that a budget covers are vLLM's own in every layer."""
+    settings, asked = {**settings_of(name, tmp_path), **CHUNKED}, prompts(*LENGTHS)
+    expected = answers(engines.stock(**settings), asked, greedy(STEPS))
+    engines.close()
+    engine = engines.sparse("less_is_more:budget=1024,dense_layers=0", **settings, **PER_KIND)
+    assert answers(engine, asked, greedy(STEPS)) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES[:2])
+def test_what_sparse_steps_wrote_into_windows_is_nobody_elses(policy: str, engines: Engines, tmp_path: Path) -> None:
+    """Layers with a window publish their blocks too: of a sparse answer as of the prompt that a later turn has dense.
+
+    The first request decodes sparsely; the second has that answer in its prompt, so that its blocks of full attention
+    are computed densely and published; the third finds those, and must not find the first's windows with them.
+    """
+    settings = {**settings_of("gemma3_text", tmp_path), **PER_KIND}
+    prompt, more, others = prompts(300)[0], prompts(20, start=9000)[0], prompts(40, start=12000)[0]
+
+    def turns(engine: LLM) -> tuple[list[Answer], int]:
+        first = answers(engine, [prompt], greedy(100))[0]
+        asked = [*prompt, *first.tokens, *more]
+        second = answers(engine, [asked], greedy(STEPS))[0]
+        params = greedy(STEPS)
+        third = engine.generate([TokensPrompt(prompt_token_ids=[*asked, *others])], params, use_tqdm=False)[0]
+        return [first, second, answer_of(third.outputs[0])], third.num_cached_tokens or 0
+
+    plain, none = turns(engines.sparse(policy, **settings))
+    engines.close()
+    # Every block of a window is kept, not only those at the end of a prompt.
+    cached, hit = turns(
+        engines.sparse(policy, **settings, enable_prefix_caching=True, prefix_cache_retention_interval=BLOCK)
+    )
+    assert [answer.tokens for answer in cached] == [answer.tokens for answer in plain]
+    for one, other in zip(cached, plain, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert none == 0
+    assert hit == 420 // BLOCK * BLOCK, "the third request finds what the second has computed"
