@@ -51,6 +51,9 @@ class BenchJob(GridJob):
     def check(cls, settings: BenchSettings) -> BenchJob:
         """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
         grid = Grid.check(settings, shortest=0)
+        if grid.shape.kinds:
+            told = f"--shape {settings.shape} has layers of type {grid.shape.other_kinds}"
+            raise SaccadeError(f"{told}; bench decode times full attention in every layer, bench serve also these")
         policies, notes = settings.resolve(grid.shape)
         for policy in policies:
             if policy.rectify is not None and policy.rectify.mode == "verify":

@@ -80,14 +80,10 @@ class Grid:
         config = read_config(settings.shape)
         if settings.dtype not in DTYPES:
             raise SaccadeError(f"unknown dtype {settings.dtype!r}; valid: {', '.join(DTYPES)}")
-        shape = shape_of(config)
-        if shape.kinds:
-            told = f"--shape {settings.shape} has layers of type {shape.other_kinds}"
-            raise SaccadeError(f"{told}; only steps of models with full attention in every layer are timed yet")
         return cls(
             settings.shape,
             config,
-            shape,
+            shape_of(config),
             contexts=whole_numbers("context", ",".join(settings.contexts), at_least=shortest),
             batches=whole_numbers("batch", ",".join(settings.batches), at_least=1),
             threads=whole_numbers("threads", ",".join(settings.threads), at_least=1),

@@ -18,12 +18,14 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..adapters.vllm.checks import FULL_KIND
 from ..adapters.vllm.options import ServeOptions
 from ..checkpoints.shape import parameters_read
 from ..errors import SaccadeError
 from ..machine import copy_bandwidth, free_memory
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
+from ..types import SLIDING
 from .grid import Grid, GridJob, OnUnit, PolicySettings, parse_points
 from .rows import ServingRow, compared, quartiles
 from .synthetic import SyntheticEngine, prepare_process
@@ -169,10 +171,16 @@ class ServingJob(GridJob):
         served, device = self.grid.device.type == "cuda", self.grid.device
         free = free_memory(device) if served else None
         engines: dict[str, SyntheticEngine] = {}
+        apart = SLIDING in self.grid.shape.kinds
+        backend = (
+            {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
+            if apart
+            else {"attention_backend": "CUSTOM"}
+        )
         try:
             for name in group:
                 policy = self.policies.get(name)
-                engines[name] = SyntheticEngine(None if policy is None else ServeOptions(policy), **settings)
+                engines[name] = SyntheticEngine(None if policy is None else ServeOptions(policy), backend, **settings)
                 results["engines"][name] = engines[name].facts
             fit = min(engine.facts["tokens"] for engine in engines.values()) // self.block - 1
             for context, batch in points:
@@ -213,8 +221,8 @@ class ServingJob(GridJob):
             parallel = self.settings.tensor_parallel
             return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
         blocks = 8 + max(batch * -(-(context + self.room) // self.block) for context, batch in self.points)
-        token = shape.token_bytes(grid.dtype.itemsize)
-        # The bounds' share of a page is at most a quarter.
+        # Of all layers, whose kinds may share blocks. The bounds' share of a page is at most a quarter.
+        token = replace(shape, kinds=()).token_bytes(grid.dtype.itemsize)
         room = blocks * self.block * token * 5 // 4
         return {**settings, "enforce_eager": True, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": room}
 

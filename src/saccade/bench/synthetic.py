@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ..adapters.vllm.options import KEY, ServeOptions
@@ -35,6 +36,7 @@ class SyntheticEngine:
 
     Args:
         options: of saccade; None is stock vLLM.
+        backend: what says which layers saccade's backend gets.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
@@ -43,13 +45,13 @@ class SyntheticEngine:
         tokens: the latest of each row.
     """
 
-    def __init__(self, options: ServeOptions | None, **settings: Any) -> None:
+    def __init__(self, options: ServeOptions | None, backend: Mapping[str, Any], **settings: Any) -> None:
         start = time.perf_counter()
         import vllm
 
         ours: dict[str, Any] = {}
         if options is not None:
-            ours = {"attention_backend": "CUSTOM", "additional_config": {KEY: options.to_dict()}}
+            ours = {**backend, "additional_config": {KEY: options.to_dict()}}
         self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,

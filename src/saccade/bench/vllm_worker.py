@@ -46,7 +46,9 @@ class SyntheticWorker:
         Returns:
             what only the worker knows of its CUDA graphs: their kind, and the bytes that vLLM set aside for them.
         """
-        layers = get_layers_from_vllm_config(self.vllm_config, Attention).values()
+        layers = list(get_layers_from_vllm_config(self.vllm_config, Attention).values())
+        # Layers of other kinds may lie in the same memory: ours come last, so that bounds are of what lies there.
+        layers.sort(key=lambda layer: isinstance(layer.impl, SparseLayer))
         for seed, layer in enumerate(layers):
             cache = layer.kv_cache
             generator = torch.Generator(cache.device).manual_seed(seed)

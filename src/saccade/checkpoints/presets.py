@@ -8,7 +8,15 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 from ..errors import ModelFolderError
 from .load import ModelSource
@@ -16,6 +24,9 @@ from .load import ModelSource
 _SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
 _LLAMA_3 = {"rope_theta": 500_000.0}
 _TIED = {"tie_word_embeddings": True}
+
+_GEMMA_3 = {"sliding_window": 1_024, "sliding_window_pattern": 6, **_TIED}
+_GPT_OSS = {"sliding_window": 128, "num_local_experts": 32, "num_experts_per_tok": 4}
 
 SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingProxyType(
     {
@@ -25,6 +36,8 @@ SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingPro
             ("llama-3.2-1b", LlamaConfig, (128_256, 2_048, 8_192, 16, 32, 8, 64), {**_LLAMA_3, **_TIED}),
             ("llama-3.1-8b", LlamaConfig, (128_256, 4_096, 14_336, 32, 32, 8, 128), _LLAMA_3),
             ("qwen3-8b", Qwen3Config, (151_936, 4_096, 12_288, 36, 32, 8, 128), {}),
+            ("gemma-3-12b", Gemma3TextConfig, (262_208, 3_840, 15_360, 48, 16, 8, 256), _GEMMA_3),
+            ("gpt-oss-20b", GptOssConfig, (201_088, 2_880, 2_880, 24, 64, 8, 64), _GPT_OSS),
         )
     }
 )
