@@ -73,7 +73,7 @@ class Target:
         if settings.task not in TASKS and not settings.task.endswith(SUFFIXES):
             valid = ", ".join((*TASKS, *(f"or a file FILE{suffix}" for suffix in SUFFIXES)))
             raise SaccadeError(f"--task {settings.task!r} is not valid: {valid}")
-        target = cls(settings, Subject.to_ask(settings.model, settings.device, settings.dtype))
+        target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
         if not target.from_file:
             target.subject.refuse_too_large(settings.context)
         check_folder(settings.output_dir)
