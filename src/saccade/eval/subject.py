@@ -83,6 +83,7 @@ class Subject:
             "model": self.source.name,
             "model_class": type(model).__name__,
             **sizes,
+            "full_layers": [*self.shape.full_layers],
             "seed": seed,
             "document": document,
             "context_tokens": [len(context.tokens) for context in contexts],
