@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from ..adapters.hf.support import against_rewinding
 from ..checkpoints.load import ModelSource
@@ -30,8 +29,7 @@ def policies_for(
     if written:
         return resolve_all(written, source.location, source.decoder)
     shape, recipe = source.decoder(), beside(source.location, source.decoder)
-    # Of what its layers are a recipe says nothing.
-    usual, notes = usual_policies(recipe and replace(recipe, model=shape), methods)
+    usual, notes = usual_policies(recipe, methods)
     reasons = {policy: reason for policy in usual if (reason := against_rewinding(policy, shape))}
     able = tuple(policy for policy in usual if policy not in reasons)
     return able, (*notes, *(f"left out: {reason}" for reason in reasons.values()))

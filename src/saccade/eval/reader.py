@@ -77,7 +77,11 @@ class Reader:
         for together in phase.pieces(self.decoded, tokens.shape[1]):
             piece, done = tokens[:, done : done + together], done + together
             keep = max(min(together, done - first), 1)
-            logits = self._model(piece, past_key_values=self._cache, use_cache=True, logits_to_keep=keep).logits
+            # A model whose first layer has no length would begin to count anew.
+            first_position = self._length + self.decoded
+            at = torch.arange(first_position, first_position + together, device=tokens.device)[None]
+            inputs = {"position_ids": at, "past_key_values": self._cache, "use_cache": True}
+            logits = self._model(piece, logits_to_keep=keep, **inputs).logits
             if done > first:
                 parts.append(logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
