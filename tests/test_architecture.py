@@ -95,7 +95,7 @@ LIBRARIES: dict[str, set[str]] = {
     "torch": {*ARROWS} - {"errors", "files", "plans", "methods", "recipes", "__main__"},
     "triton": {"kernels"},
     "pydantic": {"files", "plans", "methods", "recipes"},
-    "transformers": {*MODELS, "checkpoints", "cli"},
+    "transformers": {*MODELS, "checkpoints", "cli"} - {"eval"},
     "safetensors": {"checkpoints", "calibrate"},
     "vllm": {"adapters.vllm", "bench"},
     "prometheus_client": {"adapters.vllm"},

@@ -12,6 +12,7 @@ from saccade.eval.entry import policies_for
 from saccade.eval.output import whole_numbers
 from saccade.eval.subject import Subject
 
+from ..subject import plain_subject
 from .accumulation import TARGETS, Accumulation, Case, cases_of
 from .passages import Passage, held_out_passages
 
@@ -60,7 +61,7 @@ class AccumulationJob:
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        subject = Subject.to_ask(settings.model, settings.device, settings.dtype)
+        subject = plain_subject(settings.model, settings.device, settings.dtype)
         every = whole_numbers("--every", settings.every, at_least=1)
         lengths = tuple(sorted(whole_numbers("--lengths", settings.lengths, at_least=1)))
         templates, said = policies_for(settings.policies, subject.source, _METHODS)

@@ -17,6 +17,7 @@ from saccade.eval.subject import Subject
 from saccade.machine import kernels_on, versions
 from saccade.methods.policy import Policy
 
+from ..subject import plain_subject
 from .asking import Asking
 from .exchange import Prompt, prompts_of, read_answers, write_lines, write_prompts
 from .join import agreement, rows_of
@@ -61,7 +62,7 @@ class EvictionJob:
     @classmethod
     def check(cls, settings: EvictionSettings) -> EvictionJob:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        subject = Subject.to_ask(settings.model, "cpu", "float32")
+        subject = plain_subject(settings.model, "cpu", "float32")
         named, said = policies_for(settings.policies, subject.source)
         budgets = parse_budgets(settings.budget)
         policies, notes = at_budgets((*named, *(() if settings.policies else EVERY_LAYER)), budgets)

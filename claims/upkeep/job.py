@@ -13,6 +13,7 @@ from saccade.eval.subject import Subject
 from saccade.machine import environment
 from saccade.plans.plan import Plan
 
+from ..subject import plain_subject
 from .texts import Stretch, stretches
 from .upkeep import Experiment
 from .variants import CLUSTERS, VARIANTS, Upkeep
@@ -54,7 +55,7 @@ class UpkeepJob:
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        subject = Subject.to_ask(settings.model, settings.device, settings.dtype)
+        subject = plain_subject(settings.model, settings.device, settings.dtype)
         names = tuple(dict.fromkeys(name.strip() for name in settings.variants.split(",")))
         for name in names:
             if name not in VARIANTS:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from saccade.calibrate import heads, layers, tune
 from saccade.calibrate.target import TargetSettings
@@ -44,7 +44,7 @@ def make_model(folder: Path, *, kv_heads: int = 4, layers: int = 5, seed: int = 
 def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragged: bool = False) -> Path:
     """Questions that the model in `folder` answers right: the answer is the word it would say."""
     source = ModelSource.locate(folder)
-    tokenizer, model = source.tokenizer(), Qwen3ForCausalLM.from_pretrained(folder).eval()
+    tokenizer, model = source.tokenizer(), AutoModelForCausalLM.from_pretrained(folder).eval()
     lines: list[str] = []
     for text in range(texts):
         wanted = asked - (1 if ragged and text == texts - 1 else 0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from mixing import Naive, exact
 
-from saccade.calibrate.mixture import Mixture
+from saccade.calibrate.mixture import Mixture, Text
 
 PAST, NEW, KEPT = 24, 6, 0.3
 FLOAT32 = 2.0**-24
@@ -116,8 +116,8 @@ def test_bfloat16_scores_are_not_rounded_before_a_set_is_cut() -> None:
     sizes = []
     for seed in range(8):
         text = tokens(seed, length)
-        lower, (keys, values) = mixture.read(text[:-1])
-        context = [lower, (keys, torch.zeros_like(values))]
+        lower, (keys, values) = mixture.read(text[:-1]).layers
+        context = Text([lower, (keys, torch.zeros_like(values))])
         mixture.logits(context, torch.tensor(text[-1:]), torch.tensor([0]), torch.zeros(1, 2))
         sizes += (1 / outputs[-1].float().view(4, 8)[::2, 0]).round().int().tolist()  # 1 / 24 errs by 2^-9 of itself
     assert sizes == [24] * 16
@@ -212,12 +212,12 @@ def test_a_text_is_read_once_and_not_written_to() -> None:
     model = exact("llama", 2).requires_grad_(False)
     mixture = Mixture(model, KEPT)
     context = mixture.read(tokens()[:PAST])
-    copies = [(keys.clone(), values.clone()) for keys, values in context]
+    copies = [(keys.clone(), values.clone()) for keys, values in context.layers]
     new = torch.tensor(tokens()[PAST:])
     one = mixture.logits(context, new, torch.arange(NEW), random_gates(4, 2))
     two = mixture.logits(context, new, torch.arange(NEW), random_gates(4, 2))
     assert torch.equal(one, two)
-    for (keys, values), (old_keys, old_values) in zip(context, copies, strict=True):
+    for (keys, values), (old_keys, old_values) in zip(context.layers, copies, strict=True):
         assert torch.equal(keys, old_keys) and torch.equal(values, old_values)
         assert keys.shape == (1, 2, PAST, 8)
 
@@ -233,7 +233,7 @@ def test_nothing_of_the_maps_size_waits_for_the_backward_pass(layers: int) -> No
     mixture, text = Mixture(model, KEPT), tokens(4, past + new)
     context = mixture.read(text[:past])
     gates = random_gates(layers, 2).requires_grad_()
-    given = [tensor for pair in context for tensor in pair] + [*model.parameters(), *model.buffers()]
+    given = [tensor for pair in context.layers for tensor in pair] + [*model.parameters(), *model.buffers()]
     own = {tensor.untyped_storage().data_ptr() for tensor in given}
     large: dict[int, tuple[int, ...]] = {}
 

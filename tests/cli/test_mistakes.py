@@ -180,10 +180,10 @@ def test_windows_in_all_layers(fails: Fails, tmp_path: Path, command: str) -> No
 
 
 @pytest.mark.parametrize("command", ["compare", "tune", "calibrate layers"])
-def test_layers_of_several_kinds_are_not_asked(fails: Fails, tmp_path: Path, command: str) -> None:
+def test_layers_of_several_kinds_are_not_rectified_when_asked(fails: Fails, tmp_path: Path, command: str) -> None:
     folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
-    line = fails(*COMMANDS[command], "--model", folder)
-    assert "has layers of type sliding_attention; such models are decoded, but not compared or calibrated yet" in line
+    line = fails(*COMMANDS[command], "--model", folder, "--policy", "tidal:dense_layers=0,rectify=4")
+    assert "rectification takes tokens back, and layers of type sliding_attention have forgotten" in line
 
 
 def test_layers_of_several_kinds_are_not_rectified(fails: Fails, tmp_path: Path) -> None:

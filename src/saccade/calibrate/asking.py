@@ -47,12 +47,13 @@ class Answers:
 
     Attributes:
         right: question by question.
-        recalls: of each layer over the answers' tokens; empty if it was not measured.
-        share: share of the cache that a head attended to, mean over layers.
+        recalls: of each layer over the answers' tokens, by its number in the model; None for one without full
+            attention. Empty if it was not measured.
+        share: share of the cache that a head attended to, mean over layers with full attention.
     """
 
     right: tuple[bool, ...]
-    recalls: tuple[MeanRecall, ...]
+    recalls: tuple[MeanRecall | None, ...]
     share: float
 
 
@@ -138,7 +139,7 @@ class AnswerObserver(ABC):
 class AnswerRecall(AnswerObserver):
     """Both recalls of each layer."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int | Sequence[int]) -> None:
         self.recall = RecallObserver(layers)
 
     def see(self, step: AnswerStep) -> None:
@@ -166,9 +167,10 @@ class Reading:
             tokenizer: for policies that cut the text into chunks.
             recall: measure both recalls, which costs a pass over the keys per answer token and layer.
         """
-        measured = AnswerRecall(self._model.config.num_hidden_layers)
+        measured = AnswerRecall(shape_of(self._model.config).full_layers)
         answers = self._decode(policy, tokenizer, (measured,) if recall else ())
-        return replace(answers, recalls=tuple(layer for layer in measured.recall.per_layer() if layer is not None))
+        layers = tuple(measured.recall.per_layer())
+        return replace(answers, recalls=layers if any(layers) else ())
 
     def observe(self, *observers: AnswerObserver) -> Answers:
         """Decode every question densely, once, before observers' eyes."""
@@ -186,5 +188,5 @@ class Reading:
                     right += sheet.right(logits)[: sheet.real]
                 finally:
                     self._reader.crop()
-            layers = run.stats().layers
-        return Answers(tuple(right), (), sum(layer.share for layer in layers) / len(layers))
+            shares = [run.stats().layers[layer].share for layer in run.plan.roles.concerned]
+        return Answers(tuple(right), (), sum(shares) / len(shares))

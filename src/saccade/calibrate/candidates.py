@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..adapters.hf.support import against_rewinding
 from ..errors import PolicyError
 from ..eval.entry import known
 from ..methods.method import Known
@@ -24,7 +25,7 @@ def ladder(context: int) -> tuple[int, ...]:
 def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
     """One policy per family, without its budget: those named, or every method with what the recipe knows.
 
-    Methods that need a layer or roles which nobody has found are left out.
+    Methods that need a layer or roles which nobody has found are left out, and those that the model's layers rule out.
 
     Raises:
         PolicyError: a name or an option that is not valid.
@@ -39,7 +40,8 @@ def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
         if (usual := method.usual(what)).calibrated
         for more in method.tuned
     )
-    return tuple(dict.fromkeys(made))
+    able = (one for one in made if recipe is None or against_rewinding(one, recipe.model) is None)
+    return tuple(dict.fromkeys(able))
 
 
 def rungs(family: Policy, budgets: Sequence[int], context: int) -> list[Policy]:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
+from ..decode.recall import dense_weights
 from ..kernels.dense_decode_scores.api import decode_scores
 from .asking import AnswerObserver, AnswerStep
 
 
 class GoldObserver(AnswerObserver):
     """Sums over the answers' tokens, per layer and query head; questions whose answer lies nowhere are left out.
+
+    `first` is the first layer with full attention; those without have zeros.
 
     Attributes:
         mass: softmax mass on the gold tokens, float64 `[L, Hq]`.
@@ -20,14 +23,14 @@ class GoldObserver(AnswerObserver):
         steps: answer tokens counted.
     """
 
-    def __init__(self, layers: int, query_heads: int, tokens: Sequence[int]) -> None:
+    def __init__(self, layers: int, query_heads: int, tokens: Sequence[int], first: int = 0) -> None:
         self.mass = torch.zeros(layers, query_heads, dtype=torch.float64)
         self.copies = torch.zeros(layers, query_heads, dtype=torch.float64)
         self.steps = 0
-        self._tokens = tokens
+        self._tokens, self._first = tokens, first
 
     def see(self, step: AnswerStep) -> None:
-        weights = (decode_scores(step.q, step.kv, pooling="each") * step.scale).softmax(-1)
+        weights = dense_weights(decode_scores(step.q, step.kv, pooling="each") * step.scale, step.kv)
         best = weights.argmax(-1).tolist()
         for row, ask in enumerate(self.sheet.asks):
             if not step.rows[row] or ask.gold is None:
@@ -37,4 +40,4 @@ class GoldObserver(AnswerObserver):
             self.mass[step.layer] += weights[row, :, first:stop].sum(-1).double().cpu()
             hits = [first <= at < stop and self._tokens[at] == following for at in best[row]]
             self.copies[step.layer] += torch.tensor(hits, dtype=torch.float64)
-            self.steps += step.layer == 0
+            self.steps += step.layer == self._first

@@ -57,7 +57,8 @@ class Found:
     """Roles from one method and seed.
 
     Attributes:
-        values: of every head above layer 0, `[L - 1][Hkv]`: E[z], a gate, a score, or None for chance.
+        values: of every head above the first layer with full attention, `[F - 1][Hkv]`, F being the number of those
+            layers: E[z], a gate, a score, or None for chance.
         roles: "threshold" and "exact", as `heads:` lists.
     """
 
@@ -80,7 +81,7 @@ class HeadSearch:
     """A checked search; `run` it.
 
     Attributes:
-        count: heads that may retrieve, those of layer 0 among them.
+        count: heads that may retrieve, those of the first layer with full attention among them.
         problems: what roles are scored on.
     """
 
@@ -106,11 +107,13 @@ class HeadSearch:
             raise SaccadeError(f"--lengths {settings.lengths[0]},{settings.lengths[1]}: the shortest comes first")
         target = Target.check(settings.common)
         shape = target.subject.shape
-        count = settings.target_heads if settings.target_heads is not None else min(4, shape.layers) * shape.kv_heads
-        if not shape.kv_heads <= count <= shape.layers * shape.kv_heads:
+        full, wanted = shape.full_layers, settings.target_heads
+        count = wanted if wanted is not None else min(4, len(full)) * shape.kv_heads
+        if not shape.kv_heads <= count <= len(full) * shape.kv_heads:
+            told = f"{len(full)} layers {'with full attention ' if shape.kinds else ''}of {shape.kv_heads}"
             raise SaccadeError(
-                f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer 0, which always retrieve) "
-                f"to {shape.layers * shape.kv_heads} ({shape.layers} layers of {shape.kv_heads})"
+                f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
+                f"retrieve) to {len(full) * shape.kv_heads} ({told})"
             )
         budgets = tuple(sorted(parse_budgets(settings.budgets)))
         search = cls(settings, target, methods, count, budgets, target.problems())
@@ -182,7 +185,8 @@ class HeadSearch:
         if method in UNTRAINED:
             rng = numpy.random.default_rng([target.settings.seed, seed])
             scored = method == "score"
-            values = self._scores(model, seed)[1:] if scored else rng.random((shape.layers - 1, shape.kv_heads))
+            above = len(shape.full_layers) - 1, shape.kv_heads
+            values = self._scores(model, seed)[1:] if scored else rng.random(above)
             roles = {"exact": _roles(_best(values, wanted), shape)}
             return Found(method, seed, values.tolist() if scored else None, roles)
         # Of the common settings only those that training depends on: scoring may change without it.
@@ -197,31 +201,33 @@ class HeadSearch:
         return Found(method, seed, values.tolist(), chosen)
 
     def _scores(self, model: Any, seed: int) -> numpy.ndarray[Any, Any]:
-        """Retrieval score `[L, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
+        """Retrieval score `[F, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
         shape, problems = self.target.subject.shape, self.texts("score", seed)
         total, steps = numpy.zeros((shape.layers, shape.query_heads)), 0
         for number in range(min(len(problems), SCORED_TEXTS)):
             problem = problems[number]
-            gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
+            gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens, first=shape.full_layers[0])
             Reading(model, problem).observe(gold)
             # Mass breaks ties between heads that have copied equally often.
             total += gold.copies.numpy() + 1e-6 * gold.mass.numpy()
             steps += gold.steps
         if not steps:
             raise SaccadeError("--method score: no answer of the task stands in its text, so that no head can copy it")
-        best: numpy.ndarray[Any, Any] = total.reshape(shape.layers, shape.kv_heads, -1).max(-1) / steps
+        full = total[list(shape.full_layers)]
+        best: numpy.ndarray[Any, Any] = full.reshape(len(full), shape.kv_heads, -1).max(-1) / steps
         return best
 
     def _layers(self, found: Sequence[Found], earlier: Recipe) -> dict[str, str]:
         """Whole layers with as many heads in all: those that hold the best-scored heads, and TidalDecode's plan."""
+        full = self.target.subject.shape.full_layers
         layers = self.count // self.target.subject.shape.kv_heads
         chosen: dict[str, set[int]] = {}
         scored = next((one.values for one in found if one.method == "score"), None)
         if scored is not None and layers > 1:
             order = numpy.argsort(-numpy.max(scored, axis=1), kind="stable")[: layers - 1] + 1
-            chosen["scored"] = {0, *order.tolist()}
+            chosen["scored"] = {full[place] for place in (0, *order.tolist())}
         if earlier.reselect:
-            plan = {0, 1, 2, *earlier.reselect} if layers > 3 else {0, *earlier.reselect}
+            plan = {*full[: 3 if layers > 3 else 1], *earlier.reselect}
             if len(plan) <= layers:
                 chosen["tidal"] = plan
         return {name: "heads:" + "+".join(map(str, sorted(plan))) for name, plan in chosen.items()}
@@ -247,9 +253,10 @@ def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any
 
 
 def _roles(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
-    """Roles as text, layer 0 put in front: all its heads retrieve."""
+    """Roles as text, the first layer with full attention put in front: all its heads retrieve."""
     above = (tuple(Role.PUBLISH if one else Role.REUSE for one in layer) for layer in retrieve.tolist())
-    return str(HeadList.of(RoleMap(((Role.PUBLISH,) * shape.kv_heads, *above))))
+    roles = dict(zip(shape.full_layers, ((Role.PUBLISH,) * shape.kv_heads, *above), strict=True))
+    return str(HeadList.of(RoleMap(tuple(roles.get(layer, ()) for layer in range(shape.layers)))))
 
 
 def _size(roles: str, shape: ModelShape) -> int:

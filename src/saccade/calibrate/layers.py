@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 from scipy.stats import binomtest, spearmanr
 
+from ..adapters.hf.support import refuse_rewinding
 from ..checkpoints.shape import shape_of_model
 from ..decode.recall import MeanRecall
 from ..errors import SaccadeError
@@ -66,17 +67,23 @@ class LayerSearch:
         search = cls(target, policy, tuple(sorted(parse_budgets(settings.budgets))), settings.most, target.problems())
         for spec in search.specs(search.candidates):
             Policy.from_spec(spec).plan(target.subject.shape)
+        refuse_rewinding(policy, target.subject.shape)
         return search
 
     @property
     def first(self) -> int:
         """The layer where a set is chosen whatever is searched."""
-        return int(self.policy.options.model_dump()["dense_layers"])
+        return self._selecting[0]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """What is tried first: no further layer, then each one above the first selection layer."""
-        return ((), *((layer,) for layer in range(self.first + 1, self.target.subject.shape.layers)))
+        return ((), *((layer,) for layer in self._selecting[1:]))
+
+    @property
+    def _selecting(self) -> tuple[int, ...]:
+        """Layers with full attention above the dense ones, as the model counts them."""
+        return self.target.subject.shape.full_layers[int(self.policy.options.model_dump()["dense_layers"]) :]
 
     def specs(self, candidates: Sequence[Candidate]) -> list[str]:
         """The policy with each candidate at each budget."""
@@ -146,7 +153,7 @@ class LayerSearch:
                 if (number,) in passes.records:
                     continue
                 problem = self.problems[number]
-                gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens)
+                gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens, first=shape.full_layers[0])
                 proxy = ProxyObserver(plans, shape.layers)
                 Reading(model, problem, rows).observe(gold, proxy)
                 found = {"problem": number, "gold_mass": gold.mass.tolist(), "copies": gold.copies.tolist()}
@@ -204,8 +211,8 @@ def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
 
 def _recall(outcomes: Sequence[Outcome]) -> float:
     """Attention recall over heads with a set; a candidate without any misses nothing."""
-    means = [MeanRecall.over(outcome.recalls).attention for outcome in outcomes]
-    return fmean(1.0 if mean is None else mean for mean in means)
+    means = [MeanRecall.of_parts(outcome.recalls) for outcome in outcomes]
+    return fmean(1.0 if mean is None or mean.attention is None else mean.attention for mean in means)
 
 
 def _one_sided(better: Sequence[Outcome], worse: Sequence[Outcome]) -> float:

@@ -6,7 +6,8 @@ teacher, all heads dense, and by the student. Maps exist for one layer at a time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,78 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
+from ..adapters.hf.attention import has_sinks, stock_of
 from ..adapters.hf.support import attention_modules
+from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
+from ..eval.snapshot import Snapshot
 from ..selection.rules import Ratio
 
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The mixture masks for itself: its keys are not the call's."""
+
+
 NAME = "saccade-mixture"
-_SLOT = "_saccade_mixture"
+_MASKS: dict[str, Callable[..., Any]] = {NAME: _no_mask, f"{NAME}-sdpa": sdpa_mask, f"{NAME}-eager": eager_mask}
+"""Names by which transformers knows it; the latter make masks for layers of other kinds, as their attention reads them.
+"""
+_SLOT, _STOCK = "_saccade_mixture", "_saccade_mixture_stock"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that was read.
+
+    Attributes:
+        layers: keys and values `[1, Hkv, T, d]` of the layers with full attention, in order.
+        cache, others: where other layers go on from; None where there are none.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    cache: Any = None
+    others: Snapshot | None = None
+
+    def behind(self) -> Any:
+        """A cache for tokens that follow; of layers with full attention it holds nothing."""
+        if self.others is None:
+            return None
+        cache, past = copy(self.cache), self.layers[0][0].shape[2]
+        numbered = enumerate(self.cache.layers)
+        full = self.others.full
+        cache.layers = [_Apart(past) if number in full else _unwritten(layer) for number, layer in numbered]
+        self.others.put_back(cache)
+        return cache
+
+
+class _Apart(DynamicLayer):
+    """Gives new tokens their own keys and values; those of the `past` tokens before them are elsewhere."""
+
+    def __init__(self, past: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self.past, self.is_initialized = past, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return self.past
+
+
+def _unwritten(layer: Any) -> Any:
+    """A copy whose recurrent state, if it has one, is read and not written to: a gradient may need it."""
+    copied = copy(layer)
+    if hasattr(layer, "update_recurrent_state"):
+        copied.update_recurrent_state = _as_it_is
+    return copied
+
+
+def _as_it_is(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Nothing comes behind a pass, so that nobody asks for the state."""
+    return states
 
 
 @dataclass
@@ -29,14 +94,14 @@ class _Pass:
     """One forward pass over the tokens behind a text.
 
     Attributes:
-        context: keys and values `[1, Hkv, T, d]` of the text, layer by layer.
-        gates: float32 `[L - 1, Hkv]`; None: the teacher, all heads dense.
+        context: keys and values `[1, Hkv, T, d]` of the text, by the number of the layer.
+        gates: float32 `[Hkv]` by the number of the layer, none for the first; None: the teacher, all heads dense.
         kept: share of the row that a set holds.
         below: queries, text keys and own keys of the layer below, which choose this layer's set; None: the first layer.
     """
 
-    context: Sequence[tuple[Tensor, Tensor]]
-    gates: Tensor | None
+    context: dict[int, tuple[Tensor, Tensor]]
+    gates: dict[int, Tensor] | None
     kept: float
     below: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -44,52 +109,59 @@ class _Pass:
 class Mixture:
     """A model whose tokens behind a text are decoded by mixed attention; `close` gives it its stock attention back.
 
+    Layers without full attention keep their own, and their caches.
+
     Args:
         model: in eval mode; its parameters must not require gradients.
         kept: share of the visible tokens that a set holds, the current one always among them (the paper's 30%).
     """
 
     def __init__(self, model: Any, kept: float) -> None:
-        self._model, self._kept = model, kept
+        self._model, self._kept, self._full = model, kept, shape_of(model.config).full_layers
         self._slot: list[_Pass] = []
-        AttentionInterface.register(NAME, _attention)
-        AttentionMaskInterface.register(NAME, _no_mask)
-        self._modules = attention_modules(model)
-        for module in self._modules:
-            module.__dict__[_SLOT] = self._slot
+        for name, mask in _MASKS.items():
+            AttentionInterface.register(name, _attention)
+            AttentionMaskInterface.register(name, mask)
+        self._modules, stock = attention_modules(model), model.config._attn_implementation
+        others = [module for module in self._modules if module.layer_idx not in self._full]
+        eager = stock == "eager" or any(map(has_sinks, others))
+        self._mixed = bool(shape_of(model.config).kinds)
+        self._name = NAME if not self._mixed else f"{NAME}-eager" if eager else f"{NAME}-sdpa"
+        for module in others:
+            module.__dict__[_STOCK] = stock_of(module, stock)
 
     def close(self) -> None:
         for module in self._modules:
             module.__dict__.pop(_SLOT, None)
+            module.__dict__.pop(_STOCK, None)
 
-    def read(self, tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Prefill a text with stock attention; keys and values `[1, Hkv, T, d]` of each layer."""
+    def read(self, tokens: Sequence[int]) -> Text:
+        """Prefill a text with stock attention."""
         with torch.no_grad():
-            layers: list[Any] = list(prefilled(self._model, tokens).layers)
-        return [(layer.keys, layer.values) for layer in layers]
+            cache = prefilled(self._model, tokens)
+            layers = [(layer.keys, layer.values) for layer in (cache.layers[number] for number in self._full)]
+            return Text(layers, cache, Snapshot.of(cache, self._full)) if self._mixed else Text(layers)
 
-    def logits(
-        self, context: Sequence[tuple[Tensor, Tensor]], tokens: Tensor, places: Tensor, gates: Tensor | None
-    ) -> Tensor:
+    def logits(self, text: Text, tokens: Tensor, places: Tensor, gates: Tensor | None) -> Tensor:
         """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens (int64 `[n]`) that follow what `read` gave.
 
-        `gates`: `[L - 1, Hkv]` of the layers above the first; None: every head dense.
+        `gates`: `[F - 1, Hkv]` of the layers with full attention above the first; None: every head dense.
         """
-        past = context[0][0].shape[2]
+        past = text.layers[0][0].shape[2]
         positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
-        self._slot[:] = [_Pass(context, gates, self._kept)]
-        stock = self._model.config._attn_implementation
-        self._model.set_attn_implementation(NAME)
+        above = None if gates is None else dict(zip(self._full[1:], gates, strict=True))
+        self._slot[:] = [_Pass(dict(zip(self._full, text.layers, strict=True)), above, self._kept)]
+        for module in self._modules:  # another mixture may have had them
+            module.__dict__[_SLOT] = self._slot
+        stock, cache = self._model.config._attn_implementation, text.behind()
+        inputs = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
+        self._model.set_attn_implementation(self._name)
         try:
-            output = self._model(tokens[None], position_ids=positions, use_cache=False, logits_to_keep=places)
+            output = self._model(tokens[None], logits_to_keep=places, **inputs)
         finally:
             self._model.set_attn_implementation(stock)
         logits: Tensor = output.logits[0]
         return logits.float()
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The mixture masks for itself: its keys are not the call's."""
 
 
 def _attention(
@@ -100,35 +172,48 @@ def _attention(
 
     z A_dense V + (1 - z) A_sparse V; without gates A_dense V.
     """
+    stock: Callable[..., tuple[Tensor, None]] | None = getattr(module, _STOCK, None)
+    if stock is not None:
+        return stock(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     now: _Pass = getattr(module, _SLOT)[0]
     (keys, values), own, said = (both[0] for both in now.context[module.layer_idx]), key[0], value[0]
     q = query[0].unflatten(0, (key.shape[1], -1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sinks: Tensor | None = kwargs.get("s_aux")
     below = gates = None
     if now.gates is not None:
         below, now.below = now.below, (q.detach(), keys, own.detach())
         if below is not None:  # all heads of the first layer retrieve
-            gates = now.gates[module.layer_idx - 1]
+            gates = now.gates[module.layer_idx]
 
-    def attend(weights: Tensor) -> Tensor:
-        old, new = weights.to(q.dtype).tensor_split([keys.shape[1]], -1)
+    def attend(scores: Tensor) -> Tensor:
+        weights = _softmax(scores, sinks).to(q.dtype)
+        old, new = weights.tensor_split([keys.shape[1]], -1)
         read: Tensor = old @ values[:, None] + new @ said[:, None]
         return read
 
     def mixed() -> Tensor:
         """`[Hkv, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
         scores = _scores(q, keys, own) * scale
-        dense = attend(scores.softmax(-1))
+        dense = attend(scores)
         if gates is None or below is None:
             return dense
         with torch.no_grad():
             chosen = _choose(*below, now.kept)
-        sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")).softmax(-1))
+        sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")))
         z = gates[:, None, None, None].to(q.dtype)
         return z * dense + (1 - z) * sparse
 
     output: Tensor = checkpoint(mixed, use_reentrant=False)
     return output.flatten(0, 1).transpose(0, 1)[None], None
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights of scores `[Hkv, g, n, N]`; sinks `[Hq]` are each head's score of one more token, which has no value."""
+    if sinks is None:
+        return scores.softmax(-1)
+    one_more = sinks.float().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((scores, one_more), dim=-1).softmax(-1)[..., :-1]
 
 
 def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:

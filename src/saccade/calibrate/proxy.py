@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..decode.recall import mass, membership
+from ..decode.recall import dense_weights, mass, membership
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..plans.plan import Plan
 from .asking import AnswerObserver, AnswerStep, Sheet
@@ -22,7 +22,7 @@ class ProxyObserver(AnswerObserver):
 
     Args:
         plans: what chooses, one per budget; only their selectors are used.
-        layers: of the model.
+        layers: of the model; those without full attention have zeros.
 
     Attributes:
         mass: attention mass of layer `m` on the set that layer `r` chose, summed over answer tokens, rows and heads;
@@ -38,7 +38,7 @@ class ProxyObserver(AnswerObserver):
         self.mass = torch.zeros(len(plans), layers, layers, dtype=torch.float64)
         self.overlap = torch.zeros_like(self.mass)
         self.weights = torch.zeros(layers, dtype=torch.float64)
-        self._sets: dict[int, list[list[Tensor]]] = {}
+        self._sets: dict[int, dict[int, list[Tensor]]] = {}
 
     def turn_to(self, sheet: Sheet) -> None:
         super().turn_to(sheet)
@@ -47,8 +47,8 @@ class ProxyObserver(AnswerObserver):
     def see(self, step: AnswerStep) -> None:
         seen = torch.tensor(step.rows, device=step.q.device)
         scores = decode_scores(step.q, step.kv, pooling="each")
-        weights = (scores * step.scale).softmax(-1)[seen]
-        below = self._sets.setdefault(step.position, [])
+        weights = dense_weights(scores * step.scale, step.kv)[seen]
+        below = self._sets.setdefault(step.position, {})
         own = []
         for place, selector in enumerate(self._selectors):
             pooling = selector.fused_pooling
@@ -56,24 +56,25 @@ class ProxyObserver(AnswerObserver):
             selection = selector.select(step.q, step.kv, None, stored, step.scale)
             held = membership(selection, step.kv.rows.seq_lens, weights.shape[-1])[seen]
             own.append(held)
-            for lower, sets in enumerate(below):
+            for lower, sets in below.items():
                 self.mass[place, lower, step.layer] += float(mass(weights, sets[place]).double().sum())
                 shared = (held & sets[place]).sum(-1) / held.sum(-1).clamp(min=1)
                 self.overlap[place, lower, step.layer] += float(shared.mean(-1).double().sum()) * weights.shape[1]
-        below.append(own)
+        below[step.layer] = own
         self.weights[step.layer] += weights.shape[0] * weights.shape[1]
 
 
 def predicted(values: Array, weights: Array, first: int, reselect: Sequence[int]) -> list[float] | None:
     """Mean over layers of `mass` or `overlap` by `weights`, budget by budget, if layers `first` and `reselect` choose.
 
-    Only of layers with a set: those up to `first` and those that choose have none. None if no layer has one.
+    Only of layers with a set: those up to `first`, those that choose and those without full attention, which have no
+    weight, have none. None if no layer has one.
     """
     source, found = first, list[Array]()
     for layer in range(first + 1, len(weights)):
         if layer in reselect:
             source = layer
-        else:
+        elif weights[layer]:
             found.append(values[:, source, layer] / weights[layer])
     means: list[float] | None = numpy.mean(found, axis=0).tolist() if found else None
     return means

@@ -27,7 +27,7 @@ class Outcome:
 
     spec: str
     right: tuple[tuple[bool, ...], ...]
-    recalls: tuple[MeanRecall, ...]
+    recalls: tuple[MeanRecall | None, ...]
     share: float
 
     @property
@@ -98,8 +98,8 @@ class Sweep:
     def outcome(self, spec: str) -> Outcome:
         """What a candidate has achieved on all of these problems."""
         records = [self.ledger.records[number, spec] for number in self.numbers]
-        measured = ([MeanRecall(*layer) for layer in record.get("recalls", ())] for record in records)
-        recalls = tuple(MeanRecall.over(layer) for layer in zip(*measured, strict=True))
+        measured = ([layer and MeanRecall(*layer) for layer in record.get("recalls", ())] for record in records)
+        recalls = tuple(MeanRecall.of_parts(layer) for layer in zip(*measured, strict=True))
         right = tuple(tuple(map(bool, record["right"])) for record in records)
         return Outcome(spec, right, recalls, fmean(record["share"] for record in records))
 
@@ -111,6 +111,6 @@ class Sweep:
                 "problem": number,
                 "spec": spec,
                 "right": [int(one) for one in answers.right],
-                "recalls": [[value and round(value, 5) for value in layer] for layer in answers.recalls],
+                "recalls": [layer and [value and round(value, 5) for value in layer] for layer in answers.recalls],
                 "share": round(answers.share, 6),
             }

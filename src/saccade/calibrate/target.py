@@ -73,7 +73,7 @@ class Target:
         if settings.task not in TASKS and not settings.task.endswith(SUFFIXES):
             valid = ", ".join((*TASKS, *(f"or a file FILE{suffix}" for suffix in SUFFIXES)))
             raise SaccadeError(f"--task {settings.task!r} is not valid: {valid}")
-        target = cls(settings, Subject.to_ask(settings.model, settings.device, settings.dtype))
+        target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
         if not target.from_file:
             target.subject.refuse_too_large(settings.context)
         check_folder(settings.output_dir)
@@ -161,7 +161,8 @@ class Target:
         """Write results into the folder, with what they depend on and what made them; gives all that."""
         device = self.subject.device
         here = {"device": device_name(device), "kernels": kernels_on(device), "threads": self.settings.threads}
-        here |= {"layers": self.subject.shape.layers, "kv_heads": self.subject.shape.kv_heads, **versions()}
+        shape = self.subject.shape
+        here |= {"layers": shape.layers, "full_layers": [*shape.full_layers], "kv_heads": shape.kv_heads, **versions()}
         complete = {**self.about(), **results, "environment": here}
         write_json(self.settings.output_dir / name, complete)
         return complete

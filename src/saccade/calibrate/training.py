@@ -31,7 +31,7 @@ class Training:
     """How gates of a kind are trained; the defaults are the paper's (section 4.1, appendix F).
 
     Attributes:
-        target: heads above layer 0 that may read everything, N_target of equation 7.
+        target: heads above the first layer with full attention that may read everything, N_target of equation 7.
         steps: optimiser steps, one text each.
         rate: learning rate of the gates, and of the multiplier.
         kept: share of the sequence that a sparse head's set holds.
@@ -63,7 +63,7 @@ class HeadTraining:
     def __init__(self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any]) -> None:
         self._model, self._problems, self.training, self._folder = model, problems, training, folder
         shape = shape_of(model.config)
-        self._shape = (shape.layers - 1, shape.kv_heads)
+        self._shape = (len(shape.full_layers) - 1, shape.kv_heads)
         self.gates: Gates = KINDS[training.kind](self._shape, device=model.device)
         self._optimiser = torch.optim.AdamW(self.gates.parameters.values(), lr=training.rate, weight_decay=0.0)
         self.multiplier = 0.0

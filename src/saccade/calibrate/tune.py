@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 
+from ..adapters.hf.support import refuse_rewinding
 from ..checkpoints.shape import parameters_read, shape_of_model
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
@@ -133,6 +134,7 @@ class Tuning:
         for family in families(known, settings.policies):
             for policy in rungs(family, tuning.budgets, common.context):
                 policy.plan(target.subject.shape)
+                refuse_rewinding(policy, target.subject.shape)
         return tuning
 
     @property

@@ -127,7 +127,8 @@ class ModelSource:
         Raises:
             ModelFolderError: if weights are missing, of other shapes than the configuration says, or unreadable.
         """
-        options = {"dtype": dtype, "use_safetensors": True, "attn_implementation": "sdpa", "output_loading_info": True}
+        # Of attention nothing is said: transformers takes sdpa where a model's code knows it.
+        options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
         model, report = self._read("weights", AutoModelForCausalLM, **options)
         missing = sorted(report["missing_keys"])
         # transformers would fill them with random numbers and only warn.

@@ -56,6 +56,12 @@ class MeanRecall(NamedTuple):
         )
         return cls(attention, token, share / len(parts))
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[MeanRecall | None]) -> MeanRecall | None:
+        """As `over`, of those that were measured; None if none was."""
+        measured = [part for part in parts if part is not None]
+        return cls.over(measured) if measured else None
+
     @property
     def with_dense(self) -> tuple[float, float]:
         """Both recalls with dense heads as 1."""
@@ -63,13 +69,13 @@ class MeanRecall(NamedTuple):
         return attention, token
 
     @staticmethod
-    def row(layers: Sequence[MeanRecall]) -> dict[str, Any]:
-        """What a row of a results file says of its layers, none if nothing was measured."""
-        over = MeanRecall.over(layers) if layers else None
-        found: dict[str, Any] = {"heads_with_set_per_layer": [layer.heads_with_set for layer in layers]}
+    def row(layers: Sequence[MeanRecall | None]) -> dict[str, Any]:
+        """What a row of a results file says of the model's layers, in order; None where nothing was measured."""
+        over = MeanRecall.of_parts(layers)
+        found: dict[str, Any] = {"heads_with_set_per_layer": [layer and layer.heads_with_set for layer in layers]}
         for place, name in enumerate(("recall", "token_recall")):
             found[name], found[f"{name}_with_dense"] = over and over[place], over and over.with_dense[place]
-            found[f"{name}_per_layer"] = [layer[place] for layer in layers]
+            found[f"{name}_per_layer"] = [layer and layer[place] for layer in layers]
         return found
 
 
@@ -206,11 +212,14 @@ def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> R
     lengths = kv.rows.seq_lens
     scores = decode_scores(q, kv, pooling="each")
     held = membership(selection, lengths, scores.shape[-1])
-    logits = scores * scale
-    weights = logits.softmax(-1)
-    if kv.sinks is not None:
-        weights = weights * beside_sinks(logits[:, :, None], kv.sinks)[:, :, 0]
+    weights = dense_weights(scores * scale, kv)
     return Recall(mass(weights, held), _overlap(scores, held, selection.tokens(lengths), lengths))
+
+
+def dense_weights(logits: Tensor, kv: KVView) -> Tensor:
+    """What dense attention makes of scaled scores `[B, Hq, N]` of all tokens; sinks have the rest."""
+    weights = logits.softmax(-1)
+    return weights if kv.sinks is None else weights * beside_sinks(logits[:, :, None], kv.sinks)[:, :, 0]
 
 
 def membership(selection: Selection, seq_lens: Tensor, length: int) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..adapters.hf.run import sparsify
+from ..checkpoints.shape import shape_of
 from ..decode.recall import RecallObserver
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
@@ -134,7 +135,7 @@ class Comparison:
         """Put the questions about a context under one policy; its run's statistics come last, whatever happens."""
         gaze = GazeObserver(len(context.tokens))
         focus = Focus()
-        layers = self.model.config.num_hidden_layers
+        layers = shape_of(self.model.config).full_layers
         # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV. Not so where
         # they may have been rectified, with the first question, before the second one begins.
         shared = _shared_beginning(context.questions) if policy.rectify is None else 0
@@ -144,6 +145,7 @@ class Comparison:
             try:
                 if shared:
                     reader.feed(context.questions[0].tokens[:shared])
+                    reader.mark()
                 for question in context.questions:
                     located = question.value_span is not None
                     gaze.look_for(question.value_span or (0, 1))
@@ -154,7 +156,7 @@ class Comparison:
                     said = reader.answer(logits, self.tokenizer, question.longest, sentence=question.sentence)
                     focus.observers = ()
                     reader.crop(shared)
-                    yield Answer(question, said, gaze.fact_held, gaze.bins, recalls_of(recall.records()))
+                    yield Answer(question, said, gaze.fact_held, gaze.bins, recalls_of(recall.records(), layers))
             finally:
                 reader.crop()
                 add_run(run.stats())
@@ -169,7 +171,8 @@ class Comparison:
         said["depth"] = None if depth is None else round(depth, 4)
         self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
         for step, recalls in enumerate(answer.recalls):
-            attention, token, _ = ([value and round(value, 4) for value in one] for one in zip(*recalls, strict=True))
+            rounded = [layer and [value and round(value, 4) for value in layer] for layer in recalls]
+            attention, token = ([layer and layer[measure] for layer in rounded] for measure in (0, 1))
             self.folder.add(RECALL, {**place, "step": step, "attention_recall": attention, "token_recall": token})
         if answer.bins is not None:
             seen = {"depth": depth, "correct": correct, "fact_held": answer.fact_held, "bins": answer.bins}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..adapters.hf.support import against_rewinding
 from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
 from ..methods.method import Known
@@ -22,16 +23,21 @@ def policies_for(
 ) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
     """What the user has named, or else every method (those of `methods`) with what was found for the model; and notes.
 
+    Methods that the model's layers rule out are left out, with the reason in a note, unless they are named.
     What is named but is no policy and no recipe, or one of another model, is a PolicyError.
     """
     if written:
         return resolve_all(written, source.location, source.decoder)
-    return usual_policies(beside(source.location, source.decoder), methods)
+    shape, recipe = source.decoder(), beside(source.location, source.decoder)
+    usual, notes = usual_policies(recipe, methods)
+    reasons = {policy: reason for policy in usual if (reason := against_rewinding(policy, shape))}
+    able = tuple(policy for policy in usual if policy not in reasons)
+    return able, (*notes, *(f"left out: {reason}" for reason in reasons.values()))
 
 
 def known(recipe: Recipe | None) -> Known:
     """What methods may know of a model."""
-    return Known() if recipe is None else Known(recipe.reselect, recipe.roles)
+    return Known() if recipe is None else Known(recipe.reselect, recipe.roles, recipe.model.full_layers[:3])
 
 
 def usual_policies(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..adapters.hf.support import refuse_rewinding
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from .context import BUILT_IN, Context, benchmark_contexts, built_in_contexts, document_contexts
@@ -50,13 +51,15 @@ class ComparisonJob:
     @classmethod
     def check(cls, settings: ComparisonSettings) -> ComparisonJob:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        subject = Subject.to_ask(settings.model, settings.device, settings.dtype)
+        subject = Subject.check(settings.model, settings.device, settings.dtype)
         named, said = policies_for(settings.policies, subject.source)
         policies, notes = at_budgets(named, parse_budgets(settings.budget))
         if not settings.policies:
             # What nobody asked for needs no word about being without a budget, but about what it stands for.
             notes = tuple(note for note in notes if "--budget is ignored" not in note)
         planned = [note for policy in policies for note in policy.plan(subject.shape).notes]
+        for policy in policies:
+            refuse_rewinding(policy, subject.shape)
         options: dict[str, Any] = {"limit": settings.limit, "positions": subject.positions, "seed": settings.seed}
         if settings.task is not None:
             if settings.document is not None:

@@ -8,22 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ..adapters.hf.cache import tell
+from ..adapters.hf.support import empty_cache, text_config
+from ..checkpoints.shape import shape_of
+from ..errors import UnsupportedModelError
 from ..machine import synchronize
 from ..plans.rectify import Phase
 from .context import ANSWER_TOKENS
+from .snapshot import Snapshot
 
 NEVER = Phase(None)
 
 
-def prefilled(model: Any, tokens: Sequence[int]) -> DynamicCache:
+def prefilled(model: Any, tokens: Sequence[int]) -> Any:
     """A cache with one text in it; the caller says whether gradients are kept."""
-    cache = DynamicCache()
     ids = torch.tensor([tokens], device=model.device)
-    model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    return cache
+    return model(ids, past_key_values=empty_cache(model), use_cache=True, logits_to_keep=1).past_key_values
 
 
 class Reader:
@@ -37,14 +38,28 @@ class Reader:
         self._model = model
         self._length = len(tokens)
         self._cache = prefilled(model, tokens)
+        self._shape = shape_of(model.config)
         self._ids = torch.tensor([tokens], device=model.device)
         tell(self._cache, self._ids)
+        self._places: dict[int, Snapshot] = {}
+        self.mark()
 
     @torch.inference_mode()
     def repeat(self, rows: int) -> None:
         """Hold the text so many times, for questions that are decoded together."""
-        self._cache.batch_repeat_interleave(rows)
+        self.crop()
+        for layer in self._layers:
+            layer.batch_repeat_interleave(rows)
+        Snapshot.of(self._cache, self._shape.full_layers, rows).put_back(self._cache)
         tell(self._cache, self._ids.repeat(rows, 1))
+        self.mark()
+
+    @torch.inference_mode()
+    def mark(self) -> None:
+        """Remember this place, so that `crop` can come back to it; where all layers crop, it can to any place."""
+        if self._shape.kinds:
+            here = self._length + self.decoded
+            self._places[here] = Snapshot.of(self._cache, self._shape.full_layers)
 
     def feed(self, tokens: Sequence[int], phase: Phase = NEVER) -> Tensor:
         """Decode given tokens, at least one; the logits `[V]` behind the last one. See `feed_rows`."""
@@ -62,7 +77,11 @@ class Reader:
         for together in phase.pieces(self.decoded, tokens.shape[1]):
             piece, done = tokens[:, done : done + together], done + together
             keep = max(min(together, done - first), 1)
-            logits = self._model(piece, past_key_values=self._cache, use_cache=True, logits_to_keep=keep).logits
+            # A model whose first layer has no length would begin to count anew.
+            first_position = self._length + self.decoded
+            at = torch.arange(first_position, first_position + together, device=tokens.device)[None]
+            inputs = {"position_ids": at, "past_key_values": self._cache, "use_cache": True}
+            logits = self._model(piece, logits_to_keep=keep, **inputs).logits
             if done > first:
                 parts.append(logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -91,27 +110,41 @@ class Reader:
 
     @property
     def nbytes(self) -> int:
-        """What keys and values take in memory."""
-        return sum(tensor.nbytes for layer in self._layers for tensor in (layer.keys, layer.values))
+        """What keys and values take in memory, and what other layers hold."""
+        kept: int = sum(tensor.nbytes for layer in self._layers for tensor in (layer.keys, layer.values))
+        return kept + sum(place.nbytes for place in self._places.values())
 
     @property
     def _layers(self) -> list[Any]:
-        return list(self._cache.layers)
+        """Those with full attention."""
+        return [self._cache.layers[layer] for layer in self._shape.full_layers]
 
     @property
     def room(self) -> int:
         """Positions that the model has left."""
-        return int(self._model.config.max_position_embeddings) - self._length - self.decoded
+        return int(text_config(self._model).max_position_embeddings) - self._length - self.decoded
 
     @property
     def decoded(self) -> int:
         """Tokens in the cache behind the text."""
-        return int(self._cache.get_seq_length()) - self._length
+        return int(self._layers[0].get_seq_length()) - self._length
 
+    @torch.inference_mode()
     def crop(self, decoded: int = 0) -> None:
-        """Forget what was decoded but for the first `decoded` tokens behind the text."""
+        """Forget what was decoded but for the first `decoded` tokens behind the text.
+
+        Raises:
+            UnsupportedModelError: if layers have forgotten that place, and nobody has marked it.
+        """
+        end = self._length + decoded
+        if self._shape.kinds and end not in self._places:
+            told = f"layers of type {self._shape.other_kinds} have forgotten what they held"
+            raise UnsupportedModelError(f"{told} {decoded} tokens behind the text, which was not marked")
         # Layer by layer: after an error in the middle of a pass not all of them have as many tokens too many.
         for layer in self._layers:
-            surplus = layer.get_seq_length() - self._length - decoded
+            surplus = layer.get_seq_length() - end
             if surplus > 0:
                 layer.crop(-surplus)
+        self._places = {place: held for place, held in self._places.items() if place <= end}
+        if self._shape.kinds:
+            self._places[end].put_back(self._cache)

@@ -13,7 +13,7 @@ import torch
 
 from ..adapters.hf.support import refuse_unsupported
 from ..checkpoints.load import ModelSource, pick_device, pick_dtype
-from ..errors import SaccadeError, UnsupportedModelError
+from ..errors import SaccadeError
 from ..machine import device_name, free_memory, kernels_on, processor, versions
 from ..types import ModelShape
 
@@ -52,18 +52,6 @@ class Subject:
         parameters = sum(parameter.numel() for parameter in skeleton.parameters())
         return cls(source, picked, kind, source.tokenizer(), shape, positions, parameters)
 
-    @classmethod
-    def to_ask(cls, model: str | None, device: str, dtype: str) -> Subject:
-        """As `check`, of a model whose questions are taken back from a cache that holds the text.
-
-        Also an UnsupportedModelError for layers that forget, from which nothing can be taken back.
-        """
-        subject = cls.check(model, device, dtype)
-        if subject.shape.kinds:
-            told = f"model {subject.source.name!r} has layers of type {subject.shape.other_kinds}"
-            raise UnsupportedModelError(f"{told}; such models are decoded, but not compared or calibrated yet")
-        return subject
-
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
@@ -95,6 +83,7 @@ class Subject:
             "model": self.source.name,
             "model_class": type(model).__name__,
             **sizes,
+            "full_layers": [*self.shape.full_layers],
             "seed": seed,
             "document": document,
             "context_tokens": [len(context.tokens) for context in contexts],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -12,16 +13,20 @@ from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .interval import wilson
 
-LayerRecalls = list[MeanRecall]
-"""Recalls of one token, layer by layer."""
+LayerRecalls = list[MeanRecall | None]
+"""Recalls of one token, layer by layer as the model counts them; None where a layer has no full attention."""
 
 
-def recalls_of(records: Recall) -> list[LayerRecalls]:
-    """Recalls of every token as means over heads with a set."""
+def recalls_of(records: Recall, layers: Sequence[int] | None = None) -> list[LayerRecalls]:
+    """Recalls of every token as means over heads with a set; `layers` says which of the model's were measured."""
     shares = (~records.attention.isnan()).float().mean(-1)
     tokens = torch.stack((records.attention.nanmean(-1), records.token.nanmean(-1), shares), -1).tolist()
     none = MeanRecall(None, None, 0.0)
-    return [[MeanRecall(*layer) if layer[2] else none for layer in layers] for layers in tokens]
+    measured = ([MeanRecall(*layer) if layer[2] else none for layer in token] for token in tokens)
+    numbers = range(records.attention.shape[1]) if layers is None else layers
+    count = max(numbers, default=-1) + 1
+    placed = (dict(zip(numbers, token, strict=True)) for token in measured)
+    return [[token.get(layer) for layer in range(count)] for token in placed]
 
 
 class Tally:
@@ -68,7 +73,7 @@ class Tally:
             "spec": str(self.policy),
             # A dense pass decodes a token too, and that one attends to everything.
             "share_attended": _mean([(run.share_attended, run.steps) for run in self._runs]),
-            **MeanRecall.row([MeanRecall.over(layer) for layer in zip(*self._recalls, strict=True)]),
+            **MeanRecall.row([MeanRecall.of_parts(layer) for layer in zip(*self._recalls, strict=True)]),
             "overflow": _mean([(run.overflow, run.sparse_steps) for run in self._runs]),
             "index_bytes": max((run.index_bytes for run in self._runs), default=None),
             "build_seconds": fmean(run.build_seconds for run in self._runs) if self._runs else None,

@@ -53,7 +53,7 @@ def usual(known: Known) -> Usual:
     """Without retrieval heads whole layers stand in: layer 0, as in the paper, and `tidal`'s; or each fourth."""
     if known.roles is not None:
         return Usual({"roles": known.roles})
-    layers = None if known.reselect is None else "+".join(map(str, sorted({0, 2, *known.reselect})))
+    layers = None if known.reselect is None else "+".join(map(str, sorted({*known.first[::2], *known.reselect})))
     note = "whole layers stand in for its retrieval heads, which nobody has calibrated for this model"
     return Usual({"roles": f"layers:{layers}" if layers else "every:4"}, calibrated=False, note=note)
 

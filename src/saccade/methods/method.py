@@ -22,10 +22,12 @@ class Known:
     Attributes:
         reselect: re-selection layers.
         roles: retrieval heads, as `heads:0+7.2`, `layers:0+7` or the path of a role file.
+        first: the first layers with full attention, three if there are as many.
     """
 
     reselect: tuple[int, ...] | None = None
     roles: str | None = None
+    first: tuple[int, ...] = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

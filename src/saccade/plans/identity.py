@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ..errors import PolicyError
 from ..files import Record
-from ..types import ModelShape
+from ..types import FULL, ModelShape
 
 SIZES = ("layers", "query_heads", "kv_heads", "head_dim")
 WIDTHS = ("hidden_size", "intermediate_size")
@@ -29,11 +29,14 @@ class ModelRecord(Record):
     weights: str | None = Field(description="a hash as text, or null")
     hidden_size: Width = None
     intermediate_size: Width = None
+    kinds: tuple[str, ...] = Field((), description="what every layer is, where not all have full attention")
 
     @model_validator(mode="after")
     def _whole_groups(self) -> ModelRecord:
         if self.query_heads % self.kv_heads:
             raise ValueError(f"query_heads={self.query_heads} is no multiple of kv_heads={self.kv_heads}")
+        if self.kinds and (len(self.kinds) != self.layers or FULL not in self.kinds):
+            raise ValueError(f"kinds of {len(self.kinds)} layers are not valid: {self.layers}, some of them {FULL}")
         return self
 
     def shape(self) -> ModelShape:
@@ -71,4 +74,5 @@ def to_dict(shape: ModelShape, what: str) -> dict[str, Any]:
     """
     if shape.architecture is None:
         raise PolicyError(f"a {what} names its model's architecture, and this ModelShape does not know it")
-    return {name: getattr(shape, name) for name in ModelRecord.model_fields}
+    told = {name: getattr(shape, name) for name in ModelRecord.model_fields}
+    return told if shape.kinds else {name: value for name, value in told.items() if name != "kinds"}

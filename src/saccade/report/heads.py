@@ -19,6 +19,7 @@ from ..calibrate.gates import HIGH, KINDS, LOW, HardKuma
 from ..eval.interval import wilson
 from ..eval.output import read_lines
 from .drawing import as_svg, canvas, side_by_side, with_intervals, write_picture
+from .labels import full_layers
 from .palette import GRID, INK, MUTED, marks
 from .table import new_table
 from .wording import RECALL, Row, about, asked, grouped, mean_recall, number
@@ -32,11 +33,12 @@ _MOMENTS, _LABELS = 4, 12
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What one training has recorded."""
+    """What one training has recorded; `layers` are those of its gates, as the model counts them."""
 
     method: str
     seed: int
     target: int
+    layers: list[int]
     records: list[dict[str, Any]]
 
 
@@ -103,7 +105,8 @@ def head_report(results: Mapping[str, Any], folder: Path) -> Path:
     From the logs below `folder` gates over the training, densities of two of them and the curves of training; and what
     roles achieve.
     """
-    runs = [_read(folder, found) for found in results["found"] if found["grey"] is not None]
+    here = results.get("environment", {})
+    runs = [_read(folder, found, here) for found in results["found"] if found["grey"] is not None]
     first = list({run.method: run for run in reversed(runs)}.values())[::-1]
     kuma = next((run for run in first if run.method == HardKuma.kind), None)
     count = numpy.size(first[0].records[0]["mean"]) if first else 0
@@ -133,7 +136,7 @@ def _polarisation(figure: Figure, panels: Sequence[Axes], runs: Sequence[_Run]) 
         axes.set_title(f"{run.method}: {KINDS[run.method].mean_name} of every head, seed {run.seed}")
         axes.set_xlabel("step")
         named = range(0, layers, -(-layers // _LABELS))
-        axes.set_yticks([heads * (layer + 0.5) for layer in named], [str(layer + 1) for layer in named])
+        axes.set_yticks([heads * (layer + 0.5) for layer in named], [str(run.layers[layer]) for layer in named])
         axes.yaxis.set_minor_locator(FixedLocator([heads * layer for layer in range(layers + 1)]))
         axes.tick_params(axis="y", which="major", length=0)
         axes.set_ylim(layers * heads, 0)
@@ -182,7 +185,7 @@ def _densities(panels: Sequence[Axes], run: _Run) -> None:
             axes.axvspan(low, high, color=GRID, zorder=0)
             axes.text((low + high) / 2, 0.97, gate, transform=axes.get_xaxis_transform(), rotation=90, fontsize=7.5,
                       color=MUTED, ha="center", va="top")  # fmt: skip
-        title = f"density of s, layer {layer + 1} head {head}, at the end E[z] = {final[layer, head]:.2f}"
+        title = f"density of s, layer {run.layers[layer]} head {head}, at the end E[z] = {final[layer, head]:.2f}"
         limits = {"xlim": (0, 1), "ylim": (0, min(1.08 * highest, _HIGHEST))}
         axes.set(title=title, xlabel="s, before it is stretched and cut", **limits)
         axes.legend(title="step", fontsize=8, title_fontsize=8, loc="upper center")
@@ -205,10 +208,11 @@ def _answers(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
-def _read(folder: Path, found: Mapping[str, Any]) -> _Run:
+def _read(folder: Path, found: Mapping[str, Any], environment: Mapping[str, Any]) -> _Run:
     """The log of one training; its first line holds the settings."""
     head, *records = read_lines(folder / "training" / f"{found['method']}-{found['seed']}" / "steps.jsonl")
-    return _Run(found["method"], found["seed"], head["settings"]["training.target"], records)
+    layers = full_layers(environment, 1 + len(records[0]["mean"]))[1:]
+    return _Run(found["method"], found["seed"], head["settings"]["training.target"], layers, records)
 
 
 def _groups(results: Mapping[str, Any]) -> list[_Group]:

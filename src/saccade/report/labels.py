@@ -20,7 +20,8 @@ def labels(specs: Iterable[str], kv_heads: int = 0, layers: int = 0) -> dict[str
 
     Args:
         specs: in the order in which those are numbered whose names would be the same.
-        kv_heads, layers: of the model, which say how many heads a list of heads names; 0: not known.
+        kv_heads, layers: of the model, layers with full attention, which say how many heads a list of heads names; 0:
+            not known.
     """
     found: dict[str, str] = {}
     for spec in dict.fromkeys(specs):
@@ -33,6 +34,12 @@ def labels(specs: Iterable[str], kv_heads: int = 0, layers: int = 0) -> dict[str
     return found
 
 
+def full_layers(environment: Mapping[str, Any], count: int = 0) -> list[int]:
+    """Layers with full attention as the model counts them; of results that do not tell, all, `count` if that is new."""
+    told: list[int] | None = environment.get("full_layers")
+    return list(range(environment.get("layers", count))) if told is None else told
+
+
 def family(spec: str) -> str:
     """A spec without its budget: what the rows of one policy have in common."""
     name, _, options = spec.partition(":")
@@ -43,7 +50,7 @@ def labelled(results: Mapping[str, Any]) -> list[Row]:
     """Rows of a comparison with their policy's `family` and its `label`."""
     here = results["environment"]
     families = [family(row["spec"]) for row in results["rows"]]
-    found = labels(families, here["kv_heads"], here["layers"])
+    found = labels(families, here["kv_heads"], len(full_layers(here)))
     return [{**row, "family": one, "label": found[one]} for row, one in zip(results["rows"], families, strict=True)]
 
 

@@ -76,9 +76,9 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
     Measured heat maps, layer by budget, and beside them what one dense pass says of the same layers.
     """
     budgets, dense, outcomes = results["budgets"], results["dense"], _outcomes(results)
-    layers, heads = len(dense["recall_per_layer"]), results["gold_mass_per_head"]
-    # No layer, every layer whether tried or not, and the best of each further round.
-    shown = [(), *((layer,) for layer in range(layers)), *(tuple(step["to"]) for step in results["further_layers"])]
+    layers, heads = _full_layers(dense), results["gold_mass_per_head"]
+    # No layer, every layer with full attention whether tried or not, and the best of each further round.
+    shown = [(), *((layer,) for layer in layers), *(tuple(step["to"]) for step in results["further_layers"])]
     unknown = [numpy.nan] * len(budgets)
     right, recall = (
         numpy.array([[row[what] for row in outcomes.get(one, ())] or unknown for one in shown], dtype=float)
@@ -101,7 +101,7 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
             axes.set_xlabel("budget")
         if heads is not None:
             mass = numpy.full((len(shown), len(heads[0])), numpy.nan)
-            mass[1 : 1 + layers] = heads
+            mass[1 : 1 + len(layers)] = [heads[layer] for layer in layers]
             image = _shares(panels[3], "attention on the answer\n(gold mass)", mass, "Oranges", points)
             panels[3].set_xlabel("query head")
             panels[3].xaxis.get_major_locator().set_params(integer=True)
@@ -143,6 +143,12 @@ def _layer_ticks(axes: Axes, names: Sequence[str], chosen: int, points: float) -
 
 def _written(values: Values) -> list[list[str]]:
     return [["" if numpy.isnan(value) else f"{value:.2f}" for value in line] for line in values]
+
+
+def _full_layers(dense: Row) -> list[int]:
+    """Layers that were measured: all that have full attention."""
+    shares = dense.get("heads_with_set_per_layer") or [0.0] * len(dense["recall_per_layer"])
+    return [layer for layer, share in enumerate(shares) if share is not None]
 
 
 def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Row]]:

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from rich.table import Table
 
 from .drawing import canvas, inline
-from .labels import labels, meanings
+from .labels import full_layers, labels, meanings
 from .palette import FACT, INK, MUTED, Mark, marks
 from .table import fill, new_table
 from .wording import NOTHING, Columns, Row, about, asked, grouped, number
@@ -28,7 +28,7 @@ KEPT, SCREENED = "kept", "ratio, screened"
 def front_rows(results: Mapping[str, Any]) -> list[Row]:
     """Candidates by family: its `label`, who is `first` there, everybody's `rung`, and whether it was chosen."""
     families, here = grouped(results["rows"], lambda row: str(row["family"])), results["environment"]
-    found = labels(families, here.get("kv_heads", 0), here.get("layers", 0))
+    found = labels(families, here.get("kv_heads", 0), len(full_layers(here)))
     return [
         {
             **row,

@@ -57,7 +57,7 @@ class Run:
         self._recall = RecallObserver(plan.roles.concerned) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
-        own_cache = not model._supports_default_dynamic_cache()
+        own_cache = support.has_own_cache(model)
         self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, own_cache)
         self._undo: list[Callable[[], None]] = []
         self._attach()

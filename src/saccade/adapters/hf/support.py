@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from transformers import DynamicCache
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.unsupported import LATENT, reasons_in, reasons_in_kinds, reasons_in_sizes
@@ -60,17 +61,22 @@ def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(NO_CACHE)
 
 
+def against_rewinding(policy: Policy, shape: ModelShape) -> str | None:
+    """Why a rectified policy cannot run on layers whose caches forget, so that no token can be run again; or None."""
+    if policy.rectify is None or not shape.kinds:
+        return None
+    forgotten = f"layers of type {shape.other_kinds} have forgotten what came before them"
+    return f"{policy}: rectification takes tokens back, and {forgotten}; use rectify=none"
+
+
 def refuse_rewinding(policy: Policy, shape: ModelShape) -> None:
-    """Raise for a rectified policy on layers whose caches forget, so that no token can be run again.
+    """Raise for what `against_rewinding` finds.
 
     Raises:
         UnsupportedModelError: with the kinds of those layers.
     """
-    if policy.rectify is not None and shape.kinds:
-        raise UnsupportedModelError(
-            f"{policy}: rectification takes tokens back, and layers of type {shape.other_kinds} have forgotten what "
-            "came before them; use rectify=none"
-        )
+    if reason := against_rewinding(policy, shape):
+        raise UnsupportedModelError(reason)
 
 
 def slow_kernels(model: Any) -> tuple[str, ...]:
@@ -108,6 +114,18 @@ def decoder_of(model: Any) -> Any:
 def text_config(model: Any) -> Any:
     """Of the decoder, which of a multimodal model is a part."""
     return model.config.get_text_config(decoder=True)
+
+
+def has_own_cache(model: Any) -> bool:
+    """Whether a model makes a cache of its own class, and takes no other."""
+    return not model._supports_default_dynamic_cache()
+
+
+def empty_cache(model: Any) -> DynamicCache | None:
+    """What a model would make for itself, None where only it can; layers that keep everything need no configuration."""
+    if has_own_cache(model):
+        return None
+    return DynamicCache(config=text_config(model)) if shape_of(model.config).kinds else DynamicCache()
 
 
 def _concerned(model: Any) -> list[Any]:

@@ -1,0 +1,66 @@
+"""What of a cache no crop brings back: layers with a window, and recurrent ones, forget what they have read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a cache holds beside its `full` layers, those with full attention, which can be cropped; copies."""
+
+    full: Collection[int]
+    held: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, cache: Any, full: Collection[int], rows: int = 1) -> Snapshot:
+        """Copy it, every row `rows` times."""
+
+        def repeated(tensor: Tensor) -> Tensor:
+            # A number is of no row.
+            return tensor.repeat_interleave(rows, dim=0) if tensor.dim() > 1 else tensor.clone()
+
+        return cls(full, tuple(map(_changed(repeated), _holders(cache, full))))
+
+    def put_back(self, cache: Any) -> None:
+        """Let the cache hold copies of it again; recurrent layers write into theirs."""
+        copied = _changed(torch.clone)
+        for holder, held in zip(_holders(cache, self.full), self.held, strict=True):
+            holder.update(copied(held))
+
+    @property
+    def nbytes(self) -> int:
+        """What the copies take."""
+        sizes: list[int] = []
+
+        def counted(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        for held in self.held:
+            _changed(counted)(held)
+        return sum(sizes)
+
+
+def _holders(cache: Any, full: Collection[int]) -> Iterator[dict[str, Any]]:
+    """Attributes of the other layers, and those of the cache itself: some models keep recurrent states there."""
+    yield from (vars(layer) for number, layer in enumerate(cache.layers) if number not in full)
+    yield vars(cache)
+
+
+def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    """What makes attributes anew, with `change` of every tensor in them, however deep; layers are left out."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        if isinstance(value, dict):
+            return {name: of(one) for name, one in value.items() if name != "layers"}
+        return [of(one) for one in value] if isinstance(value, list) else value
+
+    return of
