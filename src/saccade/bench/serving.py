@@ -185,7 +185,7 @@ class ServingJob(GridJob):
             fit = min(engine.facts["tokens"] for engine in engines.values()) // self.block - 1
             for context, batch in points:
                 done = f"context {context}, batch {batch}, {', '.join(group)}"
-                if batch * -(-(context + self.room) // self.block) > fit:
+                if self._blocks(context, batch) > fit:
                     results["notes"].append(f"{done}: left out, the cache has no room")
                     continue
                 torch.set_num_threads(max(self.grid.threads))
@@ -220,11 +220,23 @@ class ServingJob(GridJob):
         if grid.device.type == "cuda":
             parallel = self.settings.tensor_parallel
             return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
-        blocks = 8 + max(batch * -(-(context + self.room) // self.block) for context, batch in self.points)
-        # Of all layers, whose kinds may share blocks. The bounds' share of a page is at most a quarter.
-        token = replace(shape, kinds=()).token_bytes(grid.dtype.itemsize)
-        room = blocks * self.block * token * 5 // 4
+        blocks = 8 + max(self._blocks(context, batch) for context, batch in self.points)
+        # The bounds' share of a page is at most a quarter.
+        room = blocks * self.block * shape.token_bytes(grid.dtype.itemsize) * 5 // 4
         return {**settings, "enforce_eager": True, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": room}
+
+    def _blocks(self, context: int, batch: int) -> int:
+        """Blocks that so many rows take; layers that keep less take some of the same pool, group by group.
+
+        Such a group has as many layers as have full attention, and holds what two steps of one row bring beside what
+        it keeps.
+        """
+        shape, length = self.grid.shape, context + self.room
+        full = len(shape.full_layers)
+        groups, kept = -(-(shape.layers - full) // full), min(shape.window or 0, length)
+        passing = min(2 * CHUNK, length)
+        others = batch * (-(-kept // self.block) + 2) + -(-passing // self.block)
+        return batch * -(-length // self.block) + groups * others
 
     def _measure(self, engines: Mapping[str, SyntheticEngine], context: int, batch: int) -> dict[str, list[float]]:
         """Seconds of each engine's steps, taken in turns; the first of a turn warms the caches and is not timed."""
