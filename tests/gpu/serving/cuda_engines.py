@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -218,14 +219,16 @@ def shown(engine: LLM, requests: Sequence[Request]) -> dict[str, list[dict[int, 
 class Truth:
     """The transformers adapter on the same device and tokens; models are loaded once."""
 
+    folder: Path = field(default_factory=model_path)
     models: dict[torch.dtype, Any] = field(default_factory=dict)
 
     @torch.inference_mode()
     def logits(self, policy: str, request: Request, dtype: torch.dtype = torch.float32) -> Tensor:
         """Float32 `[new, V]`: of the prompt, dense, then token by token under the policy."""
         if dtype not in self.models:
-            self.models[dtype] = AutoModelForCausalLM.from_pretrained(model_path(), dtype=dtype).to(DEVICE).eval()
-        model, ids, cache = self.models[dtype], torch.tensor([request.ids], device=DEVICE), DynamicCache()
+            self.models[dtype] = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).to(DEVICE).eval()
+        model, ids = self.models[dtype], torch.tensor([request.ids], device=DEVICE)
+        cache = DynamicCache(config=model.config)
         with saccade.sparsify(model, policy if request.sparse else "dense"):
             pieces = [ids[:, : request.prompt], *ids[:, request.prompt : -1].split(1, dim=1)]
             logits = [model(piece, past_key_values=cache).logits[0, -1] for piece in pieces]
