@@ -25,8 +25,8 @@ LIMITS = {
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
     # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness.
-    "lines of Python in src": 27_550,
-    "of them measuring": 9_000,
+    "lines of Python in src": 28_000,
+    "of them measuring": 9_300,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
 }

@@ -195,7 +195,7 @@ def test_layers_of_several_kinds_are_not_rectified(fails: Fails, tmp_path: Path)
 def test_layers_of_several_kinds_are_not_timed(fails: Fails, tmp_path: Path) -> None:
     folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
     line = fails("bench", "decode", "--shape", folder, "--context", "0", "--device", "cpu")
-    assert "has layers of type sliding_attention; only steps of models with full attention in every layer" in line
+    assert "has layers of type sliding_attention; bench decode times full attention in every layer" in line
 
 
 SMALLEST: Sequence[tuple[str, ...]] = (

@@ -18,7 +18,6 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ..adapters.vllm.checks import FULL_KIND
 from ..adapters.vllm.options import ServeOptions
 from ..checkpoints.shape import parameters_read
 from ..errors import SaccadeError
@@ -171,16 +170,10 @@ class ServingJob(GridJob):
         served, device = self.grid.device.type == "cuda", self.grid.device
         free = free_memory(device) if served else None
         engines: dict[str, SyntheticEngine] = {}
-        apart = SLIDING in self.grid.shape.kinds
-        backend = (
-            {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
-            if apart
-            else {"attention_backend": "CUSTOM"}
-        )
         try:
             for name in group:
                 policy = self.policies.get(name)
-                engines[name] = SyntheticEngine(None if policy is None else ServeOptions(policy), backend, **settings)
+                engines[name] = SyntheticEngine(None if policy is None else ServeOptions(policy), **settings)
                 results["engines"][name] = engines[name].facts
             fit = min(engine.facts["tokens"] for engine in engines.values()) // self.block - 1
             for context, batch in points:
@@ -214,6 +207,7 @@ class ServingJob(GridJob):
             "max_num_seqs": max(batch for _, batch in self.points),
             "max_num_batched_tokens": CHUNK,
             "block_size": self.block,
+            "apart": SLIDING in shape.kinds,
         }
         texts = any(_reads_text(policy, grid) for policy in self.policies.values())
         settings |= {"tokenizer": grid.name} if texts else {"skip_tokenizer_init": True}

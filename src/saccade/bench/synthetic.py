@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
+from ..adapters.vllm.checks import FULL_KIND
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -36,7 +36,7 @@ class SyntheticEngine:
 
     Args:
         options: of saccade; None is stock vLLM.
-        backend: what says which layers saccade's backend gets.
+        apart: whether layers with a window are left to vLLM's own backend.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
@@ -45,13 +45,15 @@ class SyntheticEngine:
         tokens: the latest of each row.
     """
 
-    def __init__(self, options: ServeOptions | None, backend: Mapping[str, Any], **settings: Any) -> None:
+    def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
         start = time.perf_counter()
         import vllm
 
         ours: dict[str, Any] = {}
         if options is not None:
-            ours = {**backend, "additional_config": {KEY: options.to_dict()}}
+            backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
+            ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
+            ours["additional_config"] = {KEY: options.to_dict()}
         self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,
