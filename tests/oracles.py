@@ -37,9 +37,16 @@ def raw_scores(queries: Sequence[Vector], keys: Heads, pooling: str) -> list[lis
     return pooled
 
 
-def weights(query: Vector, keys: Sequence[Vector], chosen: Sequence[int], scale: float) -> list[float]:
+def capped(logit: float, cap: float | None) -> float:
+    """Gemma 2's soft-cap of a scaled score."""
+    return logit if cap is None else cap * math.tanh(logit / cap)
+
+
+def weights(
+    query: Vector, keys: Sequence[Vector], chosen: Sequence[int], scale: float, cap: float | None = None
+) -> list[float]:
     """Softmax over the chosen positions."""
-    logits = [scale * dot(query, keys[position]) for position in chosen]
+    logits = [capped(scale * dot(query, keys[position]), cap) for position in chosen]
     peak = max(logits)
     masses = [math.exp(logit - peak) for logit in logits]
     total = math.fsum(masses)
@@ -47,13 +54,18 @@ def weights(query: Vector, keys: Sequence[Vector], chosen: Sequence[int], scale:
 
 
 def attention(
-    queries: Sequence[Vector], keys: Heads, values: Heads, chosen: Sequence[Sequence[int]], scale: float
+    queries: Sequence[Vector],
+    keys: Heads,
+    values: Heads,
+    chosen: Sequence[Sequence[int]],
+    scale: float,
+    cap: float | None = None,
 ) -> list[list[float]]:
     """Attention output per query head, over the positions chosen for that query head."""
     group = len(queries) // len(keys)
     out = []
     for head, query in enumerate(queries):
-        masses = weights(query, keys[head // group], chosen[head], scale)
+        masses = weights(query, keys[head // group], chosen[head], scale, cap)
         rows = [values[head // group][position] for position in chosen[head]]
         out.append([dot(masses, column) for column in zip(*rows, strict=True)])
     return out

@@ -81,6 +81,8 @@ class KVView:
         k_scale, v_scale: factors `[Hkv]` of a quantised (fp8) cache; None otherwise.
         sinks: float `[Hq]`, the logit of a token without a value that each query head attends to beside its own
             (attention sinks as parameters); None otherwise. Scores that rank tokens know nothing of it.
+        soft_cap: c where scaled scores x enter the softmax as `c · tanh(x / c)`; None otherwise. It keeps their order,
+            so that scores that rank tokens go without.
     """
 
     k: Tensor
@@ -89,6 +91,7 @@ class KVView:
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     sinks: Tensor | None = None
+    soft_cap: float | None = None
 
     @property
     def page(self) -> int:

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 from kernel_budgets import UNIT
-from kernel_caches import LAYOUTS, Case, make_case, with_sinks
+from kernel_caches import LAYOUTS, Case, make_case, with_cap, with_sinks
 from kernel_checks import everything, expect_attention, expect_scores
 from test_hybrid_decode import draw, part
 from test_sparse_decode import choose
@@ -84,6 +84,13 @@ def test_every_layout_against_loops(layout: str, dtype: torch.dtype) -> None:
 def test_sinks_against_loops(lengths: list[int], around: float) -> None:
     case = make_case(layout="paged", lengths=lengths, kv_heads=2, group=3, head_dim=64, dtype=torch.bfloat16)
     check_everything(moved(with_sinks(case, around)), "max", 1, "kv")
+
+
+@pytest.mark.parametrize("cap", [0.125, 2.0, 50.0])
+@pytest.mark.parametrize("lengths", [[131, 1, 64], [4000, 77]], ids=["one part", "several parts"])
+def test_soft_caps_against_loops(lengths: list[int], cap: float) -> None:
+    case = make_case(layout="paged", lengths=lengths, kv_heads=2, group=3, head_dim=64, dtype=torch.bfloat16)
+    check_everything(moved(with_cap(with_sinks(case, 0.0), cap)), "max", 1, "kv")
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 128), (7, 80), (8, 96), (17, 64), (32, 16), (4, 256)])

@@ -45,11 +45,15 @@ def attention_error(
     chosen: Sequence[int],
     scale: float,
     dtype: torch.dtype,
+    cap: float | None = None,
 ) -> list[float]:
     """Bound per output component of softmax attention computed in float32 over a cache of `dtype`.
 
     1. A logit errs by e = scale · (score error) + two roundings (of the scale, of the product), and its distance to
        the maximum by one more rounding. Numerator and denominator of a weight each move by a factor up to exp(e).
+       A soft-cap c lessens differences and adds c times the error of tanh(a) = (1 - t) / (1 + t), t = exp(-2a): of t
+       2 units of itself and of 2a, of which at most 0.8 · 2^-23 arrives, and a unit for each of four operations:
+       together less than 2^-21.
     2. exp is good to 2 units, the sum of n terms adds gamma(n), the division 1.
     3. A weight and a block's sum may each be rounded to `dtype` once more, as flash attention does; weights below its
        smallest number vanish.
@@ -60,10 +64,11 @@ def attention_error(
     spread = max(logits) - min(logits)
     peak = max(abs(logit) for logit in logits)
     error = max(scale * score_error(query, keys[position], 1) for position in chosen) + FLOAT32 * (2 * peak + spread)
+    error += 0.0 if cap is None else cap * 2.0**-21
     weight = math.exp(2 * error) * (1 + gamma(count + 5))
     rounded = (1 + UNIT[dtype]) ** 2
     relative = weight * rounded * (1 + gamma(2 * count)) - 1
-    masses = oracles.weights(query, keys, chosen, scale)
+    masses = oracles.weights(query, keys, chosen, scale, cap)
     bounds = []
     for column in zip(*(values[position] for position in chosen), strict=True):
         exact = oracles.dot(masses, column)

@@ -73,7 +73,9 @@ def cases(
         seed=draw(st.integers(0, 2**31)),
     )
     sinks = draw(st.sampled_from((None, None, 0.0, 3.0, -200.0, 200.0)))
-    return case if sinks is None else with_sinks(case, sinks)
+    case = case if sinks is None else with_sinks(case, sinks)
+    # Far below the scores, among them, and far above.
+    return with_cap(case, draw(st.sampled_from((None, None, 0.125, 2.0, 50.0))))
 
 
 def with_sinks(case: Case, around: float) -> Case:
@@ -81,6 +83,11 @@ def with_sinks(case: Case, around: float) -> Case:
     heads = case.q.shape[1]
     sinks = around + torch.randn(heads, generator=torch.Generator().manual_seed(heads))
     return replace(case, kv=replace(case.kv, sinks=sinks))
+
+
+def with_cap(case: Case, cap: float | None) -> Case:
+    """The same cache, its scores capped softly."""
+    return replace(case, kv=replace(case.kv, soft_cap=cap))
 
 
 def make_case(

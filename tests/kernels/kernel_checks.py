@@ -58,10 +58,12 @@ def expect_attention(out: Tensor, case: Case, chosen: list[list[list[int]]], sca
     assert out.shape == case.q.shape
     for row, sets in enumerate(chosen):
         queries, keys, values = case.queries[row], case.keys[row], case.values[row]
-        wanted = oracles.attention(queries, keys, values, sets, scale)
+        cap = case.kv.soft_cap
+        wanted = oracles.attention(queries, keys, values, sets, scale, cap)
         for head, expected in enumerate(wanted):
             kv_head = head // group
-            bounds = attention_error(queries[head], keys[kv_head], values[kv_head], sets[head], scale, case.q.dtype)
+            own = queries[head], keys[kv_head], values[kv_head], sets[head]
+            bounds = attention_error(*own, scale, case.q.dtype, cap)
             left = 1.0 if case.kv.sinks is None else share_left(case, row, head, sets[head], scale)
             for got, want, bound in zip(out[row, head].tolist(), expected, bounds, strict=True):
                 assert abs(got - left * want) <= bound
@@ -71,7 +73,8 @@ def share_left(case: Case, row: int, head: int, chosen: list[int], scale: float)
     """What a sink leaves of a query head's weights to the tokens that it attends to."""
     assert case.kv.sinks is not None
     keys = case.keys[row][head // (case.q.shape[1] // case.kv.kv_heads)]
-    logits = [scale * oracles.dot(case.queries[row][head], keys[position]) for position in chosen]
+    query, cap = case.queries[row][head], case.kv.soft_cap
+    logits = [oracles.capped(scale * oracles.dot(query, keys[position]), cap) for position in chosen]
     sink = float(case.kv.sinks[head])
     largest = max(*logits, sink)
     tokens = math.fsum(math.exp(logit - largest) for logit in logits)

@@ -123,6 +123,8 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         dense_decode_scores(case.q.int(), case.kv, scale=0.3)
     with pytest.raises(KernelError, match=r"sinks must be contiguous \[4\] on cpu, got \[2\] on cpu"):
         dense_decode_scores(case.q, replace(case.kv, sinks=torch.zeros(2)), scale=0.3)
+    with pytest.raises(KernelError, match="soft_cap must be more than 0 and finite, got -1"):
+        dense_decode_scores(case.q, replace(case.kv, soft_cap=-1.0), scale=0.3)
 
 
 def test_working_memory_serves_inside_and_outside_inference_mode() -> None:

@@ -18,11 +18,12 @@ from transformers import AttentionInterface
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from ..adapters.hf.attention import has_sinks, stock_of
+from ..adapters.hf.attention import is_eager, stock_of
 from ..adapters.hf.support import attention_modules
 from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
 from ..eval.snapshot import Snapshot
+from ..kernels._caps import capped
 from ..selection.rules import Ratio
 
 
@@ -97,12 +98,14 @@ class _Pass:
         context: keys and values `[1, Hkv, T, d]` of the text, by the number of the layer.
         gates: float32 `[Hkv]` by the number of the layer, none for the first; None: the teacher, all heads dense.
         kept: share of the row that a set holds.
+        caps: whether soft-caps are applied, as all but torch's function do.
         below: queries, text keys and own keys of the layer below, which choose this layer's set; None: the first layer.
     """
 
     context: dict[int, tuple[Tensor, Tensor]]
     gates: dict[int, Tensor] | None
     kept: float
+    caps: bool
     below: tuple[Tensor, Tensor, Tensor] | None = None
 
 
@@ -123,8 +126,9 @@ class Mixture:
             AttentionInterface.register(name, _attention)
             AttentionMaskInterface.register(name, mask)
         self._modules, stock = attention_modules(model), model.config._attn_implementation
+        self._caps = stock != "sdpa"
         others = [module for module in self._modules if module.layer_idx not in self._full]
-        eager = stock == "eager" or any(map(has_sinks, others))
+        eager = any(is_eager(module, stock) for module in others)
         self._mixed = bool(shape_of(model.config).kinds)
         self._name = NAME if not self._mixed else f"{NAME}-eager" if eager else f"{NAME}-sdpa"
         for module in others:
@@ -150,7 +154,7 @@ class Mixture:
         past = text.layers[0][0].shape[2]
         positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
         above = None if gates is None else dict(zip(self._full[1:], gates, strict=True))
-        self._slot[:] = [_Pass(dict(zip(self._full, text.layers, strict=True)), above, self._kept)]
+        self._slot[:] = [_Pass(dict(zip(self._full, text.layers, strict=True)), above, self._kept, self._caps)]
         for module in self._modules:  # another mixture may have had them
             module.__dict__[_SLOT] = self._slot
         stock, cache = self._model.config._attn_implementation, text.behind()
@@ -180,6 +184,7 @@ def _attention(
     q = query[0].unflatten(0, (key.shape[1], -1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks: Tensor | None = kwargs.get("s_aux")
+    cap: float | None = kwargs.get("softcap") if now.caps else None
     below = gates = None
     if now.gates is not None:
         below, now.below = now.below, (q.detach(), keys, own.detach())
@@ -194,7 +199,7 @@ def _attention(
 
     def mixed() -> Tensor:
         """`[Hkv, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
-        scores = _scores(q, keys, own) * scale
+        scores = capped(_scores(q, keys, own) * scale, cap)
         dense = attend(scores)
         if gates is None or below is None:
             return dense

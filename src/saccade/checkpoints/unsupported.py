@@ -6,7 +6,6 @@ from typing import Any
 
 from ..types import CHUNKED, FULL, SLIDING
 
-SOFT_CAP = "a logit soft-cap changes the scores that selection ranks"
 POSITION_BIAS = "a position bias changes the scores that selection ranks"
 ALIBI = "ALiBi biases change the scores that selection ranks"
 LATENT = "multi-head latent attention caches no keys per head"
@@ -14,7 +13,6 @@ SHARED_CACHE = "layers that share a KV cache are not supported"
 TWICE = "differential attention attends twice in a layer, and every attention would count as a step"
 
 _CONFIGURED = {
-    "attn_logit_softcapping": SOFT_CAP,
     "num_kv_shared_layers": SHARED_CACHE,
     "alibi": ALIBI,
     "lambda_std_dev": TWICE,

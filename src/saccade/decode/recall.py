@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels._caps import capped
 from ..kernels._sinks import beside_sinks
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..kernels.topk.api import topk
@@ -218,6 +219,7 @@ def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> R
 
 def dense_weights(logits: Tensor, kv: KVView) -> Tensor:
     """What dense attention makes of scaled scores `[B, Hq, N]` of all tokens; sinks have the rest."""
+    logits = capped(logits, kv.soft_cap)
     weights = logits.softmax(-1)
     return weights if kv.sinks is None else weights * beside_sinks(logits[:, :, None], kv.sinks)[:, :, 0]
 

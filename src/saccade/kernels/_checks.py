@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,8 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
     if sinks is not None and (list(sinks.shape) != [heads] or sinks.device != q.device or not sinks.is_contiguous()):
         got = f"{list(sinks.shape)} on {sinks.device}"
         raise KernelError(f"{operation}: sinks must be contiguous [{heads}] on {q.device}, got {got}")
+    if kv.soft_cap is not None and not 0 < kv.soft_cap < math.inf:
+        raise KernelError(f"{operation}: soft_cap must be more than 0 and finite, got {kv.soft_cap}")
 
 
 def check_selection(operation: str, q: Tensor, kv: KVView, selection: Selection) -> None:

@@ -54,25 +54,26 @@ def saved(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_logits_are_those_of_the_transformers_adapter(name: str, engines: CudaEngines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_logits_are_those_of_the_transformers_adapter(
+    policy: str, name: str, engines: CudaEngines, tmp_path: Path
+) -> None:
     truth = Truth(saved(tmp_path, name))
     settings: dict[str, Any] = {"model": str(tmp_path), "dtype": "bfloat16"}
     found = feed(engines.make(None, **settings), REQUESTS)
     stock = {one.name: distance(found[one.name], truth.logits("dense", one)) for one in REQUESTS}
     per_kind = {"attention_backend": None, "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
-    changed = 0.0
-    for policy in POLICIES:
-        engine = engines.make(policy, **settings, **per_kind)
-        assert core(engine).vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
-        specs = [group.kv_cache_spec for group in core(engine).scheduler.kv_cache_config.kv_cache_groups]
-        assert sum(type(spec) is SaccadeAttentionSpec for spec in specs) == 1 < len(specs)
-        logits = feed(engine, REQUESTS)
-        for request in REQUESTS:
-            exact = truth.logits(policy, request)
-            ours = distance(truth.logits(policy, request, torch.bfloat16), exact)
-            allowed, far = 2 * max(stock[request.name], ours), distance(logits[request.name], exact)
-            effect = distance(truth.logits("dense", request), exact)
-            changed = max(changed, effect / allowed)
-            say(f"{name} {policy} {request.name}: {far:.4f} of {allowed:.4f}, dense is {effect:.4f} away")
-            assert far <= allowed
-    assert changed > 1, "no policy changes more than roundings do: the test could not fail"
+    engine = engines.make(policy, **settings, **per_kind)
+    assert core(engine).vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
+    specs = [group.kv_cache_spec for group in core(engine).scheduler.kv_cache_config.kv_cache_groups]
+    assert sum(type(spec) is SaccadeAttentionSpec for spec in specs) == 1 < len(specs)
+    logits, changed = feed(engine, REQUESTS), 0.0
+    for request in REQUESTS:
+        exact = truth.logits(policy, request)
+        ours = distance(truth.logits(policy, request, torch.bfloat16), exact)
+        allowed, far = 2 * max(stock[request.name], ours), distance(logits[request.name], exact)
+        effect = distance(truth.logits("dense", request), exact)
+        changed = max(changed, effect / allowed)
+        say(f"{name} {policy} {request.name}: {far:.4f} of {allowed:.4f}, dense is {effect:.4f} away")
+        assert far <= allowed
+    assert changed > 1, "the policy changes no more than roundings do: the test could not fail"

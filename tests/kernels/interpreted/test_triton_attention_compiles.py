@@ -29,7 +29,8 @@ def describe(
     signature = {
         **dict.fromkeys((*NUMBERS, *STEPS), "i32"),
         **{"q": f"*{dtype}", "k": f"*{cache}", "v": f"*{cache}", "table": "*i32", "starts": "*i32", "lengths": "*i32"},
-        **{"ids": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32", "scores": "*fp32", "log2_scale": "fp32"},
+        **{"ids": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32", "scores": "*fp32"},
+        **{"log2_scale": "fp32", "log2_cap": "fp32"},
         **{"dense_heads": "i64", "kept_heads": "i64", "k_scale": "*fp32", "v_scale": "*fp32"},
     }
     constants: dict[str, Any] = {
@@ -37,6 +38,7 @@ def describe(
         **{"k_scale_step": 1, "v_scale_step": 1},
         **{"GROUP": group, "LISTED_GROUP": group, "TILE": max(16, 1 << (group - 1).bit_length()), "DIM": dim},
         **{"INNER": 1 << (dim - 1).bit_length(), "PAGE": page, "POOLING": pooling, "WIDE": False, "DIRECT": False},
+        "CAPPED": False,
     }
     if not quantised:
         constants |= {"k_scale": None, "v_scale": None, "k_scale_step": 0, "v_scale_step": 0}
@@ -60,6 +62,7 @@ def attention(
     pooling: str = "",
     whole: bool = False,
     sinks: bool = False,
+    capped: bool = False,
 ) -> Compiled:
     from saccade.kernels._triton.attention import _attend
 
@@ -80,7 +83,7 @@ def attention(
         divisible = tuple(name for name in divisible if name in signature)
     size = {"fp32": 4, "bf16": 2, "fp16": 2}.get(cache or dtype, 1)
     sizes = tuning(constants["INNER"], size)
-    constants |= {"ALL": kind != "sparse", "LISTED": kind != "dense", "UNIT": unit}
+    constants |= {"CAPPED": capped, "ALL": kind != "sparse", "LISTED": kind != "dense", "UNIT": unit}
     constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
     return compile_kernel(
         ATTENTION,
@@ -128,6 +131,7 @@ def test_llama_heads(kind: str, capability: int) -> None:
         ("hybrid", {"page": 16, "pooling": "max", "whole": True}),
         ("dense", {"pooling": "each"}),
         ("hybrid", {"page": 16, "sinks": True}),
+        ("hybrid", {"page": 16, "capped": True}),
         ("hybrid", {"pooling": "mean", "group": 7}),
         ("sparse", {"dim": 64, "group": 1}),
         ("dense", {"dim": 64, "group": 8}),

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from ...checkpoints.unsupported import POSITION_BIAS, SOFT_CAP
+from ...checkpoints.unsupported import POSITION_BIAS
 from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
 from .call import Call
@@ -28,7 +28,7 @@ SESSION_ATTRIBUTE = "_saccade_session"
 STOCK_ATTRIBUTE = "_saccade_stock"
 """Set on the attention modules of a model with layers of several kinds: what computes whatever no policy concerns."""
 
-_REFUSED = {"softcap": SOFT_CAP, "position_bias": POSITION_BIAS}
+_REFUSED = {"position_bias": POSITION_BIAS}
 
 
 def register() -> None:
@@ -45,7 +45,7 @@ def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
     Raises:
         UnsupportedModelError: if the model's code has no such function.
     """
-    if implementation != "eager" and not has_sinks(module):
+    if not is_eager(module, implementation):
         return sdpa_attention_forward
     eager: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
@@ -54,9 +54,26 @@ def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
     return eager
 
 
+def is_eager(module: Any, implementation: str) -> bool:
+    """Whether the model's eager function computes what stock does: of those that read masks it alone knows sinks, and
+    the caps that all functions apply but sdpa."""
+    return implementation == "eager" or has_sinks(module) or (has_cap(module) and implementation != "sdpa")
+
+
 def has_sinks(module: Any) -> bool:
-    """Whether an attention module has sinks as parameters, which only its model's eager function knows."""
+    """Whether an attention module has sinks as parameters."""
     return isinstance(getattr(module, "sinks", None), Tensor)
+
+
+def has_cap(module: Any) -> bool:
+    """Whether an attention module's configuration caps its logits."""
+    return soft_cap_of(module) is not None
+
+
+def soft_cap_of(module: Any) -> float | None:
+    """The soft-cap of an attention module's logits."""
+    cap: float | None = getattr(module, "attn_logit_softcapping", None)
+    return cap
 
 
 def attention_forward(
@@ -87,6 +104,8 @@ def attention_forward(
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(f"layer {module.layer_idx} passes {name}: {reason}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # As stock has it: torch's function knows of no cap.
+    cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")
     prompt = call.prompt
     outputs = []
     if prompt > 0:
@@ -95,7 +114,7 @@ def attention_forward(
             end = call.past + prompt
             mask = None if mask is None else mask[:, :, :prompt, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
-        if call.again and mask is not None and kwargs.get("s_aux") is None:
+        if call.again and mask is not None and kwargs.get("s_aux") is None and cap is None:
             output = _few_queries(query, keys, values, mask, scale)
         else:
             given = {**kwargs, "dropout": dropout, "scaling": scale}
@@ -105,7 +124,7 @@ def attention_forward(
         outputs.append(output)
     assert session is not None, "only prompts are run again"
     with lasting():
-        for position, view in enumerate(session.views(key, value, attention_mask, kwargs.get("s_aux"))):
+        for position, view in enumerate(session.views(key, value, attention_mask, kwargs.get("s_aux"), cap)):
             q = query[:, :, prompt + position]
             outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
     if torch.is_grad_enabled() and query.requires_grad:

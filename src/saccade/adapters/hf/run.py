@@ -45,7 +45,7 @@ class Run:
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
         self.policy, self.plan, self.model = policy, plan, model
-        self._notes = (*plan.notes, *support.slow_kernels(model))
+        self._notes = (*plan.notes, *support.left_out(model), *support.slow_kernels(model))
         levels: Sequence[int] | None = None
         if plan.selector is not None and plan.selector.reads_text:
             if tokenizer is None:
@@ -151,7 +151,8 @@ class Run:
             decoder = support.decoder_of(model)
             stock, concerned = decoder.config._attn_implementation, set(self.plan.roles.concerned)
             modules = support.attention_modules(decoder)
-            own = self.plan.roles.mixed or any(map(attention.has_sinks, modules))
+            own = self.plan.roles.mixed or any(attention.has_sinks(one) or attention.has_cap(one) for one in modules)
+            eager = own and any(attention.is_eager(module, stock) for module in modules)
             for module in modules:
                 if module.layer_idx in concerned:
                     self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.at_hand)
@@ -173,7 +174,6 @@ class Run:
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             if rectify is not None:
                 self._undo.append(decoder.register_forward_hook(hook.after).remove)
-            eager = own and (stock == "eager" or any(map(attention.has_sinks, modules)))
             # Of the decoder alone: what reads images keeps its own.
             decoder.set_attn_implementation(attention.EAGER if eager else attention.NAME)
             self._undo.append(lambda: decoder.set_attn_implementation(stock))

@@ -111,14 +111,22 @@ class Session:
         self.state = self.state.fresh()
         self.pending = self.drafts = None
 
-    def views(self, keys: Tensor, values: Tensor, mask: Tensor | None, sinks: Tensor | None = None) -> list[KVView]:
+    def views(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
+    ) -> list[KVView]:
         """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
 
-        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded; `sinks` `[Hq]`.
+        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded; sinks and soft-cap
+        as `KVView` has them.
         """
         self._steps = self._steps or self._prepare(keys, mask)
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
-        return [KVView(k, v, rows, sinks=sinks) for rows in self._steps]
+        return [KVView(k, v, rows, sinks=sinks, soft_cap=soft_cap) for rows in self._steps]
 
     def _start(self, call: Call, slot: Tensor | None, steps: list[Rows]) -> None:
         self.call, self.slot, self._steps = call, slot, steps

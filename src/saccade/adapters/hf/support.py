@@ -17,6 +17,7 @@ from ...kernels._native.attention import ITEM_SIZE
 from ...kernels._triton.refusals import installed
 from ...methods.policy import Policy
 from ...types import ModelShape
+from . import attention
 
 COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
 NO_CACHE = "use_cache=False leaves nothing to select from; saccade needs the KV cache, so leave it out"
@@ -77,6 +78,17 @@ def refuse_rewinding(policy: Policy, shape: ModelShape) -> None:
     """
     if reason := against_rewinding(policy, shape):
         raise UnsupportedModelError(reason)
+
+
+def left_out(model: Any) -> tuple[str, ...]:
+    """What the model's stock attention leaves out of its configuration, and saccade with it."""
+    caps = set(map(attention.soft_cap_of, _concerned(model))) - {None}
+    if not caps or decoder_of(model).config._attn_implementation != "sdpa":
+        return ()
+    advice = "load the model with attn_implementation='eager' to have it"
+    return (
+        f"transformers' sdpa attention leaves out the soft-cap {caps.pop():g} of the logits, and so do we: {advice}",
+    )
 
 
 def slow_kernels(model: Any) -> tuple[str, ...]:

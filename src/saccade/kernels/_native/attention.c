@@ -16,7 +16,7 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 8 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 9 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 64    /* tokens per block where they are read from here and there */
@@ -43,7 +43,7 @@ struct call {
     float *out;                    /* [batch, query_heads, dim] or NULL */
     float *scores;                 /* [batch, kept_heads or (EACH) that many groups, max_len] or NULL */
     const float *sinks;            /* [query_heads], logits of tokens without a value, or NULL */
-    double scale;
+    double scale, soft_cap; /* soft_cap: of scaled scores, 0: none */
     int64_t k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head; /* bytes; k_dim: 0 where a key's numbers are
         neighbours, else how far apart they are: then keys are columns, and neighbouring tokens are neighbours */
     int64_t batch, query_heads, kv_heads, dim, bf16;

@@ -122,7 +122,7 @@ def attention(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
         *((None, None) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
         *native.addresses(out, scores, sinks),
-        scale,
+        *(scale, kv.soft_cap or 0.0),
         *key_steps(k),
         *(v_page * size, v_slot * size, v_head * size),
         *(batch, query_heads, kv_heads, dim, size == 2),

@@ -270,14 +270,32 @@ static int64_t NAME(sum_place)(int64_t index, int bf16)
     return NAME(place)(index, bf16);
 }
 
+/* cap · tanh(x / cap) of a row's scaled scores; absolute error 2e-7 · cap. */
+static void NAME(cap_scores)(float *scores, int count, float cap)
+{
+    for (int i = count; i % LANES; i++)
+        scores[i] = 0.0f;
+    for (int i = 0; i < count; i += LANES) {
+        vec x;
+        memcpy(&x, scores + i, sizeof x);
+        const uvec sign = (uvec)x & ((uvec){0} + 0x80000000u);
+        const vec e = NAME(exp)((vec)((uvec)x ^ sign) * (-2.0f / cap));
+        const vec capped = (1.0f - e) / (1.0f + e) * cap;
+        x = (vec)((uvec)capped | sign);
+        memcpy(scores + i, &x, sizeof x);
+    }
+}
+
 /* Turn one row's raw scores into weights against the running maximum; sums made against an older one are scaled.
  * `words`: the weights in bfloat16, whose sum is then what is added up; NULL: they stay float32. */
-static void NAME(soften)(float *scores, uint16_t *words, int count, float scale, float *max, vec *total, float *sums,
-                         int dim)
+static void NAME(soften)(float *scores, uint16_t *words, int count, float scale, float cap, float *max, vec *total,
+                         float *sums, int dim)
 {
     vec highest = (vec){0} - INFINITY;
     for (int i = 0; i < count; i++)
         scores[i] *= scale;
+    if (cap > 0.0f)
+        NAME(cap_scores)(scores, count, cap);
     for (int i = count; i % LANES; i++)
         scores[i] = -INFINITY;
     for (int i = 0; i < count; i += LANES) {
@@ -379,8 +397,8 @@ static void NAME(attend)(const void *job, int64_t index)
 #ifdef DOT
             short_weights = bf16 ? weights[row] : NULL;
 #endif
-            NAME(soften)(scores[row], short_weights, block->count, (float)call->scale, &max[row], &total[row],
-                         sums[row], dim);
+            NAME(soften)(scores[row], short_weights, block->count, (float)call->scale, (float)call->soft_cap, &max[row],
+                         &total[row], sums[row], dim);
         }
         for (row = 0; row < mixed; row += some) {
             some = NAME(share)(mixed - row);

@@ -13,7 +13,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -38,7 +38,7 @@ class Call(ctypes.Structure):
 
     _fields_ = _fields(
         "q k v table starts lengths ids counts dense kept out scores sinks",
-        "scale",
+        "scale soft_cap",
         "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 "
         "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
     )

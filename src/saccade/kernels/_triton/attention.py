@@ -58,7 +58,7 @@ def attend(
             q, *q.stride(),
             kv.k, *kv.k.stride(), kv.v, *kv.v.stride(),
             *head_factors(kv.k_scale, kv.kv_heads), *head_factors(kv.v_scale, kv.kv_heads),
-            scale * math.log2(math.e),
+            scale * math.log2(math.e), (kv.soft_cap or 0.0) * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2], whole,
             parts, sums, most,
@@ -70,7 +70,7 @@ def attend(
             PAGE=0 if table.shape[1] == 1 else kv.page, UNIT=1 if selection is None else selection.unit,
             ALL=any(flags), LISTED=not all(flags),
             POOLING=pooling if pooling is not None and any(kept) else "",
-            WIDE=widened(q, kv.k, kv.v), DIRECT=direct,
+            WIDE=widened(q, kv.k, kv.v), DIRECT=direct, CAPPED=kv.soft_cap is not None,
             BLOCK=work.tuning.block, STAGES=work.tuning.stages,
             num_warps=work.tuning.warps, maxnreg=work.tuning.registers,
         )  # fmt: skip
@@ -139,6 +139,7 @@ def _attend(
     v_scale: tl.tensor,
     v_scale_step: tl.tensor,
     log2_scale: tl.tensor,
+    log2_cap: tl.tensor,
     table: tl.tensor,
     table_row: tl.tensor,
     table_step: tl.tensor,
@@ -180,6 +181,7 @@ def _attend(
     POOLING: tl.constexpr,
     WIDE: tl.constexpr,
     DIRECT: tl.constexpr,
+    CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
@@ -242,9 +244,9 @@ def _attend(
             own_scores = scores + (row * stored_heads + rank_of(kept, head) * sets) * max_len
         if is_dense:
             weighted, summed = stream(
-                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale, log2_cap,
                 own_table, table_step, start, length, ids, ids_step, 0, True, length, split, splits,
-                own_scores, max_len, stored, False, 1, GROUP, TILE, DIM, INNER, PAGE, POOLING, BLOCK, STAGES,
+                own_scores, max_len, stored, CAPPED, False, 1, GROUP, TILE, DIM, INNER, PAGE, POOLING, BLOCK, STAGES,
             )  # fmt: skip
         else:
             number = first // LISTED_GROUP
@@ -254,10 +256,10 @@ def _attend(
                 everything = tl.load(whole + row) != 0
             limit = tl.where(everything, length, limit)
             weighted, summed = stream(
-                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale,
+                query, own_k, own_v, k_page, k_slot, k_dim, v_page, v_slot, v_dim, k_factor, log2_scale, log2_cap,
                 own_table, table_step, start, length, ids + row * ids_row + number * ids_set, ids_step,
                 width * UNIT, everything, limit, split, splits,
-                own_scores, max_len, 0, True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
+                own_scores, max_len, 0, CAPPED, True, UNIT, LISTED_GROUP, TILE, DIM, INNER, PAGE, "", BLOCK, STAGES,
             )  # fmt: skip
 
         if DIRECT and sinks is not None:

@@ -62,6 +62,7 @@ def stream(
     v_dim: tl.tensor,
     k_factor: tl.tensor,
     log2_scale: tl.tensor,
+    log2_cap: tl.tensor,
     table: tl.tensor,
     table_step: tl.tensor,
     start: tl.tensor,
@@ -76,6 +77,7 @@ def stream(
     scores: tl.tensor,
     max_len: tl.tensor,
     stored: tl.tensor,
+    CAPPED: tl.constexpr,
     LISTED: tl.constexpr,
     UNIT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -92,6 +94,7 @@ def stream(
     Args:
         q: `[TILE, INNER]` in the dtype of the products.
         k, v: the KV head's first numbers.
+        log2_cap: the soft-cap times log2(e), where logits are `CAPPED`.
         room: tokens that the set's buffer holds.
         everything: whether the stream is all tokens, though sets are `LISTED`: a choice among numbers, since a branch
             would wait for it before it reads anything else.
@@ -126,7 +129,13 @@ def stream(
         raw = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * k_factor
         if POOLING != "":
             store_scores(scores, raw, block, length, max_len, stored, GROUP, TILE, POOLING, BLOCK)
-        logits = tl.where(present[None, :], raw * log2_scale, float("-inf"))
+        logits = raw * log2_scale
+        if CAPPED:
+            # tanh by the exponential of what is not above 0; in base 2, as the logits are.
+            shrunk = tl.exp2(tl.abs(logits) * (-2.8853900817779268 / log2_cap))
+            capped = log2_cap * (1 - shrunk) / (1 + shrunk)
+            logits = tl.where(logits < 0, -capped, capped)
+        logits = tl.where(present[None, :], logits, float("-inf"))
         before = largest
         largest = tl.maximum(before, tl.max(logits, axis=1))
         shrink = tl.exp2(before - largest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.kernels._caps import capped
 from saccade.kernels._dot import KEY_BLOCK, score_keys, scratch, softmax, weigh_values
 from saccade.kernels._flat import RowReader, host_bounds, shared_slice
 from saccade.kernels._pooling import grouped
@@ -24,7 +25,7 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
 
 
 def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
-    if pooling is None and kv.sinks is None:
+    if pooling is None and kv.sinks is None and kv.soft_cap is None:
         together = _fused(q, kv, scale)
         if together is not None:
             return together, None
@@ -41,8 +42,11 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
         scores = raw[:, :, group].clone()
     elif pooling == "each":
         scores = raw.flatten(1, 2)
-    kept = None if kv.sinks is None else beside_sinks(raw[:, :, :group] * scale, kv.sinks)
-    out = _mix(raw[:, :, :group], kv, scale)
+    raw = raw[:, :, :group]
+    if kv.soft_cap is not None:
+        raw, scale = capped(raw * scale, kv.soft_cap), 1.0
+    kept = None if kv.sinks is None else beside_sinks(raw * scale, kv.sinks)
+    out = _mix(raw, kv, scale)
     if kept is not None:
         out = out * kept
     return out.reshape(q.shape).to(q.dtype), scores

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.kernels._caps import capped
 from saccade.kernels._gather import gather_tokens
 from saccade.kernels._pooling import grouped
 from saccade.kernels._sinks import beside_sinks
@@ -25,7 +26,7 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
     queries = grouped(q, kv.kv_heads)
     raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
     absent = positions >= kv.rows.seq_lens[:, None]
-    logits = (raw * scale).masked_fill(absent[:, None, None], -torch.inf)
+    logits = capped(raw * scale, kv.soft_cap).masked_fill(absent[:, None, None], -torch.inf)
     weights = torch.softmax(logits, dim=-1)
     if kv.sinks is not None:
         weights = weights * beside_sinks(logits, kv.sinks)

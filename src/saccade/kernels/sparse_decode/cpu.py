@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from saccade.kernels._caps import capped
 from saccade.kernels._dot import HAS_BF16_DOT
 from saccade.kernels._flat import FlatCache, flatten, host_bounds
 from saccade.kernels._sinks import beside_sinks
@@ -27,7 +28,7 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
         index = _flat_index(tokens, kv, flat_values, heads)
     values = flat_values.table.index_select(0, index).view(shape)
     queries = (q.float() * scale).reshape(batch * heads, -1, head_dim)
-    scores = torch.bmm(queries, keys.transpose(1, 2))
+    scores = capped(torch.bmm(queries, keys.transpose(1, 2)), kv.soft_cap)
     if invalid is not None:
         scores.view(batch, heads, -1, width).masked_fill_(invalid[:, :, None], -torch.inf)
     weights = torch.softmax(scores, dim=-1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from saccade.kernels._caps import capped
 from saccade.kernels._gather import gather_tokens_per_head
 from saccade.kernels._sinks import beside_sinks
 from saccade.types import KVView, Rows, Selection
@@ -18,7 +19,8 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
     tokens, invalid = tokens.expand(batch, heads, -1), invalid.expand(batch, heads, -1)
     queries = q.float().reshape(batch, heads, query_heads // heads, head_dim)
     keys = gather_tokens_per_head(kv.k, kv.k_scale, kv.rows, tokens)
-    scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(invalid[:, :, None], -torch.inf)
+    logits = capped(queries @ keys.transpose(-1, -2) * scale, kv.soft_cap)
+    scores = logits.masked_fill(invalid[:, :, None], -torch.inf)
     values = gather_tokens_per_head(kv.v, kv.v_scale, kv.rows, tokens)
     weights = torch.softmax(scores, dim=-1)
     if kv.sinks is not None:

@@ -13,7 +13,7 @@ from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
 
-from ....checkpoints.unsupported import ALIBI, SHARED_CACHE, SOFT_CAP
+from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows
@@ -24,8 +24,7 @@ from .page_bounds import BlockBounds, bounds_bytes
 from .step import BuildParent, Step, Written
 from .worker import Serving, serving_of
 
-_REFUSED = {"alibi_slopes": ALIBI, "logits_soft_cap": SOFT_CAP}
-_REFUSED["kv_sharing_target_layer_name"] = SHARED_CACHE
+_REFUSED = {"alibi_slopes": ALIBI, "kv_sharing_target_layer_name": SHARED_CACHE}
 """What a layer may say about itself, and why it cannot be served then."""
 
 

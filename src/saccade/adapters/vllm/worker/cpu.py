@@ -61,4 +61,4 @@ class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
         halves = kv_cache.view(blocks, heads, 2, block * d)
         k = halves[:, :, 0].view(blocks, heads, d, block).permute(0, 3, 1, 2)
         v = halves[:, :, 1].view(blocks, heads, block, d).permute(0, 2, 1, 3)
-        return KVView(k, v, rows, sinks=self.sinks)
+        return KVView(k, v, rows, sinks=self.sinks, soft_cap=self.logits_soft_cap or None)

@@ -75,7 +75,7 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return KVView(k, v, rows, sinks=self.sinks)
+        return KVView(k, v, rows, sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
 
 
 def reasons_of(vllm_config: Any) -> list[str]:
