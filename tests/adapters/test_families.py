@@ -101,7 +101,6 @@ DEEPSEEK = {
 
 # Name: model type and changes, and what the message must say.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma2": ({"head_dim": 8}, "attn_logit_softcapping=50.0: a logit soft-cap"),
     "mistral": ({"sliding_window": 16}, "none of its layers has full attention: sliding_attention"),
     "qwen2": (
         {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0},

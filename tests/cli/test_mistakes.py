@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig
+from transformers import DeepseekV2Config, Gemma3TextConfig, MistralConfig
 
 from commands import Fails, Invoke, write_model
 from saccade.checkpoints.bundled import model_path
@@ -166,10 +166,10 @@ SIZES: dict[str, Any] = {
 
 @pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
 def test_a_type_of_model_that_is_refused(fails: Fails, tmp_path: Path, command: str) -> None:
-    folder = refused_model(tmp_path / "model", Gemma2Config(**SIZES, sliding_window=128))
+    folder = refused_model(tmp_path / "model", DeepseekV2Config(**SIZES, kv_lora_rank=16))
     line = fails(*COMMANDS[command], "--model", folder)
-    assert "Gemma2ForCausalLM" in line
-    assert "attn_logit_softcapping=50.0: a logit soft-cap changes the scores" in line
+    assert "DeepseekV2ForCausalLM" in line
+    assert "kv_lora_rank=16: multi-head latent attention" in line
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
