@@ -43,6 +43,14 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
+    "serve-h200-gemma3": Made(
+        partial(serving.speed, file="serve_h200_gemma3"), "serve_h200_gemma3", "saccade bench serve"
+    ),
+    "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),
+    "serve-h200-gptoss": Made(
+        partial(serving.speed, file="serve_h200_gptoss"), "serve_h200_gptoss", "saccade bench serve"
+    ),
+    "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", "saccade bench serve"),
     "front-methods": Made(front.methods, "demo", "make demo"),
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
