@@ -90,12 +90,11 @@ VLLM = ("scheduler", "worker", "server")
 VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_spec", "clean", "metrics"}
 
 # Which rooms may import which library; the standard library is free.
-MODELS = {"adapters.hf", "eval", "calibrate", "bench", "lm_eval"}
 LIBRARIES: dict[str, set[str]] = {
     "torch": {*ARROWS} - {"errors", "files", "plans", "methods", "recipes", "__main__"},
     "triton": {"kernels"},
     "pydantic": {"files", "plans", "methods", "recipes"},
-    "transformers": {*MODELS, "checkpoints", "cli"} - {"eval"},
+    "transformers": {"adapters.hf", "calibrate", "bench", "checkpoints", "cli"},
     "safetensors": {"checkpoints", "calibrate"},
     "vllm": {"adapters.vllm", "bench"},
     "prometheus_client": {"adapters.vllm"},

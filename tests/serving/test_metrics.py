@@ -118,11 +118,11 @@ class Recalled:
 
 @pytest.mark.parametrize("pause", [0.0, 1000.0])
 def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
-    counters = Counters(2, by_row=True)
+    counters = Counters(4, by_row=True)
     report = StepMetrics(counters, Recalled(), pause)  # type: ignore[arg-type]
 
     def attend(tokens: int, rows: int = 1) -> None:
-        for layer in range(2):
+        for layer in range(4):
             counters.add([used(layer, [2000] * rows, [[tokens]] * rows)])
             report.layer_done(layer)
 

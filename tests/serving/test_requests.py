@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 
 from saccade.adapters.vllm.worker.requests import requests_of
+from saccade.adapters.vllm.worker.worker import serving_of
 
 COVERED = "quest:budget=4096,rectify=6"
 SPARSE = (
@@ -152,3 +153,12 @@ def test_preempted_requests_finish_and_are_counted(policy: str, engines: Engines
     assert survivors, "everybody was preempted: nobody is left to compare"
     for number in survivors:
         assert found[number].tokens == answers(engine, [asked[number]], greedy(50))[0].tokens
+
+
+def test_a_copy_of_the_configuration_is_of_the_same_engine(engines: Engines) -> None:
+    """As vLLM makes one for the decoder of a model that reads images, whose layers then ask with it."""
+    config = runner(engines.sparse("quest:budget=64")).vllm_config
+    copied = config.with_hf_config(config.model_config.hf_config)
+    assert copied is not config
+    assert serving_of(copied) is serving_of(config)
+    assert requests_of(copied) is requests_of(config) is not None

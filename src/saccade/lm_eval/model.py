@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 import torch
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
-from transformers import DynamicCache
 
 from ..adapters.hf.run import sparsify
-from ..adapters.hf.support import refuse_unsupported
+from ..adapters.hf.support import empty_cache, refuse_unsupported
 from ..checkpoints.load import ModelSource, pick_device, pick_dtype
 from ..errors import SaccadeError, UnsupportedModelError
 from ..plans.rectify import Phase
@@ -108,29 +107,31 @@ class SaccadeLM(HFLM):
                 raise UnsupportedModelError(
                     f"{given}: a prompt that is read in parts has one row; use question_tokens=0"
                 )
-        cache = DynamicCache()
-        self._read(context, generation_kwargs["attention_mask"], cache)
+        cache = self._read(context, generation_kwargs["attention_mask"])
         with self.run.decoding():
             return super()._model_generate(context, max_length, stop, past_key_values=cache, **generation_kwargs)
 
     @torch.no_grad()
-    def _read(self, tokens: Tensor, mask: Tensor, cache: DynamicCache) -> None:
-        """Read left-padded prompts `[B, n]`, all but the last token, which is `generate`'s to read."""
-        length = tokens.shape[1]
+    def _read(self, tokens: Tensor, mask: Tensor) -> Any:
+        """A cache of left-padded prompts `[B, n]`, all but the last token, which is `generate`'s to read."""
+        length, cache = tokens.shape[1], empty_cache(self.model)
         done = max(length - self.question_tokens, 0)
         # As `generate` counts them: padding has no position.
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
 
-        def feed(first: int, stop: int) -> None:
+        def feed(first: int, stop: int) -> Any:
             inputs = {"attention_mask": mask[:, :stop], "position_ids": positions[:, first:stop]}
-            self.model(tokens[:, first:stop], past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
+            given = tokens[:, first:stop]
+            output = self.model(given, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
+            return output.past_key_values
 
         if done:
-            feed(0, done)
+            cache = feed(0, done)
         with self.run.decoding():
             for together in self._phase.pieces(0, length - 1 - done):
-                feed(done, done + together)
+                cache = feed(done, done + together)
                 done += together
+        return cache
 
 
 def against_likelihoods(names: Sequence[str]) -> SaccadeError:

@@ -70,6 +70,13 @@ class ServeOptions:
         return {"policy": self.policy.to_spec(), "recall": self.recall}
 
 
+def held_by(vllm_config: Any) -> dict[str, Any]:
+    """Where what belongs to an engine is kept: vLLM copies the configuration for the decoder of a model that reads
+    images, and all copies have the one object in which layers are registered."""
+    held: dict[str, Any] = vars(vllm_config.compilation_config)
+    return held
+
+
 def given_to(vllm_config: Any) -> bool:
     """Whether an engine was started with our options, whatever they are."""
     given = getattr(vllm_config, "additional_config", None)

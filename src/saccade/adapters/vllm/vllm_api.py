@@ -88,6 +88,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcRequestState: prompt_len prefill_len
         vllm.config VllmConfig: model_config cache_config parallel_config scheduler_config attention_config
         vllm.config VllmConfig: speculative_config kv_transfer_config additional_config use_v2_model_runner
+        vllm.config VllmConfig: compilation_config
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
         vllm.config ModelConfig: has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_memory_bytes

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checks import refuse_detached
-from ..options import KEY, OFF, given_to, opted_out
+from ..options import KEY, OFF, given_to, held_by, opted_out
 from ..vllm_api import borrowed, problem
 
 # Every vLLM that finds this package loads this module, also one that it was not written for and that does not use it.
@@ -158,10 +158,10 @@ _ATTRIBUTE = "_saccade_requests"
 
 def publish(vllm_config: Any, rows: RequestRows) -> None:
     """Let the attention of the same worker find the rows: the configuration is all that both are given."""
-    vars(vllm_config)[_ATTRIBUTE] = rows
+    held_by(vllm_config)[_ATTRIBUTE] = rows
 
 
 def requests_of(vllm_config: Any) -> RequestRows | None:
     """The rows of this worker; None before vLLM has made them."""
-    rows: RequestRows | None = vars(vllm_config).get(_ATTRIBUTE)
+    rows: RequestRows | None = held_by(vllm_config).get(_ATTRIBUTE)
     return rows

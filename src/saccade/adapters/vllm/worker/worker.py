@@ -18,7 +18,7 @@ from .. import metrics
 from ..checks import plan_of, refuse_unsupported
 from ..clean import covered_length
 from ..metrics import StepMetrics
-from ..options import KEY, OFF, ServeOptions
+from ..options import KEY, OFF, ServeOptions, held_by
 from ..vllm_api import check_interfaces
 from .page_bounds import PagedIndexes
 from .requests import requests_of
@@ -59,12 +59,12 @@ class Serving:
 
 
 def serving_of(vllm_config: Any) -> Serving:
-    """What this worker's layers share; made once per configuration.
+    """What this worker's layers share; made once per engine.
 
     Raises:
         ServingError: no options were given, or the engine cannot decode under the policy, with every reason.
     """
-    held = vars(vllm_config)
+    held = held_by(vllm_config)
     if _ATTRIBUTE not in held:
         held[_ATTRIBUTE] = _start(vllm_config)
     serving: Serving = held[_ATTRIBUTE]
