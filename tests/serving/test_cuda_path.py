@@ -225,7 +225,7 @@ def test_the_backend_is_a_thin_subclass() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "reason"),
-    [({"alibi_slopes": [0.5] * QUERY_HEADS}, "ALiBi"), ({"logits_soft_cap": 30.0}, "soft-cap")],
+    [({"alibi_slopes": [0.5] * QUERY_HEADS}, "ALiBi")],
 )
 def test_layers_that_change_scores_are_refused(
     setting: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
