@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,8 @@ from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 POSITIONS = 1600
 NAMES = ["gemma3_text", "llama4_text", "gpt_oss", "qwen3_next"]
 """Windows, chunks, windows beside sinks, recurrent layers."""
@@ -56,14 +57,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def task(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_task(folder, tmp_path_factory.mktemp("task") / "mine.jsonl", texts=4)
-
-
-@pytest.fixture(autouse=True)
-def one_process() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def nothing(_: str) -> None:

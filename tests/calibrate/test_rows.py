@@ -26,16 +26,9 @@ from saccade.errors import SaccadeError
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 POLICIES = ("streaming", "quest:page=4", "less_is_more:reselect=3,rectify=4")
-
-
-@pytest.fixture(autouse=True)
-def one_process() -> Iterator[None]:
-    """What workers would run, nobody here would see."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import vllm
 from engines import Engines
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 from vllm import SamplingParams
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -24,8 +25,16 @@ from saccade.adapters.vllm.vllm_api import PARTS, Part, borrowed, check_interfac
 from saccade.adapters.vllm.worker.requests import RequestRows
 from saccade.errors import ServingError
 
+pytestmark = pytest.mark.usefixtures("_registered")
+
 PACKAGE = Path(next(iter(saccade.adapters.vllm.__path__)))
 OPTIONS = {"saccade": {"policy": "quest"}}
+
+
+@pytest.fixture
+def _registered() -> None:
+    """An engine's start does it elsewhere; here no test may depend on one before it."""
+    plugin.register()
 
 
 @pytest.fixture
@@ -138,9 +147,10 @@ def test_in_another_version_nothing_is_registered(monkeypatch: pytest.MonkeyPatc
     assert "0.33.1" in line
 
 
-def config(**attention: Any) -> Any:
+def config(text: PreTrainedConfig | None = None, **attention: Any) -> Any:
     chosen = {"backend": AttentionBackendEnum.CUSTOM, "backend_per_kind": {}, **attention}
-    return SimpleNamespace(additional_config=OPTIONS, attention_config=SimpleNamespace(**chosen))
+    model = SimpleNamespace(hf_text_config=text or LlamaConfig(), max_model_len=8192)
+    return SimpleNamespace(additional_config=OPTIONS, attention_config=SimpleNamespace(**chosen), model_config=model)
 
 
 @pytest.mark.usefixtures("_another_version")
@@ -161,6 +171,24 @@ def test_in_another_version_our_options_are_refused() -> None:
 def test_options_without_the_backend_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ServingError, match=words):
         RequestRows(config(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "layers with a window, which are left to vLLM: pass --attention-config"),
+        ({"backend": None}, "options need --attention-config"),
+        ({"backend": AttentionBackendEnum.TRITON_ATTN}, "backend_per_kind.*, not TRITON_ATTN"),
+        (
+            {"backend": None, "backend_per_kind": {"sliding_window": AttentionBackendEnum.CUSTOM}},
+            "options need --attention-config",
+        ),
+    ],
+)
+def test_windows_need_a_backend_of_their_own(settings: dict[str, Any], words: str) -> None:
+    """Gemma 3's layers have windows of 4,096, which a context of 8,192 exceeds."""
+    with pytest.raises(ServingError, match=words):
+        RequestRows(config(Gemma3TextConfig(), **settings))
 
 
 @pytest.mark.parametrize("others", [{}, {AttentionBackendEnum.CUSTOM: "somebody.elses.Backend"}])

@@ -57,17 +57,14 @@ def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
 def is_eager(module: Any, implementation: str) -> bool:
     """Whether the model's eager function computes what stock does: of those that read masks it alone knows sinks, and
     the caps that all functions apply but sdpa."""
-    return implementation == "eager" or has_sinks(module) or (has_cap(module) and implementation != "sdpa")
+    return (
+        implementation == "eager" or has_sinks(module) or (soft_cap_of(module) is not None and implementation != "sdpa")
+    )
 
 
 def has_sinks(module: Any) -> bool:
     """Whether an attention module has sinks as parameters."""
     return isinstance(getattr(module, "sinks", None), Tensor)
-
-
-def has_cap(module: Any) -> bool:
-    """Whether an attention module's configuration caps its logits."""
-    return soft_cap_of(module) is not None
 
 
 def soft_cap_of(module: Any) -> float | None:

@@ -151,7 +151,8 @@ class Run:
             decoder = support.decoder_of(model)
             stock, concerned = decoder.config._attn_implementation, set(self.plan.roles.concerned)
             modules = support.attention_modules(decoder)
-            own = self.plan.roles.mixed or any(attention.has_sinks(one) or attention.has_cap(one) for one in modules)
+            more = any(attention.has_sinks(one) or attention.soft_cap_of(one) is not None for one in modules)
+            own = self.plan.roles.mixed or more
             eager = own and any(attention.is_eager(module, stock) for module in modules)
             for module in modules:
                 if module.layer_idx in concerned:
