@@ -44,8 +44,8 @@ def prefilled_plain_cache(model: PreTrainedModel) -> torch.Tensor:
     return generate(model, input_ids=ids, past_key_values=cache)
 
 
-def several_turns(model: PreTrainedModel) -> torch.Tensor:
-    cache = DynamicCache()
+def several_turns(model: PreTrainedModel, cache: DynamicCache | None = None) -> torch.Tensor:
+    cache = DynamicCache() if cache is None else cache
     first = generate(model, past_key_values=cache)
     ids = torch.cat((first, tiny.prompt(7, seed=5)), dim=1)
     # Without a mask, transformers takes a generated token that happens to be the pad token for padding.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV2Config, Gemma3TextConfig, MistralConfig
+from transformers import DeepseekV2Config, Gemma3TextConfig, MistralConfig, Qwen3NextConfig
 
 from commands import Fails, Invoke, write_model
 from saccade.checkpoints.bundled import model_path
@@ -152,6 +152,7 @@ def refused_model(folder: Path, config: Any) -> Path:
 
 
 MIXED = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
+RECURRENT = ["linear_attention", "full_attention", "full_attention", "full_attention"]
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 32,
@@ -179,17 +180,12 @@ def test_windows_in_all_layers(fails: Fails, tmp_path: Path, command: str) -> No
     assert "none of its layers has full attention: sliding_attention; if you never exceed the window" in line
 
 
-@pytest.mark.parametrize("command", ["compare", "tune", "calibrate layers"])
-def test_layers_of_several_kinds_are_not_rectified_when_asked(fails: Fails, tmp_path: Path, command: str) -> None:
-    folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
+@pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
+def test_recurrent_layers_are_not_rectified(fails: Fails, tmp_path: Path, command: str) -> None:
+    folder = refused_model(tmp_path / "model", Qwen3NextConfig(**SIZES, layer_types=RECURRENT))
     line = fails(*COMMANDS[command], "--model", folder, "--policy", "tidal:dense_layers=0,rectify=4")
-    assert "rectification takes tokens back, and layers of type sliding_attention have forgotten" in line
-
-
-def test_layers_of_several_kinds_are_not_rectified(fails: Fails, tmp_path: Path) -> None:
-    folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
-    line = fails(*GENERATE, "--model", folder, "--policy", "resa")
-    assert "layers of type sliding_attention have forgotten" in line and "use rectify=none" in line
+    assert "rectification takes tokens back, and layers of type linear_attention have forgotten" in line
+    assert "use rectify=none" in line
 
 
 def test_layers_of_several_kinds_are_not_timed(fails: Fails, tmp_path: Path) -> None:

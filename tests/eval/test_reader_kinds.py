@@ -10,6 +10,7 @@ import torch
 import saccade
 from adapters import tiny
 from adapters.test_layer_kinds import HYBRIDS, WINDOW, hybrid, kinds
+from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
 
 TEXT = tiny.prompt(30)[0].tolist()  # several windows long
@@ -32,11 +33,13 @@ def model_of(name: str) -> Any:
 
 
 NAMES = [*HYBRIDS, "minimax"]
+RECTIFIED = "quest:page=4,budget=8,dense_layers=1,rectify=3"
+CASES = [(name, policy) for name in NAMES for policy in POLICIES]
+CASES += [(name, RECTIFIED) for name in NAMES if "linear_attention" not in shape_of(model_of(name).config).kinds]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), CASES)
 def test_what_is_asked_leaves_no_trace(name: str, policy: str, rows: int) -> None:
     model = model_of(name)
 

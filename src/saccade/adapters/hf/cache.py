@@ -20,6 +20,7 @@ from ...plans.roles import RoleMap
 from ...types import Rows
 from .huge_pages import long_lived
 from .session import Session, lasting
+from .window import RewindingWindow
 
 MINIMUM_GROWTH = 256
 
@@ -241,11 +242,13 @@ def refuse_moving(cache: Any) -> None:
         raise UnsupportedModelError("a graph needs a cache that keeps its length on the device, as transformers 5 does")
 
 
-def install(cache: Any, session: Session, roles: RoleMap) -> None:
+def install(cache: Any, session: Session, roles: RoleMap, reach: int | None = None) -> None:
     """Replace the layers of a cache that `roles` concern by ours, taking over what they hold.
 
+    `reach`: of all layers, the others included, that many of the last tokens can be taken back; None: nobody asks.
+
     Raises:
-        UnsupportedModelError: for caches that keep KV in another form or place.
+        UnsupportedModelError: for caches that keep KV in another form or place, or others that forget.
     """
     refuse_cache(cache, roles.concerned)
     # A lazily growing cache may hold fewer layers than the model has.
@@ -253,6 +256,12 @@ def install(cache: Any, session: Session, roles: RoleMap) -> None:
     for layer in roles.concerned:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)
+    if reach is not None:
+        for layer in {*range(len(layers))}.difference(roles.concerned):
+            if not isinstance(layers[layer], DynamicSlidingWindowLayer):
+                told = f"rectification takes tokens back, of which a {type(layers[layer]).__name__} does not know"
+                raise UnsupportedModelError(f"{told}; pass DynamicCache(config=model.config)")
+            layers[layer] = RewindingWindow.adopt(layers[layer], reach)
     cache.layers, cache.layer_class_to_replicate = layers, None
 
 

@@ -120,7 +120,8 @@ class ForwardHook:
             if fed is not None:
                 with lasting():
                     session.state.history.record(0, fed.shape[1], fed.shape[0], fed, None)
-            cache.install(held, session, self.plan.roles)
+            reach = None if self.rectifier is None else self.rectifier.phase.every
+            cache.install(held, session, self.plan.roles, reach)
         return session
 
     def _owns(self, session: Session) -> bool:

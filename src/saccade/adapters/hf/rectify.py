@@ -85,12 +85,17 @@ def refuse_unmovable(kwargs: dict[str, Any], ids: Tensor | None) -> None:
     """Raise unless a decoding call is made of token ids and of inputs that can be computed for other slots.
 
     Raises:
-        UnsupportedModelError: for embeddings and per-token inputs, of which only the caller knows the others.
+        UnsupportedModelError: for embeddings, per-token inputs and masks by kind of layer, of which only the caller
+            knows the others.
     """
     if ids is None:
         raise UnsupportedModelError("rectification runs decoded tokens again, so it needs input_ids, not inputs_embeds")
     if kwargs.get("token_type_ids") is not None:
         raise UnsupportedModelError("rectification cannot run decoded tokens again: token_type_ids are the caller's")
+    masks = kwargs.get("attention_mask")
+    if isinstance(masks, dict) and len(masks) > 1:
+        told = f"masks for {', '.join(masks)} are the caller's; pass one of two dimensions"
+        raise UnsupportedModelError(f"rectification cannot run decoded tokens again: {told}")
 
 
 def placed(kwargs: dict[str, Any], past: int, start: int, ids: Tensor, positions: Tensor | None) -> dict[str, Any]:

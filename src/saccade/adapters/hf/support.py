@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.unsupported import LATENT, reasons_in, reasons_in_kinds, reasons_in_sizes
@@ -16,7 +16,7 @@ from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
 from ...kernels._triton.refusals import installed
 from ...methods.policy import Policy
-from ...types import ModelShape
+from ...types import CHUNKED, FULL, SLIDING, ModelShape
 from . import attention
 
 COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
@@ -63,10 +63,11 @@ def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
 
 
 def against_rewinding(policy: Policy, shape: ModelShape) -> str | None:
-    """Why a rectified policy cannot run on layers whose caches forget, so that no token can be run again; or None."""
-    if policy.rectify is None or not shape.kinds:
+    """Why a rectified policy cannot run on layers that forget for good, so that no token can be run again; or None."""
+    gone = sorted({*shape.kinds} - {FULL, SLIDING, CHUNKED})
+    if policy.rectify is None or not gone:
         return None
-    forgotten = f"layers of type {shape.other_kinds} have forgotten what came before them"
+    forgotten = f"layers of type {', '.join(gone)} have forgotten what came before them"
     return f"{policy}: rectification takes tokens back, and {forgotten}; use rectify=none"
 
 
@@ -118,9 +119,10 @@ def full_attention(decoder: nn.Module, shape: ModelShape) -> list[Any]:
 
 
 def decoder_of(model: Any) -> Any:
-    """What runs the layers, without a head; some models of transformers 4 name themselves."""
+    """What runs the layers, without a head; some models name themselves."""
     decoder = model.get_decoder()
-    return model.base_model if decoder is model else decoder
+    parts = model.children() if decoder is model else ()
+    return next((part for part in parts if isinstance(part, PreTrainedModel)), decoder)
 
 
 def text_config(model: Any) -> Any:
