@@ -14,6 +14,7 @@ from vllm import LLM
 from vllm.inputs import TokensPrompt
 
 import saccade
+from saccade.adapters.vllm import clean
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 
 BLOCK = DEFAULTS["block_size"]
@@ -53,6 +54,7 @@ POLICIES = (
     "quest:budget=32,dense_layers=0",
     "lychee_cluster:budget=48,dense_layers=0",
 )
+RECTIFIED = "quest:budget=32,dense_layers=0,rectify=11"
 FULL = {"gemma2": (1, 4), "gemma3_text": (1, 4), "exaone4": (1, 4), "gpt_oss": (1, 3, 5), "qwen3_next": (1, 4)}
 
 
@@ -98,7 +100,7 @@ def specs(engine: LLM) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "exaone4", "gpt_oss"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, RECTIFIED])
 def test_tokens_are_those_of_transformers(name: str, policy: str, engines: Engines, tmp_path: Path) -> None:
     """Windows of 64 under prompts of 300, in chunks of 96 and in one batch; float32, every token of every answer."""
     settings, asked = settings_of(name, tmp_path), prompts(*LENGTHS)
@@ -161,7 +163,7 @@ def test_where_the_budget_covers_everything_answers_are_those_of_stock(
     assert answers(engine, asked, greedy(STEPS)) == expected
 
 
-@pytest.mark.parametrize("policy", POLICIES[:2])
+@pytest.mark.parametrize("policy", [*POLICIES[:2], "quest:budget=32,dense_layers=0,rectify=60"])
 def test_what_sparse_steps_wrote_into_windows_is_nobody_elses(policy: str, engines: Engines, tmp_path: Path) -> None:
     """Layers with a window publish their blocks too: of a sparse answer as of the prompt that a later turn has dense.
 
@@ -190,3 +192,28 @@ def test_what_sparse_steps_wrote_into_windows_is_nobody_elses(policy: str, engin
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert none == 0
     assert hit == 420 // BLOCK * BLOCK, "the third request finds what the second has computed"
+
+
+def test_a_window_is_held_as_it_was_before_its_unclean_tokens(engines: Engines, tmp_path: Path) -> None:
+    """vLLM frees the blocks before a window, and a pass begins up to 11 tokens earlier; block 0 stands for none."""
+    engine = engines.sparse(RECTIFIED, **settings_of("gemma3_text", tmp_path), **PER_KIND)
+    scheduler = core(engine).scheduler
+    groups = [place for place, (kind, _) in enumerate(specs(engine)) if kind != SaccadeAttentionSpec.__name__]
+    engine.llm_engine.add_request("one", TokensPrompt(prompt_token_ids=prompts(300)[0]), greedy(100))
+    freed = set()
+    for _ in range(90):
+        engine.llm_engine.step()
+        (request,) = scheduler.requests.values()
+        begins = max(clean.boundary(request) - WINDOW + 1, 0) // BLOCK
+        for group in groups:
+            held = scheduler.kv_cache_manager.get_block_ids(request.request_id)[group]
+            assert 0 not in held[begins:]
+            freed.add(held.count(0))
+    assert len(groups) == 2 and len(freed) > 2
+
+
+def test_a_cache_without_room_for_what_is_taken_back_is_refused(engines: Engines, tmp_path: Path) -> None:
+    """vLLM counts a window's blocks without it, and would let the longest request wait for ever."""
+    settings = {**settings_of("gemma3_text", tmp_path), **PER_KIND, "max_num_batched_tokens": 256}
+    with pytest.raises(saccade.ServingError, match="needs 68 blocks with the 200 tokens .* lower --max-model-len"):
+        engines.sparse("quest:budget=32,dense_layers=0,rectify=200", **settings, num_gpu_blocks_override=60)

@@ -17,7 +17,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
     """
 
     def __init__(self, window: int, reach: int) -> None:
-        super().__init__(window)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        super().__init__(window)
         self.reach = reach
         self._held: list[Tensor] = []
         self._stop = 0
@@ -85,7 +85,8 @@ class RewindingWindow(DynamicSlidingWindowLayer):
     def _see(self) -> None:
         """Whoever has set `keys` and `values` by hand has set all there is."""
         if self.keys is not self._shown:
-            self._held = [self.keys, self.values] if self.cumulative_length else []
+            held = [self.keys, self.values] if self.cumulative_length else []
+            self._held = [states for states in held if states is not None]
             self._stop, self._shown = self.cumulative_length, self.keys
 
     def _between(self, start: int, stop: int) -> list[Tensor]:

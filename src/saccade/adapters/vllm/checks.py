@@ -194,9 +194,9 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     chunk, threshold = rectify.every + 1, scheduling.long_prefill_token_threshold
     reasons = []
     kinds = mixed_kinds(vllm_config.model_config.hf_text_config, vllm_config.model_config.max_model_len)
-    if kinds:
-        others = ", ".join(sorted({*kinds} - {FULL}))
-        reasons.append(f"rectify={rectify} computes tokens again, and layers of type {others} have forgotten theirs")
+    if gone := sorted({*kinds} - {FULL, SLIDING}):
+        told = ", ".join(gone)
+        reasons.append(f"rectify={rectify} computes tokens again, and layers of type {told} have forgotten theirs")
     if not getattr(scheduling.get_scheduler_cls(), "rectifies", False):
         reasons.append(f"rectify={rectify} needs --scheduler-cls {SCHEDULER}")
     if rectify.mode == "verify":

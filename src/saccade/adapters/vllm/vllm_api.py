@@ -139,6 +139,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.core.sched.scheduler Scheduler: max_num_scheduled_tokens scheduler_config current_step kv_cache_manager
         vllm.v1.core.sched.scheduler Scheduler: use_v2_model_runner model_uses_mrope
         vllm.v1.core.sched.scheduler Scheduler._update_after_schedule(scheduler_output)
+        vllm.v1.core.sched.scheduler Scheduler.add_request(request)
         vllm.v1.core.sched.scheduler Scheduler._preempt_request(request)
         vllm.v1.core.sched.scheduler Scheduler._update_request_as_session(session update)
         vllm.v1.core.sched.output SchedulerOutput: scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
@@ -147,6 +148,9 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.core.sched.output CachedRequestData: num_computed_tokens num_output_tokens
         vllm.v1.core.kv_cache_manager KVCacheManager.cache_blocks(request num_computed_tokens)
         vllm.v1.core.kv_cache_manager KVCacheManager.get_block_ids(request_id)
+        vllm.v1.kv_cache_interface SlidingWindowSpec.max_admission_blocks_per_request(max_in_flight_tokens max_model_len)
+        vllm.v1.kv_cache_interface KVCacheConfig: num_blocks kv_cache_groups
+        vllm.config VllmConfig: max_in_flight_tokens
         vllm.v1.request Request: request_id status sampling_params all_token_ids num_tokens num_prompt_tokens
         vllm.v1.request Request: num_computed_tokens next_decode_eligible_step
         vllm.v1.request RequestStatus: RUNNING

@@ -21,6 +21,7 @@ from .. import clean, metrics
 from ..cache_spec import SaccadeAttentionSpec
 from ..checks import SCHEDULER, reasons_against_rectifying
 from ..options import KEY, ServeOptions, opted_out
+from .windows import holding
 
 
 class RectifyingScheduler(Scheduler):
@@ -45,8 +46,10 @@ class RectifyingScheduler(Scheduler):
         reasons = reasons_against_rectifying(vllm_config, rectify) if rectify is not None else []
         if reasons:
             raise ServingError(f"policy {options.policy} cannot be served: {'; '.join(reasons)}")
-        self._phase = options.policy.phase
+        self._phase, self._beside = options.policy.phase, len(kv_cache_config.kv_cache_groups) > 1
         self._covered = _covered_by(kv_cache_config) if rectify is not None else 0
+        if rectify is not None and self._beside:
+            kv_cache_config = holding(kv_cache_config, vllm_config, rectify.every)
         self._held: dict[str, int] = {}
         self._rewound: dict[str, int] = {}
         self.rectifications = self.rectified_tokens = self.preemptions = 0
@@ -54,6 +57,13 @@ class RectifyingScheduler(Scheduler):
             for name in ("rectifications", "rectified_tokens", "preemptions"):
                 self.observe(name, 0)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+
+    def add_request(self, request: Request) -> None:
+        """One more request. Beside windows nobody may find what it decodes, for vLLM publishes those before a pass."""
+        if self._beside and self._phase.every is not None and not opted_out(request.sampling_params):
+            block = self.kv_cache_manager.block_pool.hash_block_size
+            clean.keep_private(request, request.num_prompt_tokens, block)
+        super().add_request(request)
 
     def observe(self, name: str, amount: int) -> None:
         """Called when the counter `name` has grown by `amount`."""
@@ -194,12 +204,13 @@ def _covered_by(kv_cache_config: Any) -> int:
     Raises:
         ServingError: if the workers' attention is not ours.
     """
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if not specs or not all(isinstance(spec, SaccadeAttentionSpec) for spec in specs):
+    specs = (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
+    covered = [spec.covered for spec in specs if isinstance(spec, SaccadeAttentionSpec)]
+    if not covered:
         raise ServingError(
             f"--scheduler-cls {SCHEDULER} needs --attention-backend CUSTOM: nothing else decodes sparsely"
         )
-    return min(int(spec.covered) for spec in specs)
+    return min(covered)
 
 
 def _without(data: CachedRequestData, dropped: Iterable[str]) -> CachedRequestData:
