@@ -92,6 +92,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "qwen4_exp": INDEXER,
     "qwen4_exp_text": INDEXER,
+    "minicpm3": {"num_key_value_heads": 4},
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
 }

@@ -1,15 +1,17 @@
 """Whether models with random weights answer in vLLM under a policy what stock vLLM answers.
 
-    python tests/acceptance/vllm_answers.py [NAME ...]
+    python tests/acceptance/vllm_answers.py [--write] [NAME ...]
 
 Of every model that `vllm_types.py` finds accepted two engines are started, in a process of their own: stock vLLM, and
-saccade's own operations under a budget that covers every row. What fails in both is vLLM's affair.
+saccade's own operations under a budget that covers every row. What stock vLLM cannot do is its own affair. `--write`
+puts what became of each into docs/vllm.md at once, and leaves the others there as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,18 +28,21 @@ import transformers
 from engines import Engines, answers, core, greedy, prompts
 
 from acceptance import model_types, vllm_types
-from acceptance.model_types import ACCEPTED, NARROW, SIZES, WIDE
+from acceptance.model_types import ACCEPTED, NARROW, REFUSED, SIZES, WIDE
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 from saccade.adapters.vllm.server.serve import prepare
 from saccade.adapters.vllm.worker.groups import Groups
 from saccade.checkpoints.bundled import model_path
 from saccade.types import FULL
 
-ONE = "--one"
+ONE, WRITE = "--one", "--write"
+BEGIN = "<!-- begin: tests/acceptance/vllm_answers.py --write -->\n"
+HEAD = "**Started on a CPU**, random weights, a budget that covers all rows, through saccade's own operations:\n\n"
+SAME, CLOSE = "the same tokens", 1e-3
 STEPS, LENGTHS = 16, (100, 17, 64)
 LARGER: dict[str, Any] = {
     **SIZES,
-    **{"vocab_size": 2048, "hidden_size": 128, "head_dim": 32, "initializer_range": 0.2},
+    **{"vocab_size": 2048, "hidden_size": 128, "head_dim": 32, "initializer_range": 0.2, "rotary_dim": 16},
     **dict.fromkeys(model_types.WIDTHS, 128),
 }
 """What vLLM's kernels on CPUs take, and the bundled tokenizer's ids."""
@@ -49,7 +54,7 @@ def told_of(name: str) -> str:
     if outcome.word != ACCEPTED:
         return str(outcome)
     config = vllm_types.config_of(name, WIDE if outcome.wide else NARROW, LARGER)
-    _fewer_full_layers(config.get_text_config(decoder=True))
+    _alternate(config.get_text_config(decoder=True))
     with tempfile.TemporaryDirectory() as folder:
         _save(config, Path(folder))
         args = prepare([*vllm_types.FLAGS, "--uds", f"{folder}/socket"], model=folder, policy=vllm_types.POLICY).args
@@ -57,12 +62,12 @@ def told_of(name: str) -> str:
         return _compared(settings, {name: getattr(args, name) for name in ("attention_backend", "attention_config")})
 
 
-def _fewer_full_layers(text: Any) -> None:
-    """As published: where layers with full attention are the most, vLLM cuts them into several groups."""
+def _alternate(text: Any) -> None:
+    """Where layers with full attention are the most vLLM cuts them into several groups, as it does no published one."""
     kinds = getattr(text, "layer_types", None) or ()
     others = sorted({*kinds} - {FULL})
     if others and "layer_types" in {field.name for field in dataclasses.fields(text)}:
-        text.layer_types = [others[0] if kind == FULL else FULL for kind in kinds]
+        text.layer_types = [others[0], FULL] * (len(kinds) // 2)
 
 
 def _save(config: Any, folder: Path) -> None:
@@ -79,7 +84,7 @@ def _compared(settings: dict[str, Any], ours: dict[str, Any]) -> str:
         expected = answers(engines.stock(**settings), asked, greedy(STEPS))
         engines.close()
     except Exception as error:
-        return f"stock vLLM: {model_types.said(error)}"
+        return f"stock vLLM fails, {model_types.said(error)}"
     # A row that the budget covers would go to vLLM's own kernels.
     Groups.covers = lambda groups, length: False  # type: ignore[method-assign]
     engine = engines.sparse(vllm_types.POLICY, **settings, **ours)
@@ -87,26 +92,52 @@ def _compared(settings: dict[str, Any], ours: dict[str, Any]) -> str:
     layers = sum(len(group.layer_names) for group in groups if isinstance(group.kv_cache_spec, SaccadeAttentionSpec))
     found = answers(engine, asked, greedy(STEPS))
     engines.close()
-    same = [one.tokens for one in found] == [one.tokens for one in expected]
+    if [one.tokens for one in found] != [one.tokens for one in expected]:
+        return "other tokens than stock vLLM's"
     pairs = zip((p for one in found for p in one.logprobs), (p for one in expected for p in one.logprobs), strict=True)
     gap = max(abs(one - other) for one, other in pairs)
-    different = len({token for one in expected for token in one.tokens})
-    words = f"{different} different ones, log-probabilities up to {gap:.0e} apart, {layers} layers are ours"
-    return f"{'the same' if same else 'OTHER'} tokens, {words}"
+    return SAME if layers and gap < CLOSE else f"log-probabilities {gap:.0e} from stock vLLM's, {layers} layers ours"
+
+
+def _ending(done: subprocess.CompletedProcess[str]) -> str:
+    """What a process found, or the error that it ended with."""
+    if not done.returncode:
+        return done.stdout.strip().splitlines()[-1].rstrip(".")
+    lines = [re.sub(r"^(\[rank\d\]: )+", "", line) for line in done.stderr.splitlines()]
+    told = (line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line))
+    error = next(told, f"the process ends with {done.returncode}")
+    return " ".join(error.replace("saccade.errors.ServingError", REFUSED).split())[:200]
+
+
+def listed(section: str) -> dict[str, str]:
+    """What a section says became of each model."""
+    lines = re.findall(r"^- (.*?): (`[\w.-]+`(?:, `[\w.-]+`)*)$", section, re.MULTILINE)
+    return {name: told for told, models in lines for name in re.findall(r"`([\w.-]+)`", models)}
+
+
+def _write(name: str, told: str) -> None:
+    section = model_types.on_page(vllm_types.PAGE, BEGIN)
+    found = dict(sorted({**listed(section), name: told.replace("`", "'")}.items()))
+    made = BEGIN + HEAD + "\n".join(model_types.by_reason(found)) + "\n" + model_types.END
+    text = vllm_types.PAGE.read_text(encoding="utf-8")
+    vllm_types.PAGE.write_text(text.replace(section, made), encoding="utf-8")
 
 
 def main(asked: list[str]) -> int:
-    """Compare one, or print what becomes of several."""
+    """Compare one, or print what becomes of several; 1 if any answered otherwise."""
     if asked[:1] == [ONE]:
         transformers.logging.set_verbosity_error()
         vllm_types.inspect_here()
         print(told_of(asked[1]))
         return 0
-    for name in asked or vllm_types.names():
+    names, found = [name for name in asked if name != WRITE], {}
+    for name in names or vllm_types.names():
         done = subprocess.run([sys.executable, __file__, ONE, name], capture_output=True, text=True, check=False)
-        last = (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1:]
-        print(f"{name:<44}{''.join(last)}", flush=True)
-    return 0
+        found[name] = _ending(done)
+        print(f"{name:<44}{found[name]}", flush=True)
+        if WRITE in asked:
+            _write(name, found[name])
+    return int(any(told.startswith(("other tokens", "log-prob")) for told in found.values()))
 
 
 if __name__ == "__main__":
