@@ -18,7 +18,7 @@ RESULTS = DOCS / "results"
 
 _BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 _LISTED = re.compile(r"<!-- begin: .*?<!-- end -->", re.DOTALL)
-"""The list of models, which tests/acceptance/model_types.py writes."""
+"""The lists of models, which commands in tests/acceptance write."""
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]

@@ -92,6 +92,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "qwen4_exp": INDEXER,
     "qwen4_exp_text": INDEXER,
+    "minicpm3": {"num_key_value_heads": 4},
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
 }
@@ -158,10 +159,10 @@ def _with_windows(name: str, kind: str, window: int) -> Outcome:
     """A class, tiny and random, or with transformers' own defaults and no weights if that is refused."""
     try:
         made = getattr(transformers, name)
-        config, problem = _tiny(made.config_class, kind or made.config_class.model_type, window), None
+        config, problem = tiny(made.config_class, kind or made.config_class.model_type, window), None
         on_meta = _without_weights(made, config)
     except Exception as error:
-        problem = _said(error)
+        problem = said(error)
         try:
             on_meta = _without_weights(made, made.config_class())
         except Exception:
@@ -174,25 +175,26 @@ def _with_windows(name: str, kind: str, window: int) -> Outcome:
     return _run(made, config)
 
 
-def _tiny(config_class: Any, kind: str, window: int) -> Any:
+def tiny(config_class: Any, kind: str, window: int, sizes: Mapping[str, Any] = SIZES) -> Any:
+    """A configuration as small as its type allows."""
     whole = config_class()
     if whole.get_text_config(decoder=True) is not whole:
         held = ((name, getattr(whole, name, None)) for name in whole.sub_configs)
-        parts = {name: _part(part, window) for name, part in held if part is not None}
+        parts = {name: _part(part, window, sizes) for name, part in held if part is not None}
         return config_class(**{**parts, **FURTHER.get(kind, {})})
     fields, aliases = {field.name for field in dataclasses.fields(config_class)}, config_class.attribute_map
-    sizes = {aliases.get(name, name): size for name, size in {**SIZES, "sliding_window": window}.items()}
+    given = {aliases.get(name, name): size for name, size in {**sizes, "sliding_window": window}.items()}
     others = sorted(set(getattr(config_class(), "layer_types", None) or ()) - {FULL})
     if others and "layer_types" in fields:
         # Of each kind some: transformers' own patterns have no layer with full attention among the first four.
-        sizes |= {"layer_types": [others[0], FULL, FULL] * 2, "num_hidden_layers": 6}
-    return config_class(**{**{name: size for name, size in sizes.items() if name in fields}, **FURTHER.get(kind, {})})
+        given |= {"layer_types": [others[0], FULL, FULL] * 2, "num_hidden_layers": 6}
+    return config_class(**{**{name: size for name, size in given.items() if name in fields}, **FURTHER.get(kind, {})})
 
 
-def _part(config: Any, window: int) -> Any:
+def _part(config: Any, window: int, sizes: Mapping[str, Any]) -> Any:
     """A tiny one of a part's kind: the decoder, or what reads images or sounds."""
     if config.model_type in causal() or config.model_type.endswith("_text"):
-        return _tiny(type(config), config.model_type, window)
+        return tiny(type(config), config.model_type, window, sizes)
     fields = {field.name for field in dataclasses.fields(type(config))}
     return type(config)(**{name: size for name, size in SENSES.items() if name in fields})
 
@@ -219,7 +221,7 @@ def _refused(model: Any) -> Outcome | None:
         reason = str(error)
         return Outcome(WRONG if "\n" in reason else REFUSED, reason.partition(": ")[2])
     except Exception as error:
-        return Outcome(WRONG, _said(error))
+        return Outcome(WRONG, said(error))
     return None
 
 
@@ -232,7 +234,7 @@ def _run(made: Any, config: Any) -> Outcome:
     try:
         tokens, stock = _decoded(model)
     except Exception as error:
-        return Outcome(NOT_BUILT, _said(error))
+        return Outcome(NOT_BUILT, said(error))
     try:
         with sparse_below_the_budget(), saccade.sparsify(model, _spec(model, ABOVE)) as run:
             ours_tokens, ours = _decoded(model)
@@ -242,7 +244,7 @@ def _run(made: Any, config: Any) -> Outcome:
     except saccade.UnsupportedModelError as error:
         return Outcome(REFUSED, str(error))
     except Exception as error:
-        return Outcome(WRONG, _said(error))
+        return Outcome(WRONG, said(error))
     _, exact = _decoded(model.double(), tokens)
     told = compare(tokens, ours_tokens, stock, ours, sparse, exact)
     if steps != NEW - 1:
@@ -293,7 +295,7 @@ def _decoded(model: Any, forced: torch.Tensor | None = None) -> tuple[torch.Tens
     return answer.sequences, torch.stack(answer.logits, dim=1)
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """An error's type and how its message begins, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
 
@@ -303,10 +305,10 @@ def table(found: Mapping[str, Outcome], further: Mapping[str, Outcome]) -> str:
     return BEGIN + "\n".join(_lines(found, further)) + "\n" + END
 
 
-def on_page() -> str:
+def on_page(page: Path = PAGE, begin: str = BEGIN) -> str:
     """The section as the page has it."""
-    text = PAGE.read_text(encoding="utf-8")
-    return BEGIN + text.partition(BEGIN)[2].partition(END)[0] + END
+    text = page.read_text(encoding="utf-8")
+    return begin + text.partition(begin)[2].partition(END)[0] + END
 
 
 def listed(section: str) -> dict[str, str]:
@@ -339,14 +341,14 @@ def _lines(found: Mapping[str, Outcome], further: Mapping[str, Outcome]) -> Iter
     yield f"transformers {transformers.__version__}, {len(found)} types of causal language models:\n"
     accepted, refused, not_built = by_word[ACCEPTED], by_word[REFUSED], by_word[NOT_BUILT]
     yield f"**Accepted, {len(accepted)}**, with * where no sliding window may be narrower than the model's positions:\n"
-    yield from _accepted(accepted)
+    yield from by_kinds(accepted)
     yield f"\n**Refused, {len(refused)}**, by the first reason:\n"
-    yield from _grouped(refused)
+    yield from by_reason(refused)
     yield f"\n**Not built, {len(not_built)}**, for which transformers gives the reason:\n"
-    yield from _grouped(not_built)
+    yield from by_reason(not_built)
     yield f"\n**Others, {len(further)}** classes that read or write text (encoders, encoder-decoders, those of images"
     yield "or sound), with a prompt of text:\n"
-    yield from _accepted({name: said_of(one) for name, one in further.items() if one.word == ACCEPTED})
+    yield from by_kinds({name: said_of(one) for name, one in further.items() if one.word == ACCEPTED})
     unknown = [f"`{name}`" for name, one in further.items() if one.word == NOT_RUN]
     yield f"- accepted, but too large here to be run: {', '.join(unknown)}\n"
     words = [outcome.word for outcome in further.values()]
@@ -355,19 +357,19 @@ def _lines(found: Mapping[str, Outcome], further: Mapping[str, Outcome]) -> Iter
     yield "defaults. The command prints each with its reason."
 
 
-def _accepted(said: Mapping[str, str]) -> Iterator[str]:
+def by_kinds(found: Mapping[str, str]) -> Iterator[str]:
     """A line for every set of kinds that is left alone."""
     groups: dict[str, list[str]] = defaultdict(list)
-    for kind, words in said.items():
+    for kind, words in found.items():
         first, _, kinds = words.partition(" beside ")
         groups[f"{BESIDE}{kinds}" if kinds else ALONE].append(f"`{kind}`{first.removeprefix(ACCEPTED)}")
     yield from (f"- {kinds}: {', '.join(names)}" for kinds, names in sorted(groups.items()))
 
 
-def _grouped(said: Mapping[str, str]) -> Iterator[str]:
+def by_reason(found: Mapping[str, str]) -> Iterator[str]:
     """A line for every reason."""
     groups: dict[str, list[str]] = defaultdict(list)
-    for kind, reason in said.items():
+    for kind, reason in found.items():
         groups[reason].append(kind)
     yield from (f"- {reason}: " + ", ".join(f"`{kind}`" for kind in kinds) for reason, kinds in sorted(groups.items()))
 

@@ -225,9 +225,13 @@ def test_the_backend_is_a_thin_subclass() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "reason"),
-    [({"alibi_slopes": [0.5] * QUERY_HEADS}, "ALiBi")],
+    [
+        ({"alibi_slopes": [0.5] * QUERY_HEADS}, "ALiBi"),
+        # What is planned for heads that are not there picks for the wrong ones, and answers.
+        ({"num_kv_heads": QUERY_HEADS}, f"a layer has {QUERY_HEADS} KV heads, its configuration says {KV_HEADS}"),
+    ],
 )
-def test_layers_that_change_scores_are_refused(
+def test_layers_of_another_kind_are_refused(
     setting: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
@@ -236,9 +240,8 @@ def test_layers_that_change_scores_are_refused(
             QUERY_HEADS,
             HEAD_DIM,
             SCALE,
-            num_kv_heads=KV_HEADS,
             cache_config=engine.config.cache_config,
             prefix="model.layers.99.self_attn.attn",
             attn_backend=SaccadeFlashBackend,
-            **setting,
+            **{"num_kv_heads": KV_HEADS, **setting},
         )

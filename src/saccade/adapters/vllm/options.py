@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoints.shape import stored_hash, widths, window_of
-from ...checkpoints.unsupported import mixed_kinds
+from ...checkpoints.unsupported import mixed_kinds, reasons_in_sizes
 from ...errors import ServingError, meant
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
@@ -89,9 +89,16 @@ def opted_out(params: Any) -> bool:
 
 
 def shape_of(vllm_config: Any) -> ModelShape:
-    """Sizes of the whole decoder, over all tensor-parallel ranks, and the hash of its weights where files are here."""
+    """Sizes of the whole decoder, over all tensor-parallel ranks, and the hash of its weights where files are here.
+
+    Raises:
+        ServingError: it has no such sizes.
+    """
     config = vllm_config.model_config
     text = config.hf_text_config
+    reasons = reasons_in_sizes(text)
+    if reasons:
+        raise ServingError("; ".join(reasons))
     heads = (text.num_attention_heads, config.get_total_num_kv_heads(), config.get_head_size())
     kinds = mixed_kinds(text, config.max_model_len)
     weights, window = stored_hash(str(config.model)), window_of(text) if kinds else None

@@ -96,6 +96,7 @@ class SparseLayer:
     """Mixed into an attention implementation; a subclass says how its cache lies in memory."""
 
     scale: float
+    num_kv_heads: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -105,6 +106,11 @@ class SparseLayer:
                 raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
         config = get_current_vllm_config()
         self.serving = serving_of(config)
+        roles = self.serving.plan.roles
+        heads = len(roles.layers[roles.concerned[0]])
+        if self.num_kv_heads != heads:
+            said = f"a layer has {self.num_kv_heads} KV heads, its configuration says {heads}"
+            raise ServingError(f"saccade cannot serve this model: {said}")
         SparseBackend._serving, SparseBackend._longest = ref(self.serving), config.model_config.max_model_len
 
     @abstractmethod
