@@ -215,5 +215,5 @@ def test_a_window_is_held_as_it_was_before_its_unclean_tokens(engines: Engines, 
 def test_a_cache_without_room_for_what_is_taken_back_is_refused(engines: Engines, tmp_path: Path) -> None:
     """vLLM counts a window's blocks without it, and would let the longest request wait for ever."""
     settings = {**settings_of("gemma3_text", tmp_path), **PER_KIND, "max_num_batched_tokens": 256}
-    with pytest.raises(saccade.ServingError, match="needs 68 blocks with the 200 tokens .* lower --max-model-len"):
+    with pytest.raises(saccade.ServingError, match=r"needs 68 blocks with the 200 tokens .* lower --max-model-len"):
         engines.sparse("quest:budget=32,dense_layers=0,rectify=200", **settings, num_gpu_blocks_override=60)

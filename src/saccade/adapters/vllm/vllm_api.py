@@ -148,7 +148,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.core.sched.output CachedRequestData: num_computed_tokens num_output_tokens
         vllm.v1.core.kv_cache_manager KVCacheManager.cache_blocks(request num_computed_tokens)
         vllm.v1.core.kv_cache_manager KVCacheManager.get_block_ids(request_id)
-        vllm.v1.kv_cache_interface SlidingWindowSpec.max_admission_blocks_per_request(max_in_flight_tokens max_model_len)
+        vllm.v1.kv_cache_interface SlidingWindowSpec: max_admission_blocks_per_request extra_retained_tokens
         vllm.v1.kv_cache_interface KVCacheConfig: num_blocks kv_cache_groups
         vllm.config VllmConfig: max_in_flight_tokens
         vllm.v1.request Request: request_id status sampling_params all_token_ids num_tokens num_prompt_tokens

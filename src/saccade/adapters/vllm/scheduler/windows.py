@@ -1,4 +1,4 @@
-"""Layers with a window beside rectification: vLLM frees what lies before a window, and a dense pass takes tokens back."""
+"""Windows beside rectification: vLLM frees what lies before a window, and a dense pass takes tokens back."""
 
 from __future__ import annotations
 
