@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -208,6 +209,7 @@ class ModelShape:
             less: fine-tuning extends it.
         kinds: what every layer is, in transformers' words; empty where all are `FULL`. A policy concerns those alone.
         window: tokens that a layer with a window or with chunks keeps, if its heads are as those of the others.
+        sources: of layers that keep no keys and values, the layer whose they read.
     """
 
     layers: int
@@ -220,17 +222,22 @@ class ModelShape:
     intermediate_size: int | None = None
     kinds: tuple[str, ...] = ()
     window: int | None = None
+    sources: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     @property
     def full_layers(self) -> tuple[int, ...]:
         """Layers with full attention, as the model counts them."""
-        kinds = self.kinds or (FULL,) * self.layers
-        return tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)
+        return tuple(layer for layer in range(self.layers) if not self.kinds or self.kinds[layer] == FULL)
 
     @property
-    def windowed(self) -> int:
-        """How many layers keep a known part of the row."""
-        return sum(kind in (SLIDING, CHUNKED) for kind in self.kinds) if self.window is not None else 0
+    def keeping(self) -> tuple[int, ...]:
+        """Those of them that keep keys and values; the others read theirs."""
+        return tuple(layer for layer in self.full_layers if layer not in self.sources)
+
+    @property
+    def windowed(self) -> tuple[int, ...]:
+        """Layers that see a known part of the row."""
+        return tuple(layer for layer, kind in enumerate(self.kinds) if self.window and kind in (SLIDING, CHUNKED))
 
     @property
     def other_kinds(self) -> str:
@@ -249,4 +256,4 @@ class ModelShape:
 
     def token_bytes(self, itemsize: int) -> int:
         """Of a token's keys and values in all layers that keep them for good."""
-        return 2 * len(self.full_layers) * self.kv_heads * self.head_dim * itemsize
+        return 2 * len(self.keeping) * self.kv_heads * self.head_dim * itemsize

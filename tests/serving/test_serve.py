@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma3TextConfig, Llama4TextConfig, MistralConfig, Qwen3Config
+from transformers import Gemma3nTextConfig, Gemma3TextConfig, Llama4TextConfig, MistralConfig, Qwen3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from typer.testing import CliRunner
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -402,6 +402,13 @@ def test_layers_in_chunks_are_refused(reasons: Reasons, tmp_path: Path) -> None:
     kinds = ["chunked_attention", "full_attention"] * 2
     config = Llama4TextConfig(**SMALL, layer_types=kinds, attention_chunk_size=64, num_local_experts=2)
     assert any("attend in chunks" in reason for reason in reasons(model=str(model(tmp_path, config))))
+
+
+def test_layers_that_share_a_cache_are_refused(reasons: Reasons, tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config = Gemma3nTextConfig(**SMALL, layer_types=kinds, sliding_window=64, num_kv_shared_layers=2)
+    told = "num_kv_shared_layers=2: layers that share a KV cache are not supported"
+    assert told in reasons(model=str(model(tmp_path, config)))
 
 
 def test_a_model_that_is_not_there(reasons: Reasons, tmp_path: Path) -> None:

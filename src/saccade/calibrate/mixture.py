@@ -120,16 +120,16 @@ class Mixture:
     """
 
     def __init__(self, model: Any, kept: float) -> None:
-        self._model, self._kept, self._full = model, kept, shape_of(model.config).full_layers
+        self._model, self._kept, self._shape = model, kept, shape_of(model.config)
         self._slot: list[_Pass] = []
         for name, mask in _MASKS.items():
             AttentionInterface.register(name, _attention)
             AttentionMaskInterface.register(name, mask)
         self._modules, stock = attention_modules(model), model.config._attn_implementation
         self._caps = stock != "sdpa"
-        others = [module for module in self._modules if module.layer_idx not in self._full]
+        others = [module for module in self._modules if module.layer_idx not in self._shape.full_layers]
         eager = any(is_eager(module, stock) for module in others)
-        self._mixed = bool(shape_of(model.config).kinds)
+        self._mixed = bool(self._shape.kinds)
         self._name = NAME if not self._mixed else f"{NAME}-eager" if eager else f"{NAME}-sdpa"
         for module in others:
             module.__dict__[_STOCK] = stock_of(module, stock)
@@ -143,18 +143,19 @@ class Mixture:
         """Prefill a text with stock attention."""
         with torch.no_grad():
             cache = prefilled(self._model, tokens)
-            layers = [(layer.keys, layer.values) for layer in (cache.layers[number] for number in self._full)]
-            return Text(layers, cache, Snapshot.of(cache, self._full)) if self._mixed else Text(layers)
+            read = (cache.layers[self._shape.sources.get(number, number)] for number in self._shape.full_layers)
+            layers = [(layer.keys, layer.values) for layer in read]
+            return Text(layers, cache, Snapshot.of(cache, self._shape.full_layers)) if self._mixed else Text(layers)
 
     def logits(self, text: Text, tokens: Tensor, places: Tensor, gates: Tensor | None) -> Tensor:
         """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens (int64 `[n]`) that follow what `read` gave.
 
         `gates`: `[F - 1, Hkv]` of the layers with full attention above the first; None: every head dense.
         """
-        past = text.layers[0][0].shape[2]
+        past, full = text.layers[0][0].shape[2], self._shape.full_layers
         positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
-        above = None if gates is None else dict(zip(self._full[1:], gates, strict=True))
-        self._slot[:] = [_Pass(dict(zip(self._full, text.layers, strict=True)), above, self._kept, self._caps)]
+        above = None if gates is None else dict(zip(full[1:], gates, strict=True))
+        self._slot[:] = [_Pass(dict(zip(full, text.layers, strict=True)), above, self._kept, self._caps)]
         for module in self._modules:  # another mixture may have had them
             module.__dict__[_SLOT] = self._slot
         stock, cache = self._model.config._attn_implementation, text.behind()

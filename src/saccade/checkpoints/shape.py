@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import UnsupportedModelError
 from ..types import ModelShape
 from .hub import SHARDS, WEIGHTS, find
-from .unsupported import mixed_kinds, reasons_in_sizes, sizes_in, values_in
+from .unsupported import mixed_kinds, reasons_in_sizes, sizes_in, sources_in, values_in
 
 _TABLES = (
     "model.embed_tokens.weight",
@@ -42,8 +42,8 @@ def shape_of(config: Any) -> ModelShape:
     _, query_heads, kv_heads, head_dim = (next(iter(values), 0) or 0 for values in sizes_in(config).values())
     heads = (query_heads, kv_heads or query_heads, head_dim or config.hidden_size // query_heads)
     kinds = mixed_kinds(config, getattr(config, "max_position_embeddings", None))
-    window = window_of(config) if kinds else None
-    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds, window)
+    window, shared = window_of(config) if kinds else None, sources_in(config)
+    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds, window, shared)
 
 
 def window_of(config: Any) -> int | None:

@@ -14,6 +14,7 @@ TWICE = "differential attention attends twice in a layer, and every attention wo
 
 _CONFIGURED = {
     "num_kv_shared_layers": SHARED_CACHE,
+    "kv_lora_rank": LATENT,
     "alibi": ALIBI,
     "lambda_std_dev": TWICE,
 }
@@ -51,6 +52,14 @@ def mixed_kinds(config: Any, longest: int | None) -> tuple[str, ...]:
     return () if set(kinds) <= {FULL} else kinds
 
 
+def sources_in(config: Any) -> dict[int, int]:
+    """Of layers that keep no keys and values, the one whose they read: the last of their type below all that share."""
+    kinds = getattr(config, "layer_types", None) or [FULL] * (getattr(config, "num_hidden_layers", None) or 0)
+    own = len(kinds) - (getattr(config, "num_kv_shared_layers", None) or 0)
+    last = {kind: layer for layer, kind in enumerate(kinds[:own])}
+    return {layer: last[kind] for layer, kind in enumerate(kinds) if layer >= own and kind in last}
+
+
 def sizes_in(config: Any) -> dict[str, list[Any]]:
     """What a configuration says of the sizes of its layers with full attention, none twice."""
     kinds, found = kinds_in(config, getattr(config, "max_position_embeddings", None)), {}
@@ -65,20 +74,20 @@ def reasons_in_sizes(config: Any) -> list[str]:
     """Why a configuration gives no sizes that hold for all layers with full attention, a line each."""
     found = sizes_in(config)
     missing = [f"its configuration has no {name}" for name in _SIZES[:2] if None in found[name]]
-    several = {name: ", ".join(map(str, values)) for name, values in found.items() if len(values) > 1}
-    return missing + [
-        f"its layers differ in {name} ({told}); one shape must hold for all" for name, told in several.items()
-    ]
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    if shared > len(sources_in(config)):
+        missing.append(f"num_kv_shared_layers={shared}: no layer below keeps what all of them are to read")
+    several = ((name, ", ".join(map(str, values))) for name, values in found.items() if len(values) > 1)
+    return missing + [f"its layers differ in {name} ({told}); one shape must hold for all" for name, told in several]
 
 
-def reasons_in(config: Any, **further: str) -> list[str]:
+def reasons_in(config: Any, honoured: str) -> list[str]:
     """Every feature of a text model that alters the scores of its layers, or what they keep, a line each.
 
-    `further` names what a runtime cannot honour beside what none can.
+    `honoured` names the one that no runtime but this can honour.
     """
-    known = {**_CONFIGURED, **further}
-    found = {name: next(filter(None, values_in(config, name)), None) for name in known}
-    return [f"{name}={value}: {known[name]}" for name, value in found.items() if value]
+    found = {name: next(filter(None, values_in(config, name)), None) for name in _CONFIGURED if name != honoured}
+    return [f"{name}={value}: {_CONFIGURED[name]}" for name, value in found.items() if value]
 
 
 def reasons_in_kinds(config: Any, longest: int | None, advice: str) -> list[str]:

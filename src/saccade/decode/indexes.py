@@ -68,6 +68,7 @@ class OwnIndexes:
             self._covered[layer] = min(covered, past)
 
     def of(self, layer: int, kv: KVView) -> Index | None:
+        layer = self._plan.sources.get(layer, layer)
         if self._plan.selector is None or layer not in self._plan.refreshing:
             return None
         index = self._indexes.get(layer)
@@ -76,11 +77,11 @@ class OwnIndexes:
             if index is None:
                 return None
             self._indexes[layer] = index
-        length = kv.rows.max_len
-        count = length - self._covered.get(layer, 0)
-        if count > 0:
+        length, covered = kv.rows.max_len, self._covered.get(layer, 0)
+        if length != covered:
             start = time.perf_counter()
-            index.update(kv, self._new_tokens(kv.rows, count))
+            # A layer that shares it begins with a call's first token once another has come to the last one.
+            index.update(kv, self._new_tokens(kv.rows, max(length - covered, 1)))
             if layer not in self._covered:
                 # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
                 if kv.k.is_cuda:

@@ -50,7 +50,7 @@ class Reader:
         self.crop()
         for layer in self._layers:
             layer.batch_repeat_interleave(rows)
-        Snapshot.of(self._cache, self._shape.full_layers, rows).put_back(self._cache)
+        Snapshot.of(self._cache, self._shape.keeping, rows).put_back(self._cache)
         tell(self._cache, self._ids.repeat(rows, 1))
         self.mark()
 
@@ -59,7 +59,7 @@ class Reader:
         """Remember this place, so that `crop` can come back to it; where all layers crop, it can to any place."""
         if self._shape.kinds:
             here = self._length + self.decoded
-            self._places[here] = Snapshot.of(self._cache, self._shape.full_layers)
+            self._places[here] = Snapshot.of(self._cache, self._shape.keeping)
 
     def feed(self, tokens: Sequence[int], phase: Phase = NEVER) -> Tensor:
         """Decode given tokens, at least one; the logits `[V]` behind the last one. See `feed_rows`."""
@@ -117,7 +117,7 @@ class Reader:
     @property
     def _layers(self) -> list[Any]:
         """Those with full attention."""
-        return [self._cache.layers[layer] for layer in self._shape.full_layers]
+        return [self._cache.layers[layer] for layer in self._shape.keeping]
 
     @property
     def room(self) -> int:

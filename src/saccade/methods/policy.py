@@ -123,7 +123,7 @@ class Policy:
             plan = describe(self.name).plan(self.options, shape)
         except PolicyError as error:
             raise PolicyError(f"policy {self.name}: {error}") from None
-        return replace(plan, notes=tuple(f"{self.name}: {note}" for note in plan.notes))
+        return replace(plan, notes=tuple(f"{self.name}: {note}" for note in plan.notes), sources=shape.sources)
 
     def __str__(self) -> str:
         return self.to_spec()

@@ -93,13 +93,12 @@ def cost_of(
     """
     _check(plan, shape, context, batch, kv_itemsize, weight_bytes, acceptance)
     length, selector = context + 1, plan.selector
-    token = 2 * shape.head_dim * kv_itemsize
-    heads = len(shape.full_layers) * shape.kv_heads
-    cache, new = Bytes(read=heads * length * token), Bytes(written=heads * token)
-    kept = shape.windowed * shape.kv_heads * token
-    windows = Bytes(read=kept * min(length, shape.window or 0), written=kept)
+    token, seen = 2 * shape.kv_heads * shape.head_dim * kv_itemsize, min(length, shape.window or 0)
+    full, windowed, sharing = {*shape.full_layers}, {*shape.windowed}, {*shape.sources}
+    cache, new = Bytes(read=len(full) * length * token), Bytes(written=len(full - sharing) * token)
+    windows = Bytes(read=len(windowed) * seen * token, written=len(windowed - sharing) * token)
     dense_total = weight_bytes + batch * (cache + new + windows).total
-    others = shape.layers - len(shape.full_layers) - shape.windowed
+    others = shape.layers - len(full) - len(windowed)
     notes: tuple[str, ...] = (f"what {others} layers of other kinds read is not counted",) if others else ()
     if selector is None or selector.covers(length):
         if selector is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..errors import PolicyError
@@ -16,6 +16,8 @@ from .roles import RoleMap
 class Plan:
     """What runs: a `selector` (None: nothing is selected), `roles` of all heads, `notes` that the user should read.
 
+    `sources` are those of the model's shape.
+
     Raises:
         PolicyError: at construction, if one set for all heads is combined with layers of mixed roles.
     """
@@ -23,6 +25,7 @@ class Plan:
     selector: Selector | None
     roles: RoleMap
     notes: tuple[str, ...] = ()
+    sources: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.selector is not None and self.selector.heads == "all" and not self.roles.uniform:
@@ -32,9 +35,9 @@ class Plan:
 
     @cached_property
     def refreshing(self) -> frozenset[int]:
-        """Layers with a head that refreshes the set, the only ones whose index must be up to date."""
+        """Layers whose keys some head refreshes its set from, the only ones whose index must be up to date."""
         layers = enumerate(self.roles.layers)
-        return frozenset(layer for layer, roles in layers if any(role.refreshes for role in roles))
+        return frozenset(self.sources.get(layer, layer) for layer, roles in layers if any(r.refreshes for r in roles))
 
 
 def layer_roles(

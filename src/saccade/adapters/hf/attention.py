@@ -28,8 +28,6 @@ SESSION_ATTRIBUTE = "_saccade_session"
 STOCK_ATTRIBUTE = "_saccade_stock"
 """Set on the attention modules of a model with layers of several kinds: what computes whatever no policy concerns."""
 
-_REFUSED = {"position_bias": POSITION_BIAS}
-
 
 def register() -> None:
     """Make the name known to transformers; idempotent, called on the first attachment, never on import."""
@@ -97,9 +95,8 @@ def attention_forward(
     session, total = _session(module), query.shape[2]
     # A backward pass comes after other calls, perhaps in a thread of autograd's; gradients flow through prompts only.
     call = Call(0, total, total) if session is None else session.call
-    for name, reason in _REFUSED.items():
-        if kwargs.get(name) is not None:
-            raise UnsupportedModelError(f"layer {module.layer_idx} passes {name}: {reason}")
+    if kwargs.get("position_bias") is not None:
+        raise UnsupportedModelError(f"layer {module.layer_idx} passes position_bias: {POSITION_BIAS}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # As stock has it: torch's function knows of no cap.
     cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")

@@ -16,7 +16,7 @@ from transformers.cache_utils import (
 )
 
 from ...errors import UnsupportedModelError
-from ...plans.roles import RoleMap
+from ...plans.plan import Plan
 from ...types import Rows
 from .huge_pages import long_lived
 from .session import Session, lasting
@@ -242,27 +242,28 @@ def refuse_moving(cache: Any) -> None:
         raise UnsupportedModelError("a graph needs a cache that keeps its length on the device, as transformers 5 does")
 
 
-def install(cache: Any, session: Session, roles: RoleMap, reach: int | None = None) -> None:
-    """Replace the layers of a cache that `roles` concern by ours, taking over what they hold.
+def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) -> None:
+    """Replace the layers of a cache that a plan concerns by ours, taking over what they hold.
 
     `reach`: of all layers, the others included, that many of the last tokens can be taken back; None: nobody asks.
 
     Raises:
         UnsupportedModelError: for caches that keep KV in another form or place, or others that forget.
     """
-    refuse_cache(cache, roles.concerned)
-    # A lazily growing cache may hold fewer layers than the model has.
-    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), len(roles.layers)))]
-    for layer in roles.concerned:
+    keeping = [layer for layer in plan.roles.concerned if layer not in plan.sources]
+    refuse_cache(cache, keeping)
+    # A lazily growing cache may hold fewer layers yet.
+    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), keeping[-1] + 1))]
+    for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)
     if reach is not None:
-        for layer in {*range(len(layers))}.difference(roles.concerned):
+        for layer in {*range(len(layers))}.difference(keeping):
             if not isinstance(layers[layer], DynamicSlidingWindowLayer):
                 told = f"rectification takes tokens back, of which a {type(layers[layer]).__name__} does not know"
                 raise UnsupportedModelError(f"{told}; pass DynamicCache(config=model.config)")
             layers[layer] = RewindingWindow.adopt(layers[layer], reach)
-    cache.layers, cache.layer_class_to_replicate = layers, None
+    cache.layers = layers
 
 
 def refuse_cache(cache: Any, concerned: Iterable[int] | None = None) -> None:

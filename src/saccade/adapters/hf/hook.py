@@ -63,7 +63,8 @@ class ForwardHook:
             if not self._uses_cache(module, kwargs) or self.own_cache:
                 self._enter(self._new_session()).begin(Call(0, queries, queries))
                 return args, kwargs
-            held = kwargs["past_key_values"] = self._empty_cache(module)
+            # As the decoder would: without a configuration all layers keep everything.
+            held = kwargs["past_key_values"] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self._session_in(held)
         make_up_for(session, held)
         past = cache.filled(held, kwargs.get("cache_position"))
@@ -93,10 +94,6 @@ class ForwardHook:
             return None
         return session if self.callers.here.call(cache.filled(held), 1).prompt == 0 else None
 
-    def _empty_cache(self, module: Any) -> DynamicCache:
-        """What the decoder would make for itself; without a configuration all layers keep everything."""
-        return DynamicCache(config=module.config) if self.plan.roles.mixed else DynamicCache()
-
     def _enter(self, session: Session) -> Session:
         self.at_hand.session = session
         self.slot[:] = [session]
@@ -120,8 +117,7 @@ class ForwardHook:
             if fed is not None:
                 with lasting():
                     session.state.history.record(0, fed.shape[1], fed.shape[0], fed, None)
-            reach = None if self.rectifier is None else self.rectifier.phase.every
-            cache.install(held, session, self.plan.roles, reach)
+            cache.install(held, session, self.plan, None if self.rectifier is None else self.rectifier.phase.every)
         return session
 
     def _owns(self, session: Session) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from ...checkpoints.shape import shape_of
-from ...checkpoints.unsupported import LATENT, reasons_in, reasons_in_kinds, reasons_in_sizes
+from ...checkpoints.unsupported import reasons_in, reasons_in_kinds, reasons_in_sizes
 from ...errors import UnsupportedModelError
 from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
@@ -32,7 +32,7 @@ def reasons_against(model: Any) -> list[str]:
         return [f"expected a loaded transformers model, got {got}; {advice}"]
     if any(map(_compiled, model.modules())):
         return [COMPILED]
-    return [*_structure(model), *reasons_in(text_config(model), kv_lora_rank=LATENT), *_state(model)]
+    return [*_structure(model), *reasons_in(text_config(model), honoured="num_kv_shared_layers"), *_state(model)]
 
 
 def refuse_unsupported(model: Any) -> None:
@@ -172,18 +172,18 @@ def _structure(model: Any) -> list[str]:
         return ["its input embeddings are no single table, by which models are told apart"]
     longest = getattr(text_config(model), "max_position_embeddings", None)
     advice = "if you never exceed the window, load the model with sliding_window=None"
-    none = reasons_in_kinds(text_config(model), longest, advice)
+    none = reasons_in_kinds(text_config(model), longest, advice) or reasons_in_sizes(text_config(model))
     if none:
         return none
-    sizes, decoder = reasons_in_sizes(text_config(model)), decoder_of(model)
-    if sizes:
-        return sizes
-    shape = shape_of(config)
+    decoder, shape = decoder_of(model), shape_of(config)
     full, modules = list(shape.full_layers), full_attention(decoder, shape)
     if [module.layer_idx for module in modules] != full:
         return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
     if not attention_modules(decoder):
         return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
+    sharing = [module.layer_idx for module in modules if getattr(module, "is_kv_shared_layer", False)]
+    if sharing != [layer for layer in full if layer in shape.sources]:
+        return [f"its layers {sharing} share a KV cache, which its configuration does not say of these"]
     groups, told = {getattr(module, "num_key_value_groups", 1) for module in modules}, shape.group
     if groups != {told}:
         return [f"its layers have {sorted(groups)} query heads per KV head, its configuration says {told}"]
@@ -191,9 +191,7 @@ def _structure(model: Any) -> list[str]:
 
 
 def _state(model: Any) -> list[str]:
-    reasons = []
-    if model.training:
-        reasons.append("it is in training mode; call model.eval()")
+    reasons = ["it is in training mode; call model.eval()"] if model.training else []
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1 or devices & {"disk", "meta"}:
         reasons.append(f"its layers are spread over {', '.join(sorted(devices))}; one device is supported")

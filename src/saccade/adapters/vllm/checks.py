@@ -60,7 +60,8 @@ def _model(vllm_config: Any) -> list[str]:
     kinds = mixed_kinds(text, config.max_model_len)
     if (config.has_inner_state or config.is_hybrid) and not kinds:
         return ["its configuration does not say which of its layers have full attention"]
-    reasons = reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice) + reasons_in(text)
+    reasons = reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice)
+    reasons += reasons_in(text, honoured="kv_lora_rank")
     if CHUNKED in kinds:
         reasons.append("layers that attend in chunks: vLLM runs them with the backend of those with full attention")
     return reasons

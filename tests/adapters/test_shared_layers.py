@@ -1,0 +1,158 @@
+"""Layers that keep no keys and values: they choose for themselves, from what another layer keeps and its one index."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+import saccade
+from saccade.checkpoints.shape import shape_of
+from saccade.plans.cost import cost_of
+
+from . import tiny
+from .checking import OracleObserver
+from .test_chunks import CLUSTERS, SPEC, letters
+from .test_layer_kinds import hybrid
+from .ways import NEW, WAYS
+
+BUDGET = 9
+SOURCES = {3: 0, 4: 2, 5: 2}
+KEEPING = [0, 1, 2]
+MANY = ["greedy", "beams", "left-padded", "left-padded beams", "chunked prefill", "prompt lookup"]
+MANY += ["static cache, beams", "several turns", "new turn alone", "by hand, left-padded"]
+AGREEING = ["chunked prefill", "prompt lookup", "static cache", "by hand", "by hand, static"]
+
+
+@functools.cache
+def gemma() -> PreTrainedModel:
+    """Six layers, all of which a policy concerns: no window hides anything. Sources still go by the layers' types."""
+    return hybrid("gemma3n_text", sliding_window=256)
+
+
+def test_a_source_is_the_last_of_its_type_below() -> None:
+    shape = shape_of(gemma().config)
+    assert (shape.sources, shape.kinds, shape.keeping) == (SOURCES, (), (0, 1, 2))
+    assert shape.token_bytes(2) == 2 * 3 * 2 * 8 * 2
+    windows = shape_of(hybrid("gemma4_text, shared").config)
+    assert (windows.sources, windows.full_layers, windows.keeping) == (SOURCES, (1, 2, 4, 5), (1, 2))
+
+
+def test_what_is_shared_is_read_by_all_and_written_once() -> None:
+    """Two of four layers with full attention write, and one of two with windows."""
+    shape = shape_of(hybrid("gemma3n_text").config)
+    plan = saccade.policy("quest:page=4,budget=16,dense_layers=2").plan(shape)
+    sizes: Any = {"context": 99, "batch": 1, "kv_itemsize": 2, "weight_bytes": 0}
+    dense, sparse = (cost_of(one, None, shape, **sizes) for one in (saccade.policy("dense").plan(shape), plan))
+    token = 2 * 2 * 8 * 2
+    assert (dense.kv.read, dense.kv.written) == ((4 * 100 + 2 * 8) * token, (2 + 1) * token)
+    assert (sparse.kv.read, sparse.kv.written) == ((2 * 100 + 2 * 16 + 2 * 8) * token, 3 * token)
+    # Layers 4 and 5 choose by the bounds of layer 2 alone: a page's keys are read, both bounds written.
+    assert sparse.index.written == 2 * 2 * 8 * 2
+
+
+@pytest.mark.parametrize("way", MANY)
+@pytest.mark.parametrize("policy", tiny.SPARSE)
+def test_sets_are_the_oracles(policy: str, way: str) -> None:
+    """Of the layer's own queries and the other layer's keys; layer 3, which publishes, keeps none."""
+    spec, model = tiny.spec(policy, BUDGET), gemma()
+    checker = OracleObserver(spec)
+    with saccade.sparsify(model, spec, observers=(checker,)) as run:
+        WAYS[way](model)
+        assert run.stats().steps >= NEW - 1
+    assert {layer for layer, _ in checker.seen} == set(range(6))
+
+
+@pytest.mark.parametrize("way", AGREEING)
+@pytest.mark.parametrize(
+    "spec", [tiny.spec("quest", BUDGET), SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")]
+)
+def test_ways_agree(spec: str, way: str) -> None:
+    """Several tokens of a call bring an index to the last of them before the layer that shares it sees the first."""
+    model = gemma()
+    with saccade.sparsify(model, spec, tokenizer=letters()) as run:
+        expected = WAYS["greedy"](model).tolist()
+        assert WAYS[way](model).tolist() == expected
+        assert run.stats().share_attended < 0.9
+
+
+@pytest.mark.parametrize("spec", [tiny.spec("quest", BUDGET), SPEC, CLUSTERS])
+@torch.no_grad()
+def test_several_tokens_at_once_are_one_by_one(spec: str) -> None:
+    model, ids, fed = gemma(), tiny.prompt(30, rows=2), torch.arange(5, 17).repeat(2, 1)
+    logits = []
+    for together in (1, 4, 12):
+        cache = DynamicCache(config=model.config)
+        with saccade.sparsify(model, spec, tokenizer=letters()) as run:
+            model(ids, past_key_values=cache)
+            with run.decoding():
+                parts = [model(piece, past_key_values=cache).logits for piece in fed.split(together, dim=1)]
+        logits.append(torch.cat(parts, dim=1))
+    # Sets are equal; what is left are some hundred sums in another order.
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=0, atol=float(logits[0].abs().max()) * 200 * 2.0**-23)
+
+
+@pytest.mark.parametrize(
+    ("spec", "indexed"),
+    [
+        ("quest:page=4,budget=8,dense_layers=0", [0, 1, 2]),
+        ("quest:page=4,budget=8,dense_layers=3", [0, 2]),
+        ("quest:page=4,budget=8,dense_layers=4", [2]),
+        (CLUSTERS.replace("dense_layers=1", "dense_layers=4"), [2]),
+        ("tidal:reselect=3,dense_layers=1,budget=9", []),
+    ],
+)
+def test_an_index_is_built_once_for_all_that_read_the_keys(spec: str, indexed: list[int]) -> None:
+    model = gemma()
+    with saccade.sparsify(model, spec) as run:
+        WAYS["greedy"](model)
+        assert sorted(run._hook.slot[0].state.indexes._indexes) == indexed
+
+
+@pytest.mark.parametrize("given", [True, False])
+@torch.no_grad()
+def test_layers_that_share_are_left_out_of_the_cache(given: bool) -> None:
+    """As stock does; also where a cache without a configuration grows with what it is given."""
+    model, ids = gemma(), tiny.prompt(30)
+    stock = DynamicCache(config=model.config) if given else DynamicCache()
+    ours = DynamicCache(config=model.config) if given else DynamicCache()
+    model(ids, past_key_values=stock)
+    with saccade.sparsify(model, tiny.spec("quest", BUDGET)):
+        model(ids, past_key_values=ours)
+        assert len(ours.layers) == len(stock.layers) == 3
+        pairs = zip(ours.layers, stock.layers, strict=True)
+        assert all(torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values) for one, other in pairs)
+
+
+@pytest.mark.parametrize("mode", ["3", "3:verify"])
+@torch.no_grad()
+def test_rectified_tokens_are_dense_ones(mode: str) -> None:
+    """Where no window forgets: what a pass leaves in the cache is a dense prefill's, and drafts are dense greedy's."""
+    model, ids, cache = gemma(), tiny.prompt(30), DynamicCache()
+    options: Any = {"do_sample": False, "max_new_tokens": 13}
+    expected = model.generate(ids, **options)
+    with saccade.sparsify(model, f"{tiny.spec('quest', BUDGET)},rectify={mode}") as run:
+        answer = model.generate(ids, past_key_values=cache, **options)
+        assert run.stats().dense_passes >= 3
+        clean = run._hook.slot[0].state.history.clean
+    dense = model(answer[:, :clean], use_cache=True).past_key_values
+    assert clean > 36
+    for layer in KEEPING:
+        # Entries of order 1 through six float32 layers of width 32.
+        assert float((cache.layers[layer].keys[:, :, :clean] - dense.layers[layer].keys).abs().max()) <= 1e-5
+    assert mode == "3" or answer.tolist() == expected.tolist()
+
+
+def test_another_way_of_sharing_is_refused() -> None:
+    """What a configuration says must be what the layers do."""
+    model = hybrid("gemma3n_text")
+    model.model.layers[2].self_attn.is_kv_shared_layer = True
+    with pytest.raises(saccade.UnsupportedModelError, match=r"its layers \[2, 4, 5\] share a KV cache, which its"):
+        saccade.sparsify(model, "dense")
+    nothing = hybrid("gemma4_text, shared", num_kv_shared_layers=6)
+    with pytest.raises(saccade.UnsupportedModelError, match="num_kv_shared_layers=6: no layer below keeps what"):
+        saccade.sparsify(nothing, "dense")
