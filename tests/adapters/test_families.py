@@ -188,7 +188,7 @@ def test_training_mode_is_refused() -> None:
 def test_layers_spread_over_devices_are_refused() -> None:
     model = tiny.fresh()
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "disk"}
-    check_refusal(model, "its layers are spread over 0, disk")
+    check_refusal(model, "its layers are spread over 0, disk, .* device_map=.cuda., .*--tensor-parallel-size")
 
 
 def test_heads_that_the_configuration_does_not_name_are_refused() -> None:
