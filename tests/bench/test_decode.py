@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from matplotlib.figure import Figure
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from typer.testing import CliRunner
 
+from adapters.test_layer_kinds import hybrid
 from saccade.bench import baselines, decode, variants
 from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.presets import SHAPES, random_model
@@ -132,6 +133,59 @@ def test_a_row_that_the_budget_covers_has_no_passes(shape: str, tmp_path: Path) 
     rows = rows_of(shape, tmp_path, "--context", "0", "--policy", spec, "--baseline", "none")
     (rectified,) = (row for row in rows if "rectify" in row["policy"])
     assert rectified["ms_rectify"] == 0
+
+
+KINDS = {
+    "gemma2": ("sliding_attention", {"sliding_window": 8, "attn_logit_softcapping": 1.0}),
+    "gemma3_text": ("sliding_attention", {"sliding_window": 8}),
+    "gpt_oss": ("sliding_attention", {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_next": (
+        "linear_attention",
+        {
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
+            **{"linear_value_head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2},
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_several_kinds(kind: str, tmp_path: Path) -> None:
+    """Dense decoders agree, so that all read the same windows and states."""
+    other, sizes = KINDS[kind]
+    layers = [other, "full_attention", "full_attention"] * 2
+    tiny = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 8}
+    tiny |= {"num_key_value_heads": 2, "num_hidden_layers": 6, "max_position_embeddings": 256}
+    AutoConfig.for_model(kind, **tiny, **sizes, layer_types=layers).save_pretrained(tmp_path / "shape")
+    policies = ["--policy", "tidal:dense_layers=1,reselect=4", "--policy", "quest:page=4,dense_layers=1"]
+    policies += [] if other == "linear_attention" else ["--policy", "quest:page=4,rectify=3"]
+    rows = rows_of(
+        str(tmp_path / "shape"), tmp_path, "--context", "40", "--batch", "2", *policies, "--dtype", "float32"
+    )
+    # Torch's attention and vLLM's know neither sinks nor caps.
+    assert (("dense", "torch-sdpa") in {(row["policy"], row["runtime"]) for row in rows}) == (
+        kind not in ("gemma2", "gpt_oss")
+    )
+    found = {row["policy"].partition(":")[0]: row for row in rows if "rectify" not in row["policy"]}
+    # Of 41 tokens 16 in one layer of four with full attention, as page sets in three.
+    assert found["tidal"]["share_attended"] == pytest.approx((3 + 16 / 41) / 4)
+    assert found["quest"]["share_attended"] < 0.6
+    assert found["stock"]["bytes"] == found["dense"]["bytes"] > found["tidal"]["bytes"] > found["quest"]["bytes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_turn_begins_with_the_same_cache(kind: str) -> None:
+    model = hybrid(kind)
+    variant = variants.Variant(model, (memory := variants.Memory(model, 40, 2, 6)), memory.cache())
+    logits = []
+    for _ in range(3):
+        variant.turn(2)
+        assert variant.logits is not None
+        logits.append(variant.logits)
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+    attending = [layer for layer in variant.cache.layers if hasattr(layer, "keys")]
+    assert {layer.get_seq_length() for layer in attending} == {40}
 
 
 def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DeepseekV2Config, Gemma3TextConfig, MistralConfig, Qwen3NextConfig
+from transformers import DeepseekV2Config, MistralConfig, Qwen3NextConfig
 
 from commands import Fails, Invoke, write_model
 from saccade.checkpoints.bundled import model_path
@@ -151,7 +151,6 @@ def refused_model(folder: Path, config: Any) -> Path:
     return folder
 
 
-MIXED = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
 RECURRENT = ["linear_attention", "full_attention", "full_attention", "full_attention"]
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
@@ -188,10 +187,10 @@ def test_recurrent_layers_are_not_rectified(fails: Fails, tmp_path: Path, comman
     assert "use rectify=none" in line
 
 
-def test_layers_of_several_kinds_are_not_timed(fails: Fails, tmp_path: Path) -> None:
-    folder = refused_model(tmp_path / "model", Gemma3TextConfig(**SIZES, sliding_window=128, layer_types=MIXED))
-    line = fails("bench", "decode", "--shape", folder, "--context", "0", "--device", "cpu")
-    assert "has layers of type sliding_attention; bench decode times full attention in every layer" in line
+def test_recurrent_layers_are_not_rectified_while_timed(fails: Fails, tmp_path: Path) -> None:
+    folder = refused_model(tmp_path / "model", Qwen3NextConfig(**SIZES, layer_types=RECURRENT))
+    timed = ("bench", "decode", "--shape", folder, "--context", "0", "--device", "cpu", "--policy", "quest:rectify=4")
+    assert "layers of type linear_attention have forgotten" in fails(*timed)
 
 
 SMALLEST: Sequence[tuple[str, ...]] = (

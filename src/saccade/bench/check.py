@@ -77,7 +77,11 @@ def compare_attention(
         else:
             tokens = _tokens(selection, query, q.shape[1], kv)
         keys, values = _read(kv, head, tokens)
-        weights = torch.softmax(keys @ q[0, query].double() * scale, dim=0)
+        logits = keys @ q[0, query].double() * scale
+        if kv.soft_cap is not None:
+            logits = kv.soft_cap * torch.tanh(logits / kv.soft_cap)
+        sink = logits[:0] if kv.sinks is None else kv.sinks[query : query + 1].double()
+        weights = torch.softmax(torch.cat([logits, sink]), dim=0)[: len(logits)]
         wanted, size = weights @ values, weights @ values.abs()
         # A weight may be rounded once and the result once, in the cache's dtype; logits err by float32 sums.
         unit = torch.finfo(q.dtype).eps / 2

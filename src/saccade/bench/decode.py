@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..adapters.hf.attention import has_sinks, soft_cap_of
+from ..adapters.hf.support import attention_modules, refuse_rewinding
 from ..checkpoints.load import skeleton_of
 from ..checkpoints.presets import random_model
 from ..checkpoints.shape import parameters_read, shape_of
@@ -51,20 +53,23 @@ class BenchJob(GridJob):
     def check(cls, settings: BenchSettings) -> BenchJob:
         """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
         grid = Grid.check(settings, shortest=0)
-        if grid.shape.kinds:
-            told = f"--shape {settings.shape} has layers of type {grid.shape.other_kinds}"
-            raise SaccadeError(f"{told}; bench decode times full attention in every layer, bench serve also these")
         policies, notes = settings.resolve(grid.shape)
         for policy in policies:
+            refuse_rewinding(policy, grid.shape)
             if policy.rectify is not None and policy.rectify.mode == "verify":
                 raise SaccadeError(
                     f"{policy}: how many drafts stand depends on the text, and random keys have none; "
                     f"use rectify={policy.rectify.every}"
                 )
-        parameters = sum(parameter.numel() for parameter in skeleton_of(grid.config, grid.name).parameters())
+        skeleton = skeleton_of(grid.config, grid.name)
+        parameters = sum(parameter.numel() for parameter in skeleton.parameters())
         most = {"tokens": max(grid.contexts), "rows": max(grid.batches)}
         refuse_too_large(grid.shape, parameters, grid.device, grid.dtype, **most)
         names, left_out = baselines.choose(settings.baselines, grid.device, grid.shape.head_dim)
+        if any(has_sinks(module) or soft_cap_of(module) is not None for module in attention_modules(skeleton)):
+            others = [name for name in names if name != baselines.STOCK]
+            names = tuple(name for name in names if name == baselines.STOCK)
+            left_out += tuple(f"baseline {name} is left out: it knows no sinks and no soft-cap" for name in others)
         return cls(grid, (*notes, *left_out), policies, settings.steps, names)
 
     def run(self, on_unit: OnUnit) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ..adapters.hf.cache import RoomyLayer, session_of
 from ..adapters.hf.huge_pages import long_lived
 from ..adapters.hf.run import Run, sparsify
+from ..adapters.hf.support import empty_cache
 from ..checkpoints.shape import shape_of
 from ..decode.state import AttentionOperations
+from ..errors import SaccadeError
+from ..eval.snapshot import Snapshot
 from ..machine import synchronize
 from ..methods.policy import Policy
 from ..plans.rectify import Phase, Rectify
@@ -40,7 +44,9 @@ class Step:
 
 
 class Memory:
-    """Random keys and values of every layer, read by all variants: so that many of them fit into memory.
+    """Random keys and values of all layers that keep every token, read by all variants: so that many of them fit.
+
+    Layers with a window hold a full one of random keys and values, recurrent ones the states that a short prompt left.
 
     Args:
         model: whose shape, dtype and device they have.
@@ -54,25 +60,49 @@ class Memory:
         size = (batch, shape.kv_heads, context + room, shape.head_dim)
         self.context, self.batch = context, batch
         like = torch.empty(0, dtype=model.dtype, device=model.device)
-        self._layers = [
-            tuple(long_lived(size, like).normal_(generator=generator) for _ in range(2)) for _ in range(shape.layers)
-        ]
+        self._layers = {
+            layer: tuple(long_lived(size, like).normal_(generator=generator) for _ in range(2))
+            for layer in shape.keeping
+        }
+        self._others = _others(model, context, batch, generator) if shape.kinds else DynamicCache()
 
     def cache(self) -> DynamicCache:
         """A stock cache that holds all tokens; appending to it does not change this memory."""
-        cache = DynamicCache()
-        if self.context:
-            for keys, values in self._layers:
-                layer = DynamicLayer()
-                layer.update(keys[:, :, : self.context], values[:, :, : self.context])
-                cache.layers.append(layer)
-        return cache
+        return self._filled(self._stock) if self.context else copy.deepcopy(self._others)
 
     def shared_cache(self) -> DynamicCache:
         """A cache of ours-to-be on this very memory: appended tokens land behind the context."""
-        cache = DynamicCache()
-        cache.layers += [RoomyLayer(keys, values, self.context) for keys, values in self._layers]
+        return self._filled(lambda keys, values: RoomyLayer(keys, values, self.context))
+
+    def _stock(self, keys: Tensor, values: Tensor) -> DynamicLayer:
+        layer = DynamicLayer()
+        layer.update(keys[:, :, : self.context], values[:, :, : self.context])
+        return layer
+
+    def _filled(self, made: Callable[[Tensor, Tensor], DynamicLayer]) -> DynamicCache:
+        """Layers that keep every token, as `made`, among copies of the others."""
+        cache = copy.deepcopy(self._others)
+        for layer, held in self._layers.items():
+            cache.layers[layer : layer + 1] = [made(*held)]
         return cache
+
+
+@torch.inference_mode()
+def _others(model: PreTrainedModel, context: int, batch: int, generator: torch.Generator) -> DynamicCache:
+    """A model's own cache, whose layers without full attention hold what is as large as `context` tokens leave."""
+    cache = empty_cache(model)
+    if cache is None:
+        raise SaccadeError(f"{model.config.model_type} makes a cache of its own class, which cannot be filled here")
+    if context:
+        model(torch.full((batch, min(context, 8)), 7, device=model.device), past_key_values=cache, use_cache=True)
+    for layer in cache.layers if context else ():
+        if isinstance(layer, DynamicSlidingWindowLayer) and layer.keys is not None:
+            held = (*layer.keys.shape[:2], min(context, layer.sliding_window - 1), layer.keys.shape[-1])
+            layer.keys, layer.values = (
+                torch.randn(held, generator=generator, dtype=model.dtype, device=model.device) for _ in range(2)
+            )
+            layer.cumulative_length = context
+    return cache
 
 
 class Variant:
@@ -94,7 +124,8 @@ class Variant:
     def __init__(self, model: PreTrainedModel, memory: Memory, cache: DynamicCache) -> None:
         self.model, self.plan = model, DENSE.plan(shape_of(model.config))
         self.context, self.batch = memory.context, memory.batch
-        self.cache = cache
+        self.cache, self._kept = cache, shape_of(model.config).keeping
+        self._others = Snapshot.of(cache, self._kept)
         self.logits: Tensor | None = None
         self.steps: list[Step] = []
         self._token = torch.full((memory.batch, 1), 7, device=model.device)
@@ -103,10 +134,17 @@ class Variant:
     def turn(self, steps: int) -> None:
         """Decode `steps` timed tokens after an untimed one, which warms what others have used since."""
         self._decode(0)
-        self.cache.crop(-1)
+        self._take_back(1)
         for _ in range(0, steps, self.phase.period):
             self.steps += [self._decode(ahead) for ahead in range(self.phase.period)]
-            self.cache.crop(-self.phase.period)
+            self._take_back(self.phase.period)
+
+    def _take_back(self, tokens: int) -> None:
+        """Let the cache hold what it held before the last `tokens`, which no crop brings back where layers forget."""
+        layers: list[Any] = self.cache.layers
+        for number in self._kept:
+            layers[number].crop(-tokens)
+        self._others.put_back(self.cache)
 
     def _decode(self, ahead: int) -> Step:
         position = torch.full((self.batch, 1), self.context + ahead, device=self.model.device)
@@ -158,14 +196,14 @@ class Attached(Variant):
         """Build the indexes; then one more step under the float64 check, after which steps are clocked."""
         with self.run.decoding():
             self._decode(0)
-            self.cache.crop(-1)
+            self._take_back(1)
             session = session_of(self.cache)
             assert session is not None, "the run has just decoded from this cache"
             if operations is not None:
                 session.state.attention = operations
             with checked(session.state, f"{self.policy} on {self.runtime}"):
                 self._decode(0)
-            self.cache.crop(-1)
+            self._take_back(1)
         if self.model.device.type == "cpu":
             self.clock = Clock(session.state)
 

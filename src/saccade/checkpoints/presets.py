@@ -53,7 +53,7 @@ def random_model(shape: str, *, positions: int, dtype: torch.dtype, device: torc
     config.max_position_embeddings = max(positions, config.max_position_embeddings)
     torch.manual_seed(0)
     with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.eval()
     return model
 

@@ -194,7 +194,9 @@ def _state(model: Any) -> list[str]:
     reasons = ["it is in training mode; call model.eval()"] if model.training else []
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1 or devices & {"disk", "meta"}:
-        advice = 'load it with device_map="cuda", or serve what one device cannot hold with vLLM, --tensor-parallel-size'
+        advice = (
+            'load it with device_map="cuda", or serve what one device cannot hold with vLLM, --tensor-parallel-size'
+        )
         reasons.append(f"its layers are spread over {', '.join(sorted(devices))}, one device is supported: {advice}")
     concerned = _concerned(model)
     keys = shape_of(model.config).head_dim if concerned else 0
