@@ -77,7 +77,7 @@ class KVView:
 
     Attributes:
         k: keys `[pages, page, Hkv, d]` by strides, RoPE already applied; `page`, `kv_heads`, `head_dim` are its sizes.
-        v: values `[pages, page, Hkv, d]` by strides.
+        v: values `[pages, page, Hkv, dv]` by strides; dv is nearly always d.
         rows: the batch rows that point into the pages.
         k_scale, v_scale: factors `[Hkv]` of a quantised (fp8) cache; None otherwise.
         sinks: float `[Hq]`, the logit of a token without a value that each query head attends to beside its own
@@ -210,6 +210,7 @@ class ModelShape:
         kinds: what every layer is, in transformers' words; empty where all are `FULL`. A policy concerns those alone.
         window: tokens that a layer with a window or with chunks keeps, if its heads are as those of the others.
         sources: of layers that keep no keys and values, the layer whose they read.
+        value_dim: width of values; None: that of keys, `head_dim`.
     """
 
     layers: int
@@ -223,6 +224,7 @@ class ModelShape:
     kinds: tuple[str, ...] = ()
     window: int | None = None
     sources: Mapping[int, int] = field(default_factory=dict, hash=False)
+    value_dim: int | None = None
 
     @property
     def full_layers(self) -> tuple[int, ...]:
@@ -250,10 +252,20 @@ class ModelShape:
         return f"{', '.join(map(str, full))} (full attention)" if self.kinds else f"{full[0]} to {full[-1]}"
 
     @property
+    def value_width(self) -> int:
+        """Of values, whether they are as wide as keys or not."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def pair(self) -> int:
+        """Width of a key and its value together."""
+        return self.head_dim + self.value_width
+
+    @property
     def group(self) -> int:
         """Query heads per KV head, g."""
         return self.query_heads // self.kv_heads
 
     def token_bytes(self, itemsize: int) -> int:
         """Of a token's keys and values in all layers that keep them for good."""
-        return 2 * len(self.keeping) * self.kv_heads * self.head_dim * itemsize
+        return len(self.keeping) * self.kv_heads * self.pair * itemsize

@@ -107,7 +107,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "none of its layers has full attention: sliding_attention",
     ),
     "starcoder2": ({"sliding_window": 16}, "none of its layers has full attention: sliding_attention"),
-    "mimo_v2_flash": ({}, r"its values are .128. wide, its keys 192"),
     "deepseek_v2": ({**DEEPSEEK, "q_lora_rank": None}, "kv_lora_rank=16: multi-head latent attention"),
     "deepseek_v3": (DEEPSEEK, "kv_lora_rank=16: multi-head latent attention"),
     "mamba": ({"num_hidden_layers": 2}, "none of its layers has full attention: linear_attention"),

@@ -19,12 +19,13 @@ from saccade.adapters.hf.graph import GraphedStep
 from saccade.checkpoints.shape import shape_of
 
 from . import tiny
+from .checking import OracleObserver
 
 FULL_LAYERS = (1, 2, 4, 5)
 WINDOW, BUDGET, SINKS, NEW = 8, 9, 4, 8
 
 
-STOCK = {"gpt_oss": "eager"}
+STOCK = {"gpt_oss": "eager", "mimo_v2_flash": "eager"}
 """What a type attends with, if not by torch's function."""
 
 
@@ -60,6 +61,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         **{"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
         "layer_types": kinds("sliding_attention"),
+    },
+    # Values narrower than keys; its layers with windows have sinks, and twice the KV heads.
+    "mimo_v2_flash": {
+        **{"head_dim": 16, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+        **{"moe_intermediate_size": 16, "layer_types": kinds("sliding_attention")},
     },
     "qwen3_next": {
         **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
@@ -297,6 +303,25 @@ def test_rectification_beside_recurrent_layers_is_refused(spec: str) -> None:
     with pytest.raises(saccade.UnsupportedModelError, match="layers of type linear_attention have forgotten") as error:
         saccade.sparsify(hybrid("qwen3_next"), spec)
     assert "rectify=none" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_values_of_another_width_are_left_to_torchs_kernels_and_said() -> None:
+    with saccade.sparsify(hybrid("mimo_v2_flash"), "streaming:budget=9") as run:
+        told = "torch's slower kernels run: its values are 8 wide, its keys 16"
+        assert run.notes == (told,)
+    assert shape_of(hybrid("mimo_v2_flash").config).token_bytes(2) == 4 * 2 * (16 + 8) * 2
+    with saccade.sparsify(hybrid("gpt_oss"), "streaming:budget=9") as run:
+        assert not [note for note in run.notes if "wide" in note]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_pages_are_the_oracles(name: str) -> None:
+    """By bounds of the very keys that a layer reads, whoever keeps them and however wide their values are."""
+    spec, model = "quest:page=4,budget=8,dense_layers=0", hybrid(name)
+    checker = OracleObserver(spec)
+    with saccade.sparsify(model, spec, observers=(checker,)):
+        greedy(model, num_beams=2)
+    assert {layer for layer, _ in checker.seen} == set(FULL_LAYERS)
 
 
 def test_a_graph_is_refused() -> None:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma3nTextConfig, Gemma3TextConfig, Llama4TextConfig, MistralConfig, Qwen3Config
+from transformers import (
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    Llama4TextConfig,
+    MiMoV2FlashConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from typer.testing import CliRunner
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -386,7 +394,7 @@ def test_layers_with_a_window_are_left_to_vllm(made: Callable[..., Server], reas
     [
         ({}, ("--attention-backend", "CUSTOM"), ("layers with a window", "backend_per_kind")),
         ({}, ("--attention-config", '{"backend_per_kind": {"sliding_window": "CPU_ATTN"}}'), ("backend_per_kind",)),
-        ({"policy": "quest:rectify=8,dense_layers=0"}, (), ("rectify=8", "sliding_attention")),
+        ({"policy": "quest:rectify=8:verify,dense_layers=0"}, (), ("rectify=8:verify", "not built for serving")),
         ({"policy": "tidal:dense_layers=0,reselect=0"}, (), ("reselect=0", "1, 3 (full attention)")),
     ],
 )
@@ -396,6 +404,12 @@ def test_what_layers_with_a_window_cannot_do(
     given = {"policy": "tidal:dense_layers=0", **ours}
     (reason,) = reasons(*rest, model=str(model(tmp_path, MIXED)), **given)
     assert all(word in reason for word in words), reason
+
+
+def test_recurrent_layers_are_not_rectified(reasons: Reasons, tmp_path: Path) -> None:
+    config = Qwen3NextConfig(**{**SMALL, "head_dim": 32}, layer_types=["linear_attention", "full_attention"] * 2)
+    given = {"model": str(model(tmp_path, config)), "policy": "quest:rectify=8,dense_layers=0"}
+    assert any("rectify=8" in reason and "layers of type linear_attention" in reason for reason in reasons(**given))
 
 
 def test_layers_in_chunks_are_refused(reasons: Reasons, tmp_path: Path) -> None:
@@ -409,6 +423,14 @@ def test_layers_that_share_a_cache_are_refused(reasons: Reasons, tmp_path: Path)
     config = Gemma3nTextConfig(**SMALL, layer_types=kinds, sliding_window=64, num_kv_shared_layers=2)
     told = "num_kv_shared_layers=2: layers that share a KV cache are not supported"
     assert told in reasons(model=str(model(tmp_path, config)))
+
+
+def test_values_narrower_than_keys_are_refused(reasons: Reasons, tmp_path: Path) -> None:
+    config = MiMoV2FlashConfig(**{**SMALL, "head_dim": 32}, v_head_dim=16, sliding_window=64)
+    config.architectures = ["MiMoV2FlashForCausalLM"]
+    assert any(
+        "its values are 16 wide, its keys 32" in reason for reason in reasons(model=str(model(tmp_path, config)))
+    )
 
 
 def test_a_model_that_is_not_there(reasons: Reasons, tmp_path: Path) -> None:

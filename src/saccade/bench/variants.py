@@ -57,11 +57,11 @@ class Memory:
     def __init__(self, model: PreTrainedModel, context: int, batch: int, room: int) -> None:
         shape = shape_of(model.config)
         generator = torch.Generator(model.device).manual_seed(0)
-        size = (batch, shape.kv_heads, context + room, shape.head_dim)
+        sizes = [(batch, shape.kv_heads, context + room, width) for width in (shape.head_dim, shape.value_width)]
         self.context, self.batch = context, batch
         like = torch.empty(0, dtype=model.dtype, device=model.device)
         self._layers = {
-            layer: tuple(long_lived(size, like).normal_(generator=generator) for _ in range(2))
+            layer: tuple(long_lived(size, like).normal_(generator=generator) for size in sizes)
             for layer in shape.keeping
         }
         self._others = _others(model, context, batch, generator) if shape.kinds else DynamicCache()
@@ -96,10 +96,12 @@ def _others(model: PreTrainedModel, context: int, batch: int, generator: torch.G
     if context:
         model(torch.full((batch, min(context, 8)), 7, device=model.device), past_key_values=cache, use_cache=True)
     for layer in cache.layers if context else ():
-        if isinstance(layer, DynamicSlidingWindowLayer) and layer.keys is not None:
-            held = (*layer.keys.shape[:2], min(context, layer.sliding_window - 1), layer.keys.shape[-1])
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            length = min(context, layer.sliding_window - 1)
+            held = (states for states in (layer.keys, layer.values) if states is not None)
             layer.keys, layer.values = (
-                torch.randn(held, generator=generator, dtype=model.dtype, device=model.device) for _ in range(2)
+                states.new_empty(*states.shape[:2], length, states.shape[-1]).normal_(generator=generator)
+                for states in held
             )
             layer.cumulative_length = context
     return cache

@@ -43,7 +43,8 @@ def shape_of(config: Any) -> ModelShape:
     heads = (query_heads, kv_heads or query_heads, head_dim or config.hidden_size // query_heads)
     kinds = mixed_kinds(config, getattr(config, "max_position_embeddings", None))
     window, shared = window_of(config) if kinds else None, sources_in(config)
-    return ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds, window, shared)
+    told = ModelShape(config.num_hidden_layers, *heads, config.model_type, None, *widths(config), kinds, window, shared)
+    return replace(told, value_dim=getattr(config, "v_head_dim", None))
 
 
 def window_of(config: Any) -> int | None:

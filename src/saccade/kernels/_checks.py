@@ -16,9 +16,9 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
     if q.dim() != 3:
         raise KernelError(f"{operation}: q must be [B, Hq, d], got {list(q.shape)}")
     batch, heads, head_dim = q.shape
-    if kv.k.dim() != 4 or kv.v.shape != kv.k.shape:
+    if kv.k.dim() != 4 or kv.v.dim() != 4 or kv.v.shape[:3] != kv.k.shape[:3]:
         raise KernelError(
-            f"{operation}: k and v must be [pages, page, Hkv, d], got {list(kv.k.shape)}, {list(kv.v.shape)}"
+            f"{operation}: k and v must be [pages, page, Hkv, d or dv], got {list(kv.k.shape)}, {list(kv.v.shape)}"
         )
     if head_dim != kv.head_dim or batch != kv.rows.batch:
         raise KernelError(
@@ -65,12 +65,11 @@ def check_integers(operation: str, **tensors: Tensor) -> None:
             raise KernelError(f"{operation}: {name} must be int32, got {tensor.dtype}")
 
 
-def check_out(operation: str, q: Tensor, out: Tensor | None) -> None:
+def check_out(operation: str, q: Tensor, kv: KVView, out: Tensor | None) -> None:
     """Whether the result fits into `out`."""
-    if out is not None and (out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous()):
-        raise KernelError(
-            f"{operation}: out must be contiguous {q.dtype} {list(q.shape)}, got {out.dtype} {list(out.shape)}"
-        )
+    shape = [*q.shape[:2], kv.v.shape[-1]]
+    if out is not None and (list(out.shape) != shape or out.dtype != q.dtype or not out.is_contiguous()):
+        raise KernelError(f"{operation}: out must be contiguous {q.dtype} {shape}, got {out.dtype} {list(out.shape)}")
 
 
 def placed(result: Tensor, out: Tensor | None) -> Tensor:

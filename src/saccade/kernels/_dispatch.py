@@ -51,12 +51,13 @@ def choose_attention(
 ) -> Implementation:
     """`choose` for an operation that attends to a cache."""
     unheeded = None if kv.rows.whole is None else "it knows neither rows that are whole nor rows that pad a batch"
+    narrow = None if kv.v.shape[-1] == kv.head_dim else f"values are {kv.v.shape[-1]} wide, keys {kv.head_dim}"
     return choose(
         operation,
         implementation,
-        native=lambda: unheeded or native_refusal(q, kv, selection),
-        cpu=lambda: unheeded or cpu_refusal(kv),
-        triton=lambda: attention_refusal(q, kv, selection),
+        native=lambda: narrow or unheeded or native_refusal(q, kv, selection),
+        cpu=lambda: narrow or unheeded or cpu_refusal(kv),
+        triton=lambda: narrow or attention_refusal(q, kv, selection),
     )
 
 

@@ -93,7 +93,7 @@ def cost_of(
     """
     _check(plan, shape, context, batch, kv_itemsize, weight_bytes, acceptance)
     length, selector = context + 1, plan.selector
-    token, seen = 2 * shape.kv_heads * shape.head_dim * kv_itemsize, min(length, shape.window or 0)
+    token, seen = shape.kv_heads * shape.pair * kv_itemsize, min(length, shape.window or 0)
     full, windowed, sharing = {*shape.full_layers}, {*shape.windowed}, {*shape.sources}
     cache, new = Bytes(read=len(full) * length * token), Bytes(written=len(full - sharing) * token)
     windows = Bytes(read=len(windowed) * seen * token, written=len(windowed - sharing) * token)
@@ -145,7 +145,7 @@ def _sparse_step(plan: Plan, shape: ModelShape, length: int, itemsize: float) ->
     # A layer's index covers all its heads, whichever of them refresh.
     upkeep = selector.upkeep(length, 1, 0, head_dim, itemsize).times(len(plan.refreshing) * shape.kv_heads)
     scores = selector.scores(length, shape.group).times(heads[Role.SELECT] + heads[Role.PUBLISH])
-    return Bytes(read=attended * 2 * head_dim * itemsize), scores, search + upkeep
+    return Bytes(read=attended * shape.pair * itemsize), scores, search + upkeep
 
 
 def _check(

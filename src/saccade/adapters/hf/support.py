@@ -83,7 +83,7 @@ def refuse_rewinding(policy: Policy, shape: ModelShape) -> None:
 
 def left_out(model: Any) -> tuple[str, ...]:
     """What the model's stock attention leaves out of its configuration, and saccade with it."""
-    caps = set(map(attention.soft_cap_of, _concerned(model))) - {None}
+    caps = set(map(attention.soft_cap_of, full_attention(model))) - {None}
     if not caps or decoder_of(model).config._attn_implementation != "sdpa":
         return ()
     advice = "load the model with attn_implementation='eager' to have it"
@@ -94,7 +94,9 @@ def left_out(model: Any) -> tuple[str, ...]:
 
 def slow_kernels(model: Any) -> tuple[str, ...]:
     """What the user should know where saccade's own kernels cannot run, and what to do about it."""
-    device, dtype = model.device.type, model.dtype
+    device, dtype, shape = model.device.type, model.dtype, shape_of(model.config)
+    if shape.value_dim not in (None, shape.head_dim):
+        return (f"torch's slower kernels run: its values are {shape.value_dim} wide, its keys {shape.head_dim}",)
     if device == "cpu" and library.library() is None:
         return ("torch's kernels run, which are slower: saccade found no C compiler at install (see saccade doctor)",)
     if device == "cpu" and dtype not in ITEM_SIZE:
@@ -112,10 +114,10 @@ def attention_modules(model: nn.Module) -> list[Any]:
     return sorted(found, key=lambda module: -1 if module.layer_idx is None else int(module.layer_idx))
 
 
-def full_attention(decoder: nn.Module, shape: ModelShape) -> list[Any]:
+def full_attention(model: Any) -> list[Any]:
     """Attention modules of the layers that a policy concerns, in order."""
-    full = set(shape.full_layers)
-    return [module for module in attention_modules(decoder) if module.layer_idx in full]
+    full = set(shape_of(model.config).full_layers)
+    return [module for module in attention_modules(decoder_of(model)) if module.layer_idx in full]
 
 
 def decoder_of(model: Any) -> Any:
@@ -140,13 +142,6 @@ def empty_cache(model: Any) -> DynamicCache | None:
     if has_own_cache(model):
         return None
     return DynamicCache(config=text_config(model)) if shape_of(model.config).kinds else DynamicCache()
-
-
-def _concerned(model: Any) -> list[Any]:
-    """As `full_attention`, of whatever has sizes."""
-    if reasons_in_sizes(text_config(model)):
-        return []
-    return full_attention(decoder_of(model), shape_of(model.config))
 
 
 def _compiled(module: Any) -> bool:
@@ -176,7 +171,7 @@ def _structure(model: Any) -> list[str]:
     if none:
         return none
     decoder, shape = decoder_of(model), shape_of(config)
-    full, modules = list(shape.full_layers), full_attention(decoder, shape)
+    full, modules = list(shape.full_layers), full_attention(model)
     if [module.layer_idx for module in modules] != full:
         return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
     if not attention_modules(decoder):
@@ -194,13 +189,6 @@ def _state(model: Any) -> list[str]:
     reasons = ["it is in training mode; call model.eval()"] if model.training else []
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1 or devices & {"disk", "meta"}:
-        advice = (
-            'load it with device_map="cuda", or serve what one device cannot hold with vLLM, --tensor-parallel-size'
-        )
+        advice = 'load it with device_map="cuda", or serve what one cannot hold with vLLM, --tensor-parallel-size'
         reasons.append(f"its layers are spread over {', '.join(sorted(devices))}, one device is supported: {advice}")
-    concerned = _concerned(model)
-    keys = shape_of(model.config).head_dim if concerned else 0
-    values = {getattr(module, "v_head_dim", None) or keys for module in concerned}
-    if values - {keys}:
-        reasons.append(f"its values are {sorted(values)} wide, its keys {keys}")
     return reasons

@@ -62,6 +62,9 @@ def _model(vllm_config: Any) -> list[str]:
         return ["its configuration does not say which of its layers have full attention"]
     reasons = reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice)
     reasons += reasons_in(text, honoured="kv_lora_rank")
+    width, values = getattr(text, "head_dim", None), getattr(text, "v_head_dim", None)
+    if values not in (None, width):
+        reasons.append(f"its values are {values} wide, its keys {width}: vLLM has a backend of its own for them")
     if CHUNKED in kinds:
         reasons.append("layers that attend in chunks: vLLM runs them with the backend of those with full attention")
     return reasons

@@ -30,12 +30,12 @@ def dense_decode_scores(
         kv: the layer's cache.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
-        out: where the output goes, contiguous, as q; None: memory of its own.
+        out: where the output goes, contiguous, q's dtype; None: memory of its own.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
 
     Returns:
-        The output `[B, Hq, d]` in q's dtype, 0 of a row without tokens; and None, or the scores as `decode_scores`
+        The output `[B, Hq, dv]` in q's dtype, 0 of a row without tokens; and None, or the scores as `decode_scores`
         gives them, but undefined at and after `seq_lens[b]`: a loose bound on the lengths costs short rows nothing.
 
     Raises:
@@ -43,7 +43,7 @@ def dense_decode_scores(
     """
     check_query("dense_decode_scores", q, kv)
     check_pooling("dense_decode_scores", pooling)
-    check_out("dense_decode_scores", q, out)
+    check_out("dense_decode_scores", q, kv, out)
     chosen = choose_attention("dense_decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
@@ -71,7 +71,8 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
             float32 or bfloat16 cache on CPU whose last stride is 1 (of keys also the second, where a page has at least
             4 tokens: neighbouring tokens next to each other), a head dim that is a multiple of 16 up to 256 and at most
             32 query heads per KV head. "cpu" needs an unquantised float32, bfloat16 or float16 cache on CPU whose
-            strides are multiples of the head dim with the last one 1. "triton" needs Triton and a CUDA device, float32,
+            strides are multiples of the head dim with the last one 1. All but "reference" need values as wide as keys.
+            "triton" needs Triton and a CUDA device, float32,
             bfloat16 or float16 queries, a cache of these or of float8_e4m3fn (compute capability 8.9) or float8_e5m2, a
             head dim up to 256, at most 64 KV heads and at most 32 query heads on each; any strides. "auto" takes the
             first that can run of these, else the reference.

@@ -31,7 +31,7 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
     if kv.sinks is not None:
         weights = weights * beside_sinks(logits, kv.sinks)
     values = gather_tokens(kv.v, kv.v_scale, kv.rows, positions)
-    out = torch.einsum("bhgn,bnhd->bhgd", weights, values).reshape(q.shape).to(q.dtype)
+    out = torch.einsum("bhgn,bnhd->bhgd", weights, values).flatten(1, 2).to(q.dtype)
     out = out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
     if pooling is None:
         return out, None

@@ -40,12 +40,12 @@ def hybrid_decode(
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
         scored: for each KV head whether its scores are wanted, which only dense ones have; None with a pooling is all
             dense ones.
-        out: where the output goes, contiguous, as q; None: memory of its own.
+        out: where the output goes, contiguous, q's dtype; None: memory of its own.
         implementation: "native" and "triton" need what `decode_scores` says. "cpu" and "reference" call the two
             operations of that name for each run of neighbouring heads. "auto" takes the first that can run.
 
     Returns:
-        The output `[B, Hq, d]` in q's dtype; and None, or the raw scores of the Hs heads flagged in `scored` in their
+        The output `[B, Hq, dv]` in q's dtype; and None, or the raw scores of the Hs heads flagged in `scored` in their
         order, float32 `[B, Hs, max_len]` or (for "each") `[B, Hs · Hq / Hkv, max_len]`, undefined at
         and after `seq_lens[b]`.
 
@@ -56,7 +56,7 @@ def hybrid_decode(
     check_query("hybrid_decode", q, kv)
     check_pooling("hybrid_decode", pooling)
     check_selection("hybrid_decode", q, kv, selection)
-    check_out("hybrid_decode", q, out)
+    check_out("hybrid_decode", q, kv, out)
     wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
     chosen = choose_attention("hybrid_decode", implementation, q, kv, selection)
     if chosen == "native":

@@ -32,19 +32,19 @@ def sparse_decode(
             heads), Hkv or Hq. Every other row's set holds at least one unit that starts below its length: an empty
             one has no defined output.
         scale: factor of the scores inside the softmax, usually `d ** -0.5`.
-        out: where the output goes, contiguous, as q; None: memory of its own.
+        out: where the output goes, contiguous, q's dtype; None: memory of its own.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
 
     Returns:
-        `[B, Hq, d]` in q's dtype.
+        `[B, Hq, dv]` in q's dtype.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
     check_query("sparse_decode", q, kv)
     check_selection("sparse_decode", q, kv, selection)
-    check_out("sparse_decode", q, out)
+    check_out("sparse_decode", q, kv, out)
     chosen = choose_attention("sparse_decode", implementation, q, kv, selection)
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton

@@ -25,7 +25,7 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
     weights = torch.softmax(scores, dim=-1)
     if kv.sinks is not None:
         weights = weights * beside_sinks(scores, kv.sinks)
-    out = (weights @ values).reshape(q.shape).to(q.dtype)
+    out = (weights @ values).flatten(1, 2).to(q.dtype)
     return out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
 
 
