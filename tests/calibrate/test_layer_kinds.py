@@ -130,7 +130,9 @@ def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_p
     settings = tune_settings(folder, tmp_path, quality=0.1, task=str(task), policies=(), context=150, full=True)
     results = Tuning.check(settings).run(nothing)
     assert results["dense_correct"] == results["n"] == 8
-    assert results["rows"] and not any("rectify" in row["spec"] or "resa" in row["spec"] for row in results["rows"])
+    recurrent = "linear_attention" in ModelSource.locate(folder).decoder().kinds
+    assert results["rows"]
+    assert any("rectify" in row["spec"] or "resa" in row["spec"] for row in results["rows"]) != recurrent
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert str(recipe.policy) == (results["chosen"] or "dense")
     decodes(folder, tmp_path / "saccade.json")
@@ -168,8 +170,9 @@ def test_what_is_compared_unless_somebody_says_otherwise_can_run(folder: Path) -
     """Also where a recipe knows a layer: whole layers that stand in are the first with full attention."""
     source = ModelSource.locate(folder)
     policies, notes = policies_for((), source)
-    assert not any(policy.rectify for policy in policies)
-    assert any(note.startswith("left out: resa") and "use rectify=none" in note for note in notes)
+    recurrent = "linear_attention" in source.decoder().kinds
+    assert any(policy.rectify for policy in policies) != recurrent
+    assert any(note.startswith("left out: resa") and "use rectify=none" in note for note in notes) == recurrent
     beside = folder / "saccade.json"
     Recipe(source.decoder(), Policy.from_spec("dense"), reselect=(5,)).write(beside)
     try:
