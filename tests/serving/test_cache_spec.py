@@ -117,6 +117,7 @@ def refused() -> Iterator[tuple[KVCacheSpec, str]]:
     yield RSWASpec(**sizes, rswa_window=16), "a cache of kind full_attention"
     yield MambaSpec(block_size=BLOCK, shapes=((2, 2),), dtypes=(torch.float32,)), "a cache of kind mamba"
     yield FullAttentionSpec(**sizes, non_causal=True), "not causal"
+    yield FullAttentionSpec(**sizes, head_size_v=4), "values of a layer are 4 wide, its keys 8"
     yield FullAttentionSpec(**sizes, tokens_per_state=2), "packs its cache"
 
 

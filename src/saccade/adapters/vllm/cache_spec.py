@@ -56,6 +56,8 @@ class SaccadeAttentionSpec(FullAttentionSpec):
             raise ServingError("a layer of this model is not causal; saccade decodes causal models")
         if spec.tokens_per_state != 1 or spec.state_content_bytes is not None or spec.num_head_slots is not None:
             raise ServingError("a layer of this model packs its cache; saccade reads keys and values token by token")
+        if spec.head_size_v != spec.head_size:
+            raise ServingError(f"values of a layer are {spec.head_size_v} wide, its keys {spec.head_size}")
         page = spec.unpadded_page_size_bytes + extra_bytes if extra_bytes else spec.page_size_padded
         made: SaccadeAttentionSpec = replace_as(spec, cls, policy=policy, covered=covered, page_size_padded=page)
         return made

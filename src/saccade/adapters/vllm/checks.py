@@ -63,7 +63,8 @@ def _model(vllm_config: Any) -> list[str]:
     reasons = reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice)
     reasons += reasons_in(text, honoured="kv_lora_rank")
     width, values = getattr(text, "head_dim", None), getattr(text, "v_head_dim", None)
-    if values not in (None, width):
+    # Where a low rank could be cached and is not (MiniCPM3), vLLM pads values.
+    if values not in (None, width) and not getattr(text, "kv_lora_rank", None):
         reasons.append(f"its values are {values} wide, its keys {width}: vLLM has a backend of its own for them")
     if CHUNKED in kinds:
         reasons.append("layers that attend in chunks: vLLM runs them with the backend of those with full attention")
