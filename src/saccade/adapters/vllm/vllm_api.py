@@ -71,8 +71,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.kv_cache_interface SlidingWindowSpec: sliding_window extra_retained_tokens
         vllm.v1.kv_cache_interface FullAttentionSpec: block_size num_kv_heads head_size dtype page_size_padded
         vllm.v1.kv_cache_interface FullAttentionSpec: sliding_window attention_chunk_size non_causal tokens_per_state
-        vllm.v1.kv_cache_interface FullAttentionSpec: head_size_v state_content_bytes num_head_slots unpadded_page_size_bytes
-        vllm.v1.kv_cache_interface FullAttentionSpec: page_size_bytes merge copy_with_new_block_size
+        vllm.v1.kv_cache_interface FullAttentionSpec: state_content_bytes num_head_slots unpadded_page_size_bytes
+        vllm.v1.kv_cache_interface FullAttentionSpec: page_size_bytes head_size_v merge copy_with_new_block_size
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager(kv_cache_spec)
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager.cache_blocks(request num_tokens)
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager: block_pool
