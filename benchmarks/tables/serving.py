@@ -34,14 +34,20 @@ def stock(rows: dict[str, Row]) -> float:
 
 
 def speed(results: Results, file: str) -> list[str]:
-    """Milliseconds per step and, in brackets, how many times faster than stock."""
+    """Milliseconds per step and, in brackets, how many times faster than stock, where stock's two runs agree."""
     chosen = policies(results)
-    body = []
+    body, void = [], []
     for (context, batch), rows in points(results).items():
-        base = stock(rows)
-        cells = (f"{rows[one]['ms_per_token']:.2f} ({base / rows[one]['ms_per_token']:.2f})" for one in chosen)
-        body.append([f"{size(context)} × {batch}", f"{base:.2f}", *cells])
+        base, point = stock(rows), f"{size(context)} × {batch}"
+        drift = rows[chosen[0]].get("drift") if rows[chosen[0]].get("void") else None
+        if drift is not None:
+            void.append(f"{point} ({drift:+.1%})")
+        times = [rows[one]["ms_per_token"] for one in chosen]
+        cells = (f"{time:.2f}" + (f" ({base / time:.2f})" if drift is None else "") for time in times)
+        body.append([point, f"{base:.2f}", *cells])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
+    if void:
+        lines += ["", f"Stock's two runs differ too much for a comparison at {', '.join(void)}."]
     command = results.get("command", "saccade bench serve")
     ran = {f"vLLM {one['vllm']}, model runner {one['model_runner']}" for one in results.get("engines", {}).values()}
     parts = [f"{results['shape']} with random weights", *sorted(ran)]

@@ -217,16 +217,22 @@ def shown(engine: LLM, requests: Sequence[Request]) -> dict[str, list[dict[int, 
 
 @dataclass
 class Truth:
-    """The transformers adapter on the same device and tokens; models are loaded once."""
+    """The transformers adapter on the same device and tokens; models are loaded once.
+
+    Attributes:
+        attention: of transformers; its sdpa leaves soft-caps out.
+    """
 
     folder: Path = field(default_factory=model_path)
+    attention: str | None = None
     models: dict[torch.dtype, Any] = field(default_factory=dict)
 
     @torch.inference_mode()
     def logits(self, policy: str, request: Request, dtype: torch.dtype = torch.float32) -> Tensor:
         """Float32 `[new, V]`: of the prompt, dense, then token by token under the policy."""
         if dtype not in self.models:
-            self.models[dtype] = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).to(DEVICE).eval()
+            made = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation=self.attention)
+            self.models[dtype] = made.to(DEVICE).eval()
         model, ids = self.models[dtype], torch.tensor([request.ids], device=DEVICE)
         cache = DynamicCache(config=model.config)
         with saccade.sparsify(model, policy if request.sparse else "dense"):
