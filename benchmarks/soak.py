@@ -18,7 +18,8 @@ from saccade.adapters.hf.run import Run, sparsify
 from saccade.adapters.hf.support import refuse_unsupported
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import ModelSource, pick_device, pick_dtype
-from saccade.checkpoints.shape import parameters_read, shape_of
+from saccade.checkpoints.shape import shape_of
+from saccade.checkpoints.traffic import weights_read
 from saccade.decode.indexes import OwnIndexes
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.document import language_reference
@@ -277,7 +278,7 @@ def resident_bytes() -> int | None:
 def _expected(plan: Plan, context: int, model: Any) -> float:
     """Bytes that a sparse step must move, by the cost model."""
     shape, size = shape_of(model.config), model.dtype.itemsize
-    weights = parameters_read(model) * size
+    weights = weights_read(model) * size
     return cost_of(plan, None, shape, context=context, batch=1, kv_itemsize=size, weight_bytes=weights).total
 
 

@@ -27,7 +27,7 @@ LIMITS = {
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness. Then
     # layers of several kinds in both runtimes, and rectification beside windows.
     "lines of Python in src": 28_600,
-    "of them measuring": 9_300,
+    "of them measuring": 9_400,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
 }

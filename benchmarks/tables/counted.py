@@ -5,7 +5,8 @@ from __future__ import annotations
 from saccade.calibrate.promise import MARGIN, texts_needed
 from saccade.checkpoints.load import skeleton_of
 from saccade.checkpoints.presets import read_config
-from saccade.checkpoints.shape import parameters_read, shape_of
+from saccade.checkpoints.shape import shape_of
+from saccade.checkpoints.traffic import weights_read
 from saccade.methods.method import Known
 from saccade.methods.policy import Policy
 from saccade.methods.registry import policies
@@ -24,7 +25,7 @@ MODEL, CONTEXT, BATCH = "llama-3.1-8b", 131_072, 8
 def _costs(batch: int) -> dict[str, Cost]:
     """By spec, with the defaults of every method, cache and weights in bfloat16."""
     config = read_config(MODEL)
-    weights = 2.0 * parameters_read(skeleton_of(config, MODEL))
+    weights = 2.0 * weights_read(skeleton_of(config, MODEL))
     shape, found = shape_of(config), {}
     for name, method in policies().items():
         policy = Policy.create(name, method.usual(Known()).options)

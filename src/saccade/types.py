@@ -242,6 +242,11 @@ class ModelShape:
         return tuple(layer for layer, kind in enumerate(self.kinds) if self.window and kind in (SLIDING, CHUNKED))
 
     @property
+    def recurrent(self) -> tuple[int, ...]:
+        """Layers that keep neither a row's keys nor a part of them: a state of their own, or nothing."""
+        return tuple(layer for layer, kind in enumerate(self.kinds) if kind not in (FULL, SLIDING, CHUNKED))
+
+    @property
     def other_kinds(self) -> str:
         """What layers without full attention are, in words."""
         return ", ".join(sorted({*self.kinds} - {FULL}))

@@ -57,9 +57,9 @@ def test_windows_are_read_by_every_policy_and_recurrent_layers_are_told() -> Non
     shape = ModelShape(48, 16, 8, 256, kinds=kinds * 8, window=1024)
     weights, full, windows = 2.0 * 11_765_788_416, 8 * 8 * 1024, 40 * 8 * 1024
 
-    def cost(spec: str, of: ModelShape = shape, context: int = CONTEXT) -> Cost:
-        plan = Policy.from_spec(spec).plan(of)
-        return cost_of(plan, None, of, context=context, batch=1, kv_itemsize=2, weight_bytes=weights)
+    def cost(spec: str, of: ModelShape = shape, context: int = CONTEXT, **more: int) -> Cost:
+        plan, sizes = Policy.from_spec(spec).plan(of), {"context": context, "batch": 1, **more}
+        return cost_of(plan, None, of, kv_itemsize=2, weight_bytes=weights, **sizes)
 
     assert cost("dense").kv == Bytes(full * 2**17 + windows * 1024, full + windows)
     assert cost("dense", context=99).kv == Bytes((full + windows) * 100, full + windows)
@@ -69,6 +69,11 @@ def test_windows_are_read_by_every_policy_and_recurrent_layers_are_told() -> Non
     recurrent = replace(shape, kinds=(("linear_attention",) * 5 + ("full_attention",)) * 8, window=None)
     assert cost("dense", recurrent).kv == Bytes(full * 2**17, full)
     assert cost("dense", recurrent).notes == ("what 40 layers of other kinds read is not counted",)
+    states = 77_856_768
+    told = cost("dense", recurrent, batch=3, state_bytes=states)
+    assert told.kv == Bytes(3 * (full * 2**17 + states), 3 * (full + states)) and told.notes == ()
+    few = cost("streaming:budget=2048", recurrent, batch=3, state_bytes=states)
+    assert few.kv == Bytes(3 * (full * 2048 + states), 3 * (full + states)) and few.dense_total == told.total
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -469,6 +474,7 @@ def test_a_cost_is_frozen_and_becomes_json() -> None:
         ({"kv_itemsize": math.nan}, ("kv_itemsize=nan", "more than 0")),
         ({"weight_bytes": -1}, ("weight_bytes=-1", "at least 0")),
         ({"weight_bytes": math.inf}, ("weight_bytes=inf", "finite")),
+        ({"state_bytes": -2}, ("state_bytes=-2", "at least 0")),
         ({"acceptance": 1.01}, ("acceptance=1.01", "0 to 1")),
         ({"acceptance": math.nan}, ("acceptance=nan", "0 to 1")),
         ({"shape": replace(LLAMA, layers=31)}, ("32 layers", "31")),

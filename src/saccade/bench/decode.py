@@ -15,7 +15,8 @@ from ..adapters.hf.attention import has_sinks, soft_cap_of
 from ..adapters.hf.support import attention_modules, refuse_rewinding
 from ..checkpoints.load import skeleton_of
 from ..checkpoints.presets import random_model
-from ..checkpoints.shape import parameters_read, shape_of
+from ..checkpoints.shape import shape_of
+from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..eval.subject import refuse_too_large
 from ..machine import read_bandwidth
@@ -133,8 +134,9 @@ def measure(
                 variant.turn(2 * variant.phase.period)
         bandwidth.append(read_bandwidth(model.device, repeats=1))
     shape, size = shape_of(model.config), model.dtype.itemsize
-    weight_bytes = parameters_read(model) * size
-    sizes = {"context": context, "batch": batch, "kv_itemsize": size, "weight_bytes": weight_bytes}
+    weight_bytes, states = weights_read(model, batch) * size, state_bytes(model.config, model.dtype)
+    sizes: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": size, "weight_bytes": weight_bytes}
+    sizes["state_bytes"] = states
     rows = [row_of(one, threads, cost_of(one.plan, one.rectify, shape, **sizes).total) for one in variants]
     speed = statistics.median(bandwidth)
     least = min(1e3 * statistics.median(step.seconds for step in variant.steps) for variant in empty)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..adapters.vllm.options import ServeOptions
-from ..checkpoints.shape import parameters_read
+from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..machine import copy_bandwidth, free_memory
 from ..methods.policy import Policy
@@ -252,8 +252,9 @@ class ServingJob(GridJob):
         """One row per engine; stock reads what a dense policy does."""
         grid, rows = self.grid, []
         with torch.device("meta"):
-            weights = parameters_read(AutoModelForCausalLM.from_config(grid.config)) * grid.dtype.itemsize
-        size = {"context": context, "batch": batch, "kv_itemsize": grid.dtype.itemsize, "weight_bytes": weights}
+            weights = weights_read(AutoModelForCausalLM.from_config(grid.config), batch) * grid.dtype.itemsize
+        size: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": grid.dtype.itemsize}
+        size |= {"weight_bytes": weights, "state_bytes": state_bytes(grid.config, grid.dtype)}
         for name, taken in times.items():
             cost = cost_of((self.policies.get(name) or DENSE).plan(grid.shape), None, grid.shape, **size)
             fast, median, slow = quartiles(taken)

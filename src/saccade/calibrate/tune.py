@@ -11,7 +11,8 @@ import numpy
 import torch
 
 from ..adapters.hf.support import refuse_rewinding
-from ..checkpoints.shape import parameters_read, shape_of_model
+from ..checkpoints.shape import shape_of_model
+from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
 from ..methods.policy import Policy
@@ -199,13 +200,15 @@ class Tuning:
         """Every family's specs that cost less than dense attention, and its bytes per token."""
         shape, common = self.target.subject.shape, self.target.settings
         itemsize = torch.finfo(self.target.subject.dtype).bits // 8
+        weight_bytes = weights_read(model, self.settings.batch) * itemsize
+        states = state_bytes(model.config, self.target.subject.dtype)
         ladders, dense = dict[str, Mapping[str, float]](), 0.0
         for family in families(recipe, self.settings.policies):
             members = {}
             for policy in rungs(family, self.budgets, common.context):
                 cost = cost_of(
                     policy.plan(shape), policy.rectify, shape, context=common.context, batch=self.settings.batch,
-                    kv_itemsize=itemsize, weight_bytes=parameters_read(model) * itemsize,
+                    kv_itemsize=itemsize, weight_bytes=weight_bytes, state_bytes=states,
                 )  # fmt: skip
                 dense = cost.dense_total
                 if cost.total < dense:

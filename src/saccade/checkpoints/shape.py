@@ -51,6 +51,9 @@ def window_of(config: Any) -> int | None:
     """Tokens that layers with a window keep, or those with chunks; None where they have other heads, or differ."""
     if any(len(set(values_in(config, name))) > 1 for name in ("num_key_value_heads", "head_dim")):
         return None
+    # MiMo gives its windows heads of their own.
+    if getattr(config, "swa_num_key_value_heads", None) not in (None, config.num_key_value_heads):
+        return None
     known = {one for name in ("sliding_window", "attention_chunk_size") for one in values_in(config, name) if one}
     return known.pop() if len(known) == 1 else None
 
@@ -69,14 +72,6 @@ def shape_of_model(model: Any) -> ModelShape:
     if table.is_meta:
         return shape
     return replace(shape, weights=hash_of(table.detach()[hashed_rows(table.shape[0])]))
-
-
-def parameters_read(model: Any) -> int:
-    """Weights that a decoding step reads: all but an input embedding that is not the output head as well."""
-    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
-    count = int(sum(parameter.numel() for parameter in model.parameters()))
-    # Of such an embedding a step looks up one row.
-    return count if head is not None and inputs.weight is head.weight else count - int(inputs.weight.numel())
 
 
 def hashed_rows(vocabulary: int) -> list[int]:

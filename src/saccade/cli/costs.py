@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.table import Table
 
 from ..checkpoints.load import ModelSource, skeleton_of
 from ..checkpoints.presets import SHAPES, read_config
-from ..checkpoints.shape import parameters_read, shape_of
+from ..checkpoints.shape import shape_of
+from ..checkpoints.traffic import expert_weights, experts_chosen, state_bytes, weights_read
 from ..errors import ModelFolderError, SaccadeError
 from ..methods.method import Known
 from ..methods.policy import Policy
@@ -41,10 +43,13 @@ def print_costs(
     itemsize, weight_size = _size("dtype", dtype, CACHE_BYTES), _size("weights", weights, WEIGHT_BYTES)
     name = ModelSource.locate(None).location if model is None else model
     chosen, said = _chosen(policy, name, lambda: shape_of(_config(model)))
-    shape, parameters, notes = _model(model)
+    shape, parameters, notes = _model(model, batch)
     notes += said
     costs: dict[str, Cost] = {}
     sizes: Any = {"context": context, "batch": batch, "kv_itemsize": itemsize, "weight_bytes": parameters * weight_size}
+    sizes["state_bytes"] = state_bytes(_config(model), torch.float32 if itemsize == 4 else torch.bfloat16)
+    if sizes["state_bytes"]:
+        notes.append(f"K and V: with the states of recurrent layers, {sizes['state_bytes']:,} bytes of a row")
     for entry in chosen:
         plan, label = entry.plan(shape), entry.to_spec()
         costs[label] = cost_of(plan, entry.rectify, shape, **sizes, acceptance=acceptance)
@@ -73,18 +78,20 @@ def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Pol
     return list({policy.to_spec(): policy for policy in chosen}.values()), notes
 
 
-def _model(name: str | None) -> tuple[ModelShape, int, list[str]]:
-    """Sizes of the named model, the weights that a step reads, and notes; from the configuration alone."""
+def _model(name: str | None, batch: int) -> tuple[ModelShape, int, list[str]]:
+    """Sizes of the named model, the weights that a step of a batch reads, and notes; from the configuration alone."""
     config = _config(name)
     network = skeleton_of(config, name)
     shape = shape_of(config)
-    parameters, embeddings = parameters_read(network), network.get_input_embeddings().weight.numel()
-    notes = []
-    if parameters < sum(parameter.numel() for parameter in network.parameters()):
-        notes.append(f"weights: without the input embedding's {embeddings:,}, of which a step reads one row")
-    if any(getattr(config, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+    inputs, head, notes = network.get_input_embeddings().weight, network.get_output_embeddings(), []
+    if head is None or head.weight is not inputs:
+        notes.append(f"weights: without the input embedding's {inputs.numel():,}, of which a step reads one row")
+    experts, chosen = expert_weights(network), experts_chosen(config)
+    if experts and chosen is None:
         notes.append("weights: all experts are counted, of which a small batch reads a few")
-    return shape, parameters, notes
+    elif experts:
+        notes.append(f"weights: of the experts' {experts:,} what rows read that choose {chosen} each for themselves")
+    return shape, round(weights_read(network, batch)), notes
 
 
 def _config(name: str | None) -> Any:

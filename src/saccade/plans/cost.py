@@ -26,7 +26,8 @@ class Cost:
 
     Attributes:
         weights: read once for the whole batch.
-        kv: keys and values that decoding steps attend to, and the new ones written.
+        kv: keys and values that decoding steps attend to, the new ones written, and the states of recurrent layers,
+            which every step reads and writes.
         scores: float32 scores of units, written and read again to cut them.
         index: what a selector reads to make scores, and the upkeep of what it reads.
         rectification: the dense pass's share: the cache it reads, what it rewrites, the index of that.
@@ -77,6 +78,7 @@ def cost_of(
     batch: int,
     kv_itemsize: float,
     weight_bytes: float,
+    state_bytes: float | None = None,
     acceptance: float = 1.0,
 ) -> Cost:
     """Bytes per decoded token of a plan on a model.
@@ -86,24 +88,27 @@ def cost_of(
         context: tokens cached per row before the decoded one.
         batch: rows decoded together.
         kv_itemsize, weight_bytes: of a number in the cache, and of the weights that a step reads.
+        state_bytes: of one row's states in recurrent layers; None: not known, which is said where there are such.
         acceptance: mean share of a draft that dense attention confirms, 0 to 1; of use to verifying rectification only.
 
     Raises:
         PolicyError: a value out of range, or a plan of another shape.
     """
-    _check(plan, shape, context, batch, kv_itemsize, weight_bytes, acceptance)
+    _check(plan, shape, context, batch, kv_itemsize, weight_bytes, state_bytes, acceptance)
     length, selector = context + 1, plan.selector
     token, seen = shape.kv_heads * shape.pair * kv_itemsize, min(length, shape.window or 0)
     full, windowed, sharing = {*shape.full_layers}, {*shape.windowed}, {*shape.sources}
     cache, new = Bytes(read=len(full) * length * token), Bytes(written=len(full - sharing) * token)
     windows = Bytes(read=len(windowed) * seen * token, written=len(windowed - sharing) * token)
-    dense_total = weight_bytes + batch * (cache + new + windows).total
-    others = shape.layers - len(full) - len(windowed)
-    notes: tuple[str, ...] = (f"what {others} layers of other kinds read is not counted",) if others else ()
+    others = windows + Bytes(read=state_bytes or 0, written=state_bytes or 0)
+    dense_total = weight_bytes + batch * (cache + new + others).total
+    known = full | windowed | (set() if state_bytes is None else {*shape.recurrent})
+    missing = shape.layers - len(known)
+    notes: tuple[str, ...] = (f"what {missing} layers of other kinds read is not counted",) if missing else ()
     if selector is None or selector.covers(length):
         if selector is not None:
             notes += (f"the budget holds all {length} tokens: every step is dense and nothing is rectified",)
-        everything = (cache + new + windows).times(batch)
+        everything = (cache + new + others).times(batch)
         return Cost(Bytes(weight_bytes), everything, Bytes(), Bytes(), Bytes(), dense_total, notes)
     kv, scores, index = _sparse_step(plan, shape, length, kv_itemsize)
     notes += tuple(filter(None, (selector.assumption,)))
@@ -121,7 +126,7 @@ def cost_of(
         rectification = (cache + new.times(every) + upkeep).times(chunks)
     return Cost(
         weights=Bytes(weight_bytes * weight_reads),
-        kv=(kv.times(steps) + new.times(steps + chunks) + windows).times(batch),
+        kv=(kv.times(steps) + new.times(steps + chunks) + others).times(batch),
         scores=scores.times(steps * batch),
         index=index.times(steps * batch),
         rectification=rectification.times(batch),
@@ -149,7 +154,14 @@ def _sparse_step(plan: Plan, shape: ModelShape, length: int, itemsize: float) ->
 
 
 def _check(
-    plan: Plan, shape: ModelShape, context: int, batch: int, itemsize: float, weight_bytes: float, acceptance: float
+    plan: Plan,
+    shape: ModelShape,
+    context: int,
+    batch: int,
+    itemsize: float,
+    weight_bytes: float,
+    state_bytes: float | None,
+    acceptance: float,
 ) -> None:
     """Raise for a value that cannot be counted with."""
     roles = plan.roles.layers
@@ -163,7 +175,8 @@ def _check(
             raise PolicyError(f"{name}={value!r} is not valid: a whole number of at least {least}")
     if not (math.isfinite(itemsize) and itemsize > 0):
         raise PolicyError(f"kv_itemsize={itemsize!r} is not valid: bytes per number, more than 0")
-    if not (math.isfinite(weight_bytes) and weight_bytes >= 0):
-        raise PolicyError(f"weight_bytes={weight_bytes!r} is not valid: a finite number of at least 0")
+    for name, size in (("weight_bytes", weight_bytes), ("state_bytes", state_bytes)):
+        if size is not None and not (math.isfinite(size) and size >= 0):
+            raise PolicyError(f"{name}={size!r} is not valid: a finite number of at least 0")
     if not 0 <= acceptance <= 1:
         raise PolicyError(f"acceptance={acceptance!r} is not valid: a share from 0 to 1")
