@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from adapters.test_layer_kinds import hybrid
 from saccade.bench import baselines, decode, variants
 from saccade.bench.decode import BenchJob, BenchSettings
-from saccade.checkpoints.presets import SHAPES, random_model
-from saccade.cli import app
+from saccade.checkpoints.presets import SHAPES, random_model, read_config
+from saccade.cli import app, options
 from saccade.errors import SaccadeError
 from saccade.methods.policy import Policy
 from saccade.report import decode as picture_module
@@ -248,6 +248,22 @@ def test_draws_a_picture(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert sum(widths) == pytest.approx(sum(row[part] for part in PARTS))
 
 
+def test_first_layers_of_a_preset() -> None:
+    """With the kinds that they have in the whole model; the rest of the sizes is untouched."""
+    for name, layers in (("gemma-3-12b", 12), ("gpt-oss-20b", 7), ("qwen3-next-80b", 8)):
+        whole, part = read_config(name), read_config(f"{name}:{layers}")
+        assert part.layer_types == whole.layer_types[:layers] and "full_attention" in part.layer_types
+        apart = {key for key, value in part.to_dict().items() if value != whole.to_dict()[key]}
+        assert apart == {"num_hidden_layers", "layer_types"}
+    few = read_config("qwen3-next-80b:8:64")
+    assert (few.num_hidden_layers, few.num_experts, few.num_experts_per_tok) == (8, 64, 10)
+    assert read_config("gpt-oss-20b:8:16").num_local_experts == 16
+
+
+def test_help_names_every_preset() -> None:
+    assert options.PRESETS.split(", ") == list(SHAPES)
+
+
 @pytest.mark.parametrize("name", ["smollm2-135m"])
 def test_presets_build(name: str) -> None:
     assert name in SHAPES
@@ -260,6 +276,8 @@ def test_presets_build(name: str) -> None:
     ("arguments", "says"),
     [
         (["--shape", "nowhere"], "smollm2-135m"),
+        (["--shape", "gemma-3-12b:49"], "'gemma-3-12b:49' is not valid: gemma-3-12b:LAYERS, 1 to 48 layers"),
+        (["--shape", "gpt-oss-20b:8:3"], "gpt-oss-20b:LAYERS:EXPERTS, 1 to 24 layers and 4 to 32 experts"),
         (["--context", "-1"], "whole numbers of at least 0"),
         (["--threads", "0"], "whole numbers of at least 1"),
         (["--dtype", "int8"], "float32, bfloat16, float16"),

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from ..checkpoints.load import ModelSource, skeleton_of
-from ..checkpoints.presets import SHAPES, read_config
+from ..checkpoints.presets import SHAPES, is_preset, read_config
 from ..checkpoints.shape import shape_of
 from ..checkpoints.traffic import expert_weights, experts_chosen, state_bytes, weights_read
 from ..errors import ModelFolderError, SaccadeError
@@ -98,8 +98,8 @@ def _config(name: str | None) -> Any:
     if name is None:
         return ModelSource.locate(None).config()
     # Weights are not needed, so a folder with a configuration is enough.
-    if name in SHAPES or (Path(name).expanduser() / "config.json").is_file():
-        return read_config(name if name in SHAPES else str(Path(name).expanduser()))
+    if is_preset(name) or (Path(name).expanduser() / "config.json").is_file():
+        return read_config(name if is_preset(name) else str(Path(name).expanduser()))
     try:
         return ModelSource.locate(name).config()
     except ModelFolderError as error:

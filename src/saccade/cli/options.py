@@ -102,7 +102,12 @@ RecipePath = Annotated[
 ]
 
 # Of benchmarks. Lists repeat, or are joined by commas.
-Shape = Annotated[str, words("NAME_OR_DIR", "smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a folder.")]
+PRESETS = "smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, gemma-3-12b, gpt-oss-20b, qwen3-next-80b"
+"""`checkpoints.presets.SHAPES`, which `--help` does not wait for."""
+Shape = Annotated[
+    str,
+    words("NAME_OR_DIR", f"{PRESETS}, or a folder; NAME:LAYERS:EXPERTS for its first layers, with so many experts."),
+]
 Policies = Annotated[list[str], words("SPEC", "Policy to time; give it once per policy.")]
 TimedBudgets = Annotated[list[str], words("N,N", "Budgets for policies that have one and were not given one.")]
 Batches = Annotated[list[str], words("N,N", "Rows decoded together.")]

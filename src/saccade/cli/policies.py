@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ..errors import SaccadeError
-from .options import count, flag, number, words
+from .options import PRESETS, count, flag, number, words
 
 
 def policies(
@@ -17,8 +17,8 @@ def policies(
         str | None,
         words(
             "NAME_OR_DIR",
-            "With --cost: smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, a folder or a hub id; only its "
-            "configuration is read. Default: the bundled model.",
+            f"With --cost: {PRESETS}, a folder or a hub id; only its configuration is read. Default: the "
+            "bundled model.",
         ),
     ] = None,
     context: Annotated[int | None, count("With --cost: cached tokens per row. 131072.", 0)] = None,
