@@ -18,6 +18,17 @@ _DECODE = (
     "--policy less_is_more:reselect=15 --policy quest --policy lychee_decode:roles=every:4 --policy lychee_cluster "
     "--policy resa:rectify=none --policy streaming --json docs/results/decode_cpu.json"
 )
+_SLICES = {
+    "decode_cpu_gemma3": "gemma-3-12b:18",
+    "decode_cpu_gptoss": "gpt-oss-20b:12:16",
+    "decode_cpu_qwen3next": "qwen3-next-80b:16:64",
+}
+"""Layers, and experts in each, that fit into 24 GB."""
+_SLICE = (
+    "taskset -c 0 saccade bench decode --shape {shape} --context 32768,131072 --threads 1 --steps 6 "
+    "--policy tidal:dense_layers=0 --policy less_is_more:dense_layers=0 --policy quest:dense_layers=0 "
+    "--policy resa:rectify=none,dense_layers=0 --json docs/results/{file}.json"
+)
 _SERVE = (
     "taskset -c 0 saccade bench serve --context 8192,32768 --batch 1,4 --threads 1 "
     "--policy less_is_more:reselect=15 --policy quest --steps 9 --json docs/results/serve_cpu.json"
@@ -25,6 +36,13 @@ _SERVE = (
 _LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
+
+
+def _slice(name: str, shape: str) -> Made:
+    """The decode benchmark of the first layers of a model that does not fit."""
+    command = _SLICE.format(shape=shape, file=name)
+    return Made(partial(decoding.steps, command=command, file=name), name, command)
+
 
 BLOCKS: Mapping[str, Made] = {
     "demo": Made(quality.demo, "demo", "make demo"),
@@ -55,6 +73,7 @@ BLOCKS: Mapping[str, Made] = {
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
+    **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},
     "cost": Made(counted.cost),
     "texts-needed": Made(counted.texts),
     "recipes": Made(counted.recipes),

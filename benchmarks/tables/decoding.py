@@ -17,8 +17,11 @@ def _who(row: Row) -> str:
     return {"stock": "stock transformers", "dense": f"dense, {row['runtime']}"}.get(row["policy"], str(row["policy"]))
 
 
-def steps(results: Results, command: str) -> list[str]:
-    """Milliseconds per token and, in brackets, the speed-up over the best dense decoder of the run."""
+def steps(results: Results, command: str, file: str = "decode_cpu") -> list[str]:
+    """Milliseconds per token and, in brackets, the speed-up over the best dense decoder of the run.
+
+    Of the longest contexts also the share of the ceiling, and the most that the bytes allow over dense attention.
+    """
     contexts = sorted({row["context"] for row in results["rows"]})
     lines, names = [], named(row["policy"] for row in results["rows"])
     for (batch, threads), rows in grouped(results["rows"], lambda row: (row["batch"], row["threads"])).items():
@@ -27,7 +30,11 @@ def steps(results: Results, command: str) -> list[str]:
             found = {row["context"]: row for row in own}
             cells = (_time(found[one]) for one in contexts)
             last = found[contexts[-1]]
-            body.append([names.get(who, who), *cells, f"{last['share_of_ceiling']:.0%}"])
+            # The first rows are those of dense decoders.
+            everything = next(row["bytes"] for row in rows if row["context"] == contexts[-1])
+            shares = (f"{last['share_of_ceiling']:.0%}", f"{everything / last['bytes']:.2f}")
+            body.append([names.get(who, who), *cells, *shares])
         setting = f"batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
-        lines += [*table([setting, *(f"{size(one)} tokens" for one in contexts), "share of the ceiling"], body), ""]
-    return [*lines, told(results["environment"], command, "decode_cpu")]
+        heads = [setting, *(f"{size(one)} tokens" for one in contexts), "share of the ceiling", "bytes allow"]
+        lines += [*table(heads, body), ""]
+    return [*lines, told(results["environment"], command, file)]

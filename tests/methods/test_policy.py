@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 
 import saccade
 from saccade.selection.clusters.selector import ClusterSelector
+from saccade.types import ModelShape, Role
 
 from .drawing import NEEDED, OPTIONS, SHAPE, policies
 
@@ -88,17 +90,30 @@ def test_policies_is_a_mapping_of_descriptions() -> None:
         table["dense"] = None  # type: ignore[index]
 
 
+@pytest.mark.parametrize("name", ["quest", "tidal", "less_is_more", "lychee_cluster", "exact_topk", "composed"])
+def test_two_layers_are_dense_unless_every_layer_of_a_few_chooses(name: str) -> None:
+    def dense(shape: ModelShape, **options: int) -> list[int]:
+        roles = saccade.policy(name, **options).plan(shape).roles.layers
+        return [layer for layer, each in enumerate(roles) if Role.DENSE in each]
+
+    plain = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=64)
+    mixed = replace(plain, kinds=("sliding_attention", "full_attention") * 4, window=64)
+    assert dense(plain) == [0, 1]
+    assert dense(mixed) == ([1, 3] if name in ("tidal", "less_is_more") else [])
+    assert dense(plain, dense_layers=1) == [0] and dense(mixed, dense_layers=2) == [1, 3]
+
+
 def test_defaults_are_the_papers() -> None:
     assert saccade.policies()["less_is_more"].defaults == {
         "budget": 2048, "reselect": None, "sinks": 4, "recent": 0.25, "dense_layers": 2, "rectify": None,
     }  # fmt: skip
     assert saccade.policies()["quest"].defaults == {
-        "budget": 2048, "page": 16, "heads": "kv", "dense_layers": 2, "rectify": None,
+        "budget": 2048, "page": 16, "heads": "kv", "dense_layers": None, "rectify": None,
     }  # fmt: skip
     cut = {"budget": 2048, "rule": "top_k", "top_p": None, "threshold": None, "ratio": None}
     plain = {**cut, "heads": "kv", "dense_layers": 2, "rectify": None}
     assert saccade.policies()["tidal"].defaults == {**plain, "reselect": None}
-    assert saccade.policies()["exact_topk"].defaults == plain
+    assert saccade.policies()["exact_topk"].defaults == {**plain, "dense_layers": None}
     assert saccade.policies()["lychee_decode"].defaults == {**cut, "roles": None, "page": 1, "rectify": None}
     assert saccade.policies()["resa"].defaults == {
         "page": 16, "ratio": 0.1, "min_pages": 16, "local_pages": 1, "dense_layers": 0, "rectify": saccade.Rectify(32),

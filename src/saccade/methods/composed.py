@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..plans.plan import Plan, layer_roles
+from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.chunks.selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.rules import RankUnion, Ratio
@@ -49,7 +49,8 @@ class ComposedOptions(CutOptions):
     roles: Roles = "select"
     """select: every layer after the dense ones; layers:2+5, every:N, heads:0+7.2: these publish; or a role file"""
     dense_layers: DenseLayers | None = None
-    """how many first layers attend to everything; not given: 2; with a role file or heads: what that says"""
+    """how many first layers attend to everything; not given: 2, or 0 of roles=select beside layers of other kinds; with
+    a role file or heads: what that says"""
     sinks: Sinks | None = None
     """rule=rank_union: first tokens that are always attended to; not given: 4"""
     recent: Recent | None = None
@@ -176,9 +177,9 @@ class ComposedOptions(CutOptions):
 
 def plan(options: ComposedOptions, shape: ModelShape) -> Plan:
     """What the options say; publishers whose scorer dense attention does not compute refresh from the index."""
-    dense_layers = 2 if options.dense_layers is None else options.dense_layers
     if options.roles == "select":
-        return Plan(options.selector, layer_roles(shape, dense_layers))
+        return Plan(options.selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
+    dense_layers = 2 if options.dense_layers is None else options.dense_layers
     return Plan(options.selector, *roles_of(options.roles, shape, dense_layers))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan, layer_roles
+from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from ._cut import CutOptions
 from .method import Method
-from .options import DenseLayers, Heads, RectifyField
+from .options import FirstDense, Heads, RectifyField
 
 
 class ExactTopKOptions(CutOptions):
@@ -16,14 +16,14 @@ class ExactTopKOptions(CutOptions):
 
     heads: Heads = "kv"
     """one set per KV head (the best of its query heads counts), or one per query head"""
-    dense_layers: DenseLayers = 2
+    dense_layers: FirstDense = None
     rectify: RectifyField = None
 
 
 def plan(options: ExactTopKOptions, shape: ModelShape) -> Plan:
     """Each layer after the dense ones keeps the top `budget` tokens by q·k, the current one among them."""
     selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
-    return Plan(selector, layer_roles(shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 
 METHOD = Method(

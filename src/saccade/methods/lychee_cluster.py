@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..plans.plan import Plan, layer_roles
+from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.clusters.selector import ClusterSelector
 from ..types import ModelShape
 from .method import Method
-from .options import AtLeastOne, Budget, DenseLayers, Options, RectifyField, Sinks
+from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks
 
 
 class LycheeClusterOptions(Options):
@@ -24,7 +24,7 @@ class LycheeClusterOptions(Options):
     """fewest tokens of a chunk"""
     chunk_max: AtLeastOne = 16
     """most tokens of a chunk"""
-    dense_layers: DenseLayers = 2
+    dense_layers: FirstDense = None
     rectify: RectifyField = None
 
     @property
@@ -36,7 +36,7 @@ class LycheeClusterOptions(Options):
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:
     """Every layer behind the dense ones searches its own index of chunks, one set per KV head."""
-    return Plan(options.selector, layer_roles(shape, options.dense_layers))
+    return Plan(options.selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 
 METHOD = Method(

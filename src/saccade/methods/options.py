@@ -105,6 +105,10 @@ Recent = Annotated[
     Number,
 ]
 DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
+FirstDense = Annotated[
+    DenseLayers | None,
+    Field(description="how many first layers attend to everything; not given: 2, or 0 beside layers of other kinds"),
+]
 Reselect = Annotated[
     tuple[Annotated[Whole, Field(ge=0)], ...] | None,
     BeforeValidator(_layers),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from ..plans.plan import Plan, layer_roles
+from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.rules import TopK
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from .method import RECTIFIED, Method
-from .options import DEFAULT_BUDGET, Budget, DenseLayers, Heads, Options, Page, RectifyField
+from .options import DEFAULT_BUDGET, Budget, FirstDense, Heads, Options, Page, RectifyField
 
 
 class QuestOptions(Options):
@@ -20,7 +20,7 @@ class QuestOptions(Options):
     page: Page = 16
     heads: Heads = "kv"
     """one set per KV head (the best of its query heads counts), or one per query head as published"""
-    dense_layers: DenseLayers = 2
+    dense_layers: FirstDense = None
     rectify: RectifyField = None
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ def plan(options: QuestOptions, shape: ModelShape) -> Plan:
     """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, the current token's page among them."""
     scorer = PageBoundScorer(options.page, pooling_of(options.heads))
     selector = ScoredSelector(scorer, TopK(options.budget), options.heads)
-    return Plan(selector, layer_roles(shape, options.dense_layers))
+    return Plan(selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 
 METHOD = Method(

@@ -40,6 +40,17 @@ class Plan:
         return frozenset(self.sources.get(layer, layer) for layer, roles in layers if any(r.refreshes for r in roles))
 
 
+def dense_unless_told(shape: ModelShape, told: int | None) -> int:
+    """How many first layers are dense where every layer chooses: unless told two, as Quest has it.
+
+    None beside layers of other kinds: two of a few are much of what is read, and no answer needed them (`docs/log.md`,
+    2026-11-24). Where sets are reused, answers do.
+    """
+    if told is not None:
+        return told
+    return 0 if shape.kinds else 2
+
+
 def layer_roles(
     shape: ModelShape, dense_layers: int, refresh: Role = Role.SELECT, at: Collection[int] | None = None
 ) -> RoleMap:
