@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import saccade
@@ -73,6 +73,42 @@ def test_a_window_that_is_gone_is_refused() -> None:
         layer.end_at(5)
     with pytest.raises(RuntimeError, match="the window before slot 10 is gone"):
         layer.end_at(10)
+
+
+def test_recorded_tokens_are_held_until_a_crop() -> None:
+    """As stock does for an assistant, which drafts tokens one by one and has several taken back."""
+    layer, fed = RewindingWindow(4, reach=1), torch.randn(1, 1, 30, 2)
+    layer.update(fed[:, :, :9], fed[:, :, :9])
+    layer.activate_past_recording()
+    for slot in range(9, 16):
+        keys, _ = layer.update(fed[:, :, slot : slot + 1], fed[:, :, slot : slot + 1])
+        assert torch.equal(keys, fed[:, :, slot - 3 : slot + 1])
+    layer.crop(-6)
+    assert layer.get_seq_length() == 10 and torch.equal(layer.keys, fed[:, :, 7:10])
+    layer.end_at(9)
+    assert torch.equal(layer.keys, fed[:, :, 6:9])
+    with pytest.raises(RuntimeError, match="from slot 6 on tokens are held"):
+        layer.end_at(8)
+
+
+def test_cropping_more_than_there_is_leaves_nothing_as_in_stock() -> None:
+    stock, layer, fed = DynamicSlidingWindowLayer(8), RewindingWindow(8, reach=2), torch.randn(1, 1, 5, 2)
+    for one in (stock, layer):
+        one.update(fed, fed)
+        one.crop(-9)
+    assert layer.get_seq_length() == stock.get_seq_length() == 0 and layer.keys.shape == stock.keys.shape
+    assert layer.get_mask_sizes(3) == stock.get_mask_sizes(3)
+    with pytest.raises(RuntimeError, match="the window before slot -1 is gone"):
+        layer.end_at(-1)
+
+
+def test_rows_that_move_behind_a_prompt_take_no_more_of_it_than_is_needed() -> None:
+    layer, fed = RewindingWindow(4, reach=2), torch.randn(2, 1, 50, 2)
+    layer.update(fed, fed)
+    layer.reorder_cache(torch.tensor([1, 1]))
+    assert max(part.shape[2] for part in layer._held) == 5
+    layer.end_at(48)
+    assert torch.equal(layer.keys, fed[[1, 1], :, 45:48])
 
 
 def test_rows_of_a_window_move_with_what_it_hides() -> None:
@@ -214,6 +250,63 @@ def test_other_caches_are_refused() -> None:
         for told, cache in caches.items():
             with pytest.raises(saccade.UnsupportedModelError, match=f"{told} does not .* DynamicCache.config="):
                 model(tiny.prompt(), past_key_values=cache)
+
+
+@pytest.mark.parametrize("suffix", [f",rectify={EVERY}", f",rectify={EVERY}:verify"])
+def test_windows_above_all_full_layers_are_seen(suffix: str) -> None:
+    """As in Qwen 2: a cache that grows layer by layer does not have them when a plan is installed."""
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, **windows)).double().eval()
+    assert model.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * 2
+    tokens = tiny.prompt().remainder(64)
+    with saccade.sparsify(model, f"quest:page=4,budget=8{suffix}"), torch.no_grad():
+        with pytest.raises(saccade.UnsupportedModelError, match=r"DynamicLayer does not .* DynamicCache.config="):
+            model(tokens, past_key_values=DynamicCache())
+        held = DynamicCache(config=model.config)
+        model.generate(tokens, past_key_values=held, do_sample=False, max_new_tokens=9, eos_token_id=None)
+    assert [type(layer).__name__ for layer in held.layers] == ["GrowingLayer"] * 2 + ["RewindingWindow"] * 2
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_rectified_assistant_drafts_more_than_a_pass_takes_back(every: int) -> None:
+    model, assistant = hybrid("gemma3_text"), hybrid("gemma3_text")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.05)
+    drafts = {"num_assistant_tokens": 9, "num_assistant_tokens_schedule": "constant"}
+    assistant.generation_config.update(**drafts, assistant_confidence_threshold=0.0)
+    alone = model.generate(tiny.prompt(), do_sample=False, max_new_tokens=NEW)
+    with saccade.sparsify(assistant, f"{SPECS[0]},rectify={every}") as run:
+        found = model.generate(tiny.prompt(), assistant_model=assistant, do_sample=False, max_new_tokens=NEW)
+        assert run.stats().dense_passes > 0
+    assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@torch.no_grad()
+def test_what_stock_decoded_between_two_runs_is_not_run_again(name: str) -> None:
+    """Nobody knows its tokens; the second run rectifies what it writes itself."""
+    model = tiny.fresh(name).double() if name == "llama" else hybrid(name).double()
+    spec, cache = f"{SPECS[0]},rectify={EVERY}", DynamicCache(config=model.config)
+
+    def decode(count: int) -> None:
+        for token in range(count):
+            model(torch.tensor([[5 + token]]), past_key_values=cache)
+
+    with saccade.sparsify(model, spec):
+        model(tiny.prompt(), past_key_values=cache)
+        decode(2)
+    decode(10)
+    found = cache.get_seq_length()
+    with saccade.sparsify(model, spec) as run:
+        decode(1)
+        assert run._hook.slot[0].state.history.clean == found
+        decode(2 * (EVERY + 1))
+        done = run.stats()
+    assert done.dense_passes == 2 and done.rectifications == 2 * EVERY
 
 
 def test_masks_by_kind_are_refused_where_tokens_run_again() -> None:

@@ -44,8 +44,13 @@ class TokenHistory:
         self.tables: dict[tuple[Cuts, bool], ChunkTable] = {}
 
     def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> None:
-        """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes."""
+        """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes.
+
+        What somebody else has put before them is as it is: nobody knows its ids, to run it again.
+        """
         stop = past + queries
+        if past > self._length:
+            self.clean = max(self.clean, past)
         fed = self._room(batch, stop, ids if ids is not None else positions)
         fed[:, :, self._length : past] = UNKNOWN
         for row, given in enumerate((ids, positions)):

@@ -252,8 +252,9 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
     """
     keeping = [layer for layer in plan.roles.concerned if layer not in plan.sources]
     refuse_cache(cache, keeping)
-    # A lazily growing cache may hold fewer layers yet.
-    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), keeping[-1] + 1))]
+    # A lazily growing cache may hold fewer layers yet; those that share another's never have one.
+    count = len(plan.roles.layers) - len(plan.sources)
+    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), count))]
     for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)

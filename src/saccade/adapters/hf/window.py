@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 class RewindingWindow(DynamicSlidingWindowLayer):
     """A layer of a window that holds `reach` tokens more than it shows, and whatever its last call has brought.
 
+    While the past is recorded (`activate_past_recording`, as assistants ask for) it holds all since the last `crop`.
     `keys` and `values`, `[B, Hkv, min(T, window - 1), d]`, are those that stock's layer would show at the same length.
     """
 
@@ -25,7 +26,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
 
     @classmethod
     def adopt(cls, stock: DynamicSlidingWindowLayer, reach: int) -> RewindingWindow:
-        """Take over what a layer holds; beside another of this class it can end no earlier than it does now."""
+        """Take over what a layer holds: stock's can end no earlier than now, another of this class as it could."""
         adopted = cls(stock.sliding_window, reach)
         adopted.__dict__.update({**stock.__dict__, "reach": reach})
         return adopted
@@ -34,7 +35,8 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         past, queries = self.cumulative_length, key_states.shape[-2]
-        before, new = self._between(past - self._visible - self.reach, past), [key_states, value_states]
+        self._trim()
+        before, new = self._between(0, past), [key_states, value_states]
         self._held = [torch.cat(pair, dim=-2) for pair in zip(before, new, strict=True)] if before else new
         self._stop = self.cumulative_length = past + queries
         self._show()
@@ -50,14 +52,15 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         if slots == self.cumulative_length:
             return
         self._see()
-        if not self._first <= max(slots - self._visible, 0) or slots > self._stop:
+        if slots < 0 or not self._first <= max(slots - self._visible, 0) or slots > self._stop:
             raise RuntimeError(f"the window before slot {slots} is gone; from slot {self._first} on tokens are held")
         self.cumulative_length = slots
         self._show()
 
     def crop(self, tokens_to_remove: int) -> None:
         length = self.cumulative_length
-        self.end_at(min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove)
+        self.end_at(min(tokens_to_remove, length) if tokens_to_remove > 0 else max(length + tokens_to_remove, 0))
+        self._trim(recorded=True)
 
     def reset(self) -> None:
         super().reset()
@@ -101,8 +104,14 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         self.keys, self.values = (states[:, :, max(start - first, 0) : stop - first] for states in self._held)
         self._shown = self.keys
 
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _trim(self, *, recorded: bool = False) -> None:
+        """Let go of what can no longer be shown; of what was recorded only if it is said."""
         self._see()
+        if recorded or not getattr(self, "record_past", False):
+            self._held = self._between(self.cumulative_length - self._visible - self.reach, self._stop)
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._trim()
         if self._held:
             self._held = [change(states) for states in self._held]
             self._show()
