@@ -66,7 +66,8 @@ def _alternate(text: Any) -> None:
     """Where layers with full attention are the most vLLM cuts them into several groups, as it does no published one."""
     kinds = getattr(text, "layer_types", None) or ()
     others = sorted({*kinds} - {FULL})
-    if others and "layer_types" in {field.name for field in dataclasses.fields(text)}:
+    apart = getattr(text, "per_layer_attributes", None)
+    if others and not apart and "layer_types" in {field.name for field in dataclasses.fields(text)}:
         text.layer_types = [others[0], FULL] * (len(kinds) // 2)
 
 

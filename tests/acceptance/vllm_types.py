@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -96,8 +97,17 @@ def _with_windows(name: str, window: int) -> Outcome:
             reason = refused.reasons[0]
             if refused.__cause__ is None or isinstance(refused.__cause__, SaccadeError):
                 return Outcome(REFUSED, reason)
+            if _of_ours(refused.__cause__):
+                raise
             return Outcome(NOT_RUN, AT_FIRST) if "processor" in reason else Outcome(THEIRS, _quoted(name, reason))
     return Outcome(ACCEPTED, others=shape_of(config).other_kinds)
+
+
+def _of_ours(error: BaseException) -> bool:
+    """Whether no vLLM stands between our last frame and an error: then it is no obstacle of vLLM's."""
+    rooms = [frame.filename.rpartition("/site-packages/")[2] for frame in traceback.extract_tb(error.__traceback__)]
+    last = max((place for place, room in enumerate(rooms) if "/saccade/" in room), default=len(rooms))
+    return not any(room.startswith("vllm/") for room in rooms[last:])
 
 
 def config_of(name: str, window: int, sizes: Mapping[str, Any]) -> Any:

@@ -37,6 +37,11 @@ TYPES: dict[str, dict[str, Any]] = {
     # A cap among the scores.
     "gemma2": {**SLIDING, "tie_word_embeddings": True, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 32},
     "gemma3_text": SLIDING,
+    # Layers with full attention have wider heads, fewer of keys, and values that are keys.
+    "gemma4_text": {
+        **{**EVERY_OTHER, "tie_word_embeddings": True, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0},
+        "per_layer_config": {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in ("1", "3", "5")},
+    },
     "exaone4": SLIDING,
     # Its windows are one token wider in vLLM than in transformers.
     "cohere2": SLIDING,
@@ -55,12 +60,12 @@ POLICIES = (
     "lychee_cluster:budget=48,dense_layers=0",
 )
 RECTIFIED = "quest:budget=32,dense_layers=0,rectify=11"
-FULL = {"gemma2": (1, 4), "gemma3_text": (1, 4), "exaone4": (1, 4), "gpt_oss": (1, 3, 5), "qwen3_next": (1, 4)}
+FULL = {**dict.fromkeys(TYPES, (1, 4)), **dict.fromkeys(("gemma4_text", "gpt_oss"), (1, 3, 5))}
 
 
 def folder_of(name: str, folder: Path) -> Path:
     saved(folder, AutoConfig.for_model(name, **{**SIZES, **TYPES[name]}))
-    if name == "gemma2":
+    if name in ("gemma2", "gemma4_text"):
         # The head is the embedding, which large would say again what was said last.
         model = AutoModelForCausalLM.from_pretrained(folder)
         model.get_input_embeddings().weight.data.mul_(0.1)
@@ -99,7 +104,7 @@ def specs(engine: LLM) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "exaone4", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "gemma4_text", "exaone4", "gpt_oss"])
 @pytest.mark.parametrize("policy", [*POLICIES, RECTIFIED])
 def test_tokens_are_those_of_transformers(name: str, policy: str, engines: Engines, tmp_path: Path) -> None:
     """Windows of 64 under prompts of 300, in chunks of 96 and in one batch; float32, every token of every answer."""

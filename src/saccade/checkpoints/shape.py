@@ -52,7 +52,7 @@ def window_of(config: Any) -> int | None:
     if any(len(set(values_in(config, name))) > 1 for name in ("num_key_value_heads", "head_dim")):
         return None
     # MiMo gives its windows heads of their own.
-    if getattr(config, "swa_num_key_value_heads", None) not in (None, config.num_key_value_heads):
+    if getattr(config, "swa_num_key_value_heads", None) not in (None, getattr(config, "num_key_value_heads", None)):
         return None
     known = {one for name in ("sliding_window", "attention_chunk_size") for one in values_in(config, name) if one}
     return known.pop() if len(known) == 1 else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
+from ...checkpoints.shape import shape_of as shape_of_text
 from ...checkpoints.unsupported import LATENT, mixed_kinds, reasons_in, reasons_in_kinds, reasons_in_sizes, values_in
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
@@ -60,12 +61,14 @@ def _model(vllm_config: Any) -> list[str]:
     kinds = mixed_kinds(text, config.max_model_len)
     if (config.has_inner_state or config.is_hybrid) and not kinds:
         return ["its configuration does not say which of its layers have full attention"]
-    reasons = reasons_in_sizes(text) + reasons_in_kinds(text, config.max_model_len, advice)
+    missing = reasons_in_sizes(text)
+    reasons = missing + reasons_in_kinds(text, config.max_model_len, advice)
     reasons += reasons_in(text, honoured="kv_lora_rank")
-    width, values = getattr(text, "head_dim", None), getattr(text, "v_head_dim", None)
+    sizes = None if missing else shape_of_text(text)
     # Where a low rank could be cached and is not (MiniCPM3), vLLM pads values.
-    if values not in (None, width) and not getattr(text, "kv_lora_rank", None):
-        reasons.append(f"its values are {values} wide, its keys {width}: vLLM has a backend of its own for them")
+    if sizes and sizes.value_width != sizes.head_dim and not getattr(text, "kv_lora_rank", None):
+        told = f"its values are {sizes.value_width} wide, its keys {sizes.head_dim}"
+        reasons.append(f"{told}: vLLM has a backend of its own for them")
     if CHUNKED in kinds:
         reasons.append("layers that attend in chunks: vLLM runs them with the backend of those with full attention")
     return reasons

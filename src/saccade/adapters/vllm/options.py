@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoints.shape import stored_hash, widths, window_of
-from ...checkpoints.unsupported import mixed_kinds, reasons_in_sizes
+from ...checkpoints.unsupported import mixed_kinds, reasons_in_sizes, sizes_in
 from ...errors import ServingError, meant
 from ...methods.policy import Policy
 from ...recipes.resolve import Shape, resolve
@@ -99,7 +99,11 @@ def shape_of(vllm_config: Any) -> ModelShape:
     reasons = reasons_in_sizes(text)
     if reasons:
         raise ServingError("; ".join(reasons))
-    heads = (text.num_attention_heads, config.get_total_num_kv_heads(), config.get_head_size())
+    known = {"num_key_value_heads": config.get_total_num_kv_heads(), "head_dim": config.get_head_size()}
+    # vLLM has one number for all layers, whatever a configuration says of each.
+    for name in {*known}.intersection(getattr(text, "per_layer_attributes", None) or ()):
+        (known[name],) = sizes_in(text)[name]
+    heads = (text.num_attention_heads, known["num_key_value_heads"], known["head_dim"])
     kinds = mixed_kinds(text, config.max_model_len)
     weights, window = stored_hash(str(config.model)), window_of(text) if kinds else None
     return ModelShape(text.num_hidden_layers, *heads, text.model_type, weights, *widths(text), kinds, window)

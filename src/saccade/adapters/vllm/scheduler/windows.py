@@ -32,7 +32,7 @@ def _holding(group: Any, reach: int) -> Any:
     spec = group.kv_cache_spec
     if not isinstance(spec, SlidingWindowSpec):
         return group
-    return replace(group, kv_cache_spec=replace(spec, extra_retained_tokens=reach))
+    return replace(group, kv_cache_spec=replace(spec, extra_retained_tokens=spec.extra_retained_tokens + reach))
 
 
 def _blocks(spec: Any, in_flight: int, longest: int) -> int:
