@@ -20,12 +20,12 @@ _DECODE = (
 )
 _SLICES = {
     "decode_cpu_gemma3": "gemma-3-12b:18",
-    "decode_cpu_gptoss": "gpt-oss-20b:12:16",
-    "decode_cpu_qwen3next": "qwen3-next-80b:16:64",
+    "decode_cpu_gptoss": "gpt-oss-20b:24:4",
+    "decode_cpu_qwen3next": "qwen3-next-80b:48:10",
 }
-"""Layers, and experts in each, that fit into 24 GB."""
+"""Layers that fit into 24 GB; as many experts as a token takes, which are what one row reads."""
 _SLICE = (
-    "taskset -c 0 saccade bench decode --shape {shape} --context 32768,131072 --threads 1 --steps 6 "
+    "taskset -c 0 saccade bench decode --shape {shape} --context 32768,131072 --threads 1 --steps 6 --baseline transformers,torch-sdpa "
     "--policy tidal:dense_layers=0 --policy less_is_more:dense_layers=0 --policy quest:dense_layers=0 "
     "--policy resa:rectify=none,dense_layers=0 --json docs/results/{file}.json"
 )
