@@ -11,14 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, StaticCache
+from transformers import DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import saccade
 from saccade.adapters.hf.window import RewindingWindow
+from saccade.eval.snapshot import Snapshot
 
 from . import tiny
-from .test_layer_kinds import HYBRIDS, NEW, WAYS, WINDOW, hybrid
+from .test_layer_kinds import FULL_LAYERS, HYBRIDS, NEW, WAYS, WINDOW, hybrid
 from .ways import several_turns
 
 EVERY = 3
@@ -40,12 +41,12 @@ dtype, Llama 4 normalises and turns queries and keys in float32, and MiMo routes
 def test_a_window_shows_what_stocks_would(
     window: int, reach: int, early: int, calls: list[tuple[int, int]], unseen: bool
 ) -> None:
-    """After every call as many tokens are taken back as may be, at most to `reach` before where any call began."""
+    """After every call as many tokens as may be are taken back: `reach`, and behind others that were, all of it."""
     stock = DynamicSlidingWindowLayer(window)
     fed = torch.randn(2, 3, early, 4)
     if early:
         stock.update(fed, -fed)
-    layer, first = RewindingWindow.adopt(stock, reach), early
+    layer, first, rewound = RewindingWindow.adopt(stock, reach), early, False
     for queries, back in calls:
         new = torch.randn(2, 3, queries, 4)
         mask = layer.get_mask_sizes(queries)
@@ -53,62 +54,67 @@ def test_a_window_shows_what_stocks_would(
         past, fed = fed.shape[2], torch.cat([fed, new], dim=2)
         assert torch.equal(keys, fed[:, :, max(past - window + 1, 0) :]) and torch.equal(values, -keys)
         assert mask == (keys.shape[2], max(past - window + 1, 0))
-        first = max(first, past - reach)
+        first = max(first, (past if rewound else fed.shape[2]) - reach)
         end = max(fed.shape[2] - back, first)
         layer.end_at(end)
+        rewound = end < fed.shape[2] and not unseen
         if unseen:
             layer.end_at(fed.shape[2])
             layer.crop(end - fed.shape[2])
+            first = max(first, end - reach)
         fed = fed[:, :, :end]
         assert layer.get_seq_length() == end
         assert torch.equal(layer.keys, fed[:, :, max(end - window + 1, 0) :]) and torch.equal(layer.values, -layer.keys)
+
+
+@given(
+    window=st.integers(2, 6),
+    reach=st.integers(0, 4),
+    prompt=st.integers(1, 9),
+    calls=st.lists(st.tuples(st.lists(st.integers(1, 3), max_size=6), st.integers(0, 9)), min_size=1, max_size=5),
+)
+def test_a_recorded_past_is_held_until_crop(
+    window: int, reach: int, prompt: int, calls: list[tuple[list[int], int]]
+) -> None:
+    """As an assistant's cache is used: several calls, then at most as many tokens are taken back as they brought."""
+    ours, stock = RewindingWindow(window, reach), DynamicSlidingWindowLayer(window)
+    fed = torch.randn(1, 2, prompt, 4)
+    for layer in (ours, stock):
+        layer.update(fed, -fed)
+        layer.activate_past_recording()
+    for parts, back in calls:
+        for queries in parts:
+            new = torch.randn(1, 2, queries, 4)
+            (keys, values), theirs = ours.update(new, -new), stock.update(new, -new)
+            assert torch.equal(keys, theirs[0]) and torch.equal(values, theirs[1])
+        for layer in (ours, stock):
+            layer.crop(-min(back, sum(parts)))
+        assert ours.get_seq_length() == stock.get_seq_length()
+        assert torch.equal(ours.keys, stock.keys) and torch.equal(ours.values, stock.values)
+    ours.end_at(max(ours.get_seq_length() - reach, 0))
+
+
+def test_more_taken_back_than_there_is_leaves_nothing() -> None:
+    layer, fed = RewindingWindow(8, reach=3), torch.randn(1, 1, 5, 2)
+    layer.crop(-1)
+    layer.update(fed, fed)
+    with pytest.raises(RuntimeError, match="the window before slot -4 is gone; from slot 0 on tokens are held"):
+        layer.end_at(-4)
+    layer.crop(-9)
+    assert layer.get_seq_length() == 0 and layer.get_mask_sizes(2) == (2, 0)
+    keys, _ = layer.update(fed, fed)
+    assert torch.equal(keys, fed) and layer.get_seq_length() == 5
 
 
 def test_a_window_that_is_gone_is_refused() -> None:
     layer = RewindingWindow(4, reach=2)
     for _ in range(9):
         layer.update(torch.randn(1, 1, 1, 2), torch.randn(1, 1, 1, 2))
-    layer.end_at(6)
-    with pytest.raises(RuntimeError, match="the window before slot 5 is gone; from slot 3 on tokens are held"):
-        layer.end_at(5)
+    layer.end_at(7)
+    with pytest.raises(RuntimeError, match="the window before slot 6 is gone; from slot 4 on tokens are held"):
+        layer.end_at(6)
     with pytest.raises(RuntimeError, match="the window before slot 10 is gone"):
         layer.end_at(10)
-
-
-def test_recorded_tokens_are_held_until_a_crop() -> None:
-    """As stock does for an assistant, which drafts tokens one by one and has several taken back."""
-    layer, fed = RewindingWindow(4, reach=1), torch.randn(1, 1, 30, 2)
-    layer.update(fed[:, :, :9], fed[:, :, :9])
-    layer.activate_past_recording()
-    for slot in range(9, 16):
-        keys, _ = layer.update(fed[:, :, slot : slot + 1], fed[:, :, slot : slot + 1])
-        assert torch.equal(keys, fed[:, :, slot - 3 : slot + 1])
-    layer.crop(-6)
-    assert layer.get_seq_length() == 10 and torch.equal(layer.keys, fed[:, :, 7:10])
-    layer.end_at(9)
-    assert torch.equal(layer.keys, fed[:, :, 6:9])
-    with pytest.raises(RuntimeError, match="from slot 6 on tokens are held"):
-        layer.end_at(8)
-
-
-def test_cropping_more_than_there_is_leaves_nothing_as_in_stock() -> None:
-    stock, layer, fed = DynamicSlidingWindowLayer(8), RewindingWindow(8, reach=2), torch.randn(1, 1, 5, 2)
-    for one in (stock, layer):
-        one.update(fed, fed)
-        one.crop(-9)
-    assert layer.get_seq_length() == stock.get_seq_length() == 0 and layer.keys.shape == stock.keys.shape
-    assert layer.get_mask_sizes(3) == stock.get_mask_sizes(3)
-    with pytest.raises(RuntimeError, match="the window before slot -1 is gone"):
-        layer.end_at(-1)
-
-
-def test_rows_that_move_behind_a_prompt_take_no_more_of_it_than_is_needed() -> None:
-    layer, fed = RewindingWindow(4, reach=2), torch.randn(2, 1, 50, 2)
-    layer.update(fed, fed)
-    layer.reorder_cache(torch.tensor([1, 1]))
-    assert max(part.shape[2] for part in layer._held) == 5
-    layer.end_at(48)
-    assert torch.equal(layer.keys, fed[[1, 1], :, 45:48])
 
 
 def test_rows_of_a_window_move_with_what_it_hides() -> None:
@@ -240,6 +246,88 @@ def _raise(module: Any, args: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("rectify", ["1", "2", "1:verify"])
+def test_an_assistant_is_rectified_too(rectify: str) -> None:
+    """It drafts more tokens than are run again at once, and stock takes back those that the target does not confirm."""
+    target, assistant = hybrid("gemma3_text").double(), hybrid("gemma3_text").double()
+    drafting = assistant.generation_config
+    drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = 9, "constant"
+    drafting.assistant_confidence_threshold = 0.0
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype), alpha=0.05)
+    asked: Any = {"do_sample": False, "max_new_tokens": 24}
+    alone = target.generate(tiny.prompt(), **asked)
+    with saccade.sparsify(assistant, f"{SPECS[0]},rectify={rectify}") as run:
+        together = target.generate(tiny.prompt(), assistant_model=assistant, **asked)
+        assert run.stats().dense_passes > 1
+    assert together.tolist() == alone.tolist()
+
+
+def test_a_prompt_leaves_no_more_than_the_window_and_what_is_taken_back() -> None:
+    """What rows that move, and copies, would take along."""
+    model, copied = hybrid("gemma3_text"), []
+    with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}"), torch.no_grad():
+        for length in (30, 200):
+            cache = DynamicCache(config=model.config)
+            model(tiny.prompt(length), past_key_values=cache)
+            copied.append(Snapshot.of(cache, FULL_LAYERS).nbytes)
+    assert copied[0] == copied[1]
+
+
+UNSEEN: dict[str, tuple[str, int, int]] = {
+    "decoded on": ("8", 0, 10),
+    "one token more": ("8", 0, 1),
+    "others in their place": ("8", 3, 3),
+    "others than were drafted": ("8:verify", 0, 3),
+}
+"""How the first run is rectified, how many of its tokens are taken back, and how many stock then decodes."""
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_what_stock_decoded_between_two_runs_stays(name: str, unseen: str) -> None:
+    """Nobody knows those tokens, so nothing up to them is run again; what the second run decodes is."""
+    model = tiny.fresh("llama") if name == "llama" else hybrid(name)
+    rectify, back, more = UNSEEN[unseen]
+    cache = DynamicCache(config=model.config)
+
+    def decode(count: int, first: int) -> None:
+        for token in range(first, first + count):
+            model(torch.tensor([[token]]), past_key_values=cache)
+
+    with torch.no_grad():
+        with saccade.sparsify(model, f"{SPECS[0]},rectify={rectify}"):
+            model(tiny.prompt(), past_key_values=cache)
+            decode(7, first=5)
+        if back:
+            cache.crop(-back)
+        decode(more, first=40)
+        length = cache.get_seq_length()
+        found = [cache.layers[layer].keys.clone() for layer in (1, 2)]
+        with saccade.sparsify(model, f"{SPECS[0]},rectify=8") as run:
+            decode(9, first=20)
+            assert run.stats().rectifications == 8
+        for layer, keys in zip((1, 2), found, strict=True):
+            assert torch.equal(cache.layers[layer].keys[:, :, :length], keys)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
+def test_windows_above_all_full_attention_are_known_too(name: str) -> None:
+    """A cache that grows layer by layer does not hold them when its first call begins."""
+    if name == "qwen2":
+        model = tiny.fresh(name, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2)
+    else:
+        model = hybrid(name, layer_types=["full_attention"] * 3 + ["sliding_attention"] * 3)
+    for mode in ("", ":verify"):
+        with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}{mode}") as run, torch.no_grad():
+            with pytest.raises(saccade.UnsupportedModelError, match="DynamicLayer does not know"):
+                model(tiny.prompt(), past_key_values=DynamicCache())
+            tiny.by_hand(model, tiny.prompt(), NEW, DynamicCache(config=model.config))
+            assert run.stats().dense_passes > 0
+
+
 def test_other_caches_are_refused() -> None:
     model = hybrid("gemma3_text")
     caches = {
@@ -250,63 +338,6 @@ def test_other_caches_are_refused() -> None:
         for told, cache in caches.items():
             with pytest.raises(saccade.UnsupportedModelError, match=f"{told} does not .* DynamicCache.config="):
                 model(tiny.prompt(), past_key_values=cache)
-
-
-@pytest.mark.parametrize("suffix", [f",rectify={EVERY}", f",rectify={EVERY}:verify"])
-def test_windows_above_all_full_layers_are_seen(suffix: str) -> None:
-    """As in Qwen 2: a cache that grows layer by layer does not have them when a plan is installed."""
-    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
-    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
-    model = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, **windows)).double().eval()
-    assert model.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * 2
-    tokens = tiny.prompt().remainder(64)
-    with saccade.sparsify(model, f"quest:page=4,budget=8{suffix}"), torch.no_grad():
-        with pytest.raises(saccade.UnsupportedModelError, match=r"DynamicLayer does not .* DynamicCache.config="):
-            model(tokens, past_key_values=DynamicCache())
-        held = DynamicCache(config=model.config)
-        model.generate(tokens, past_key_values=held, do_sample=False, max_new_tokens=9, eos_token_id=None)
-    assert [type(layer).__name__ for layer in held.layers] == ["GrowingLayer"] * 2 + ["RewindingWindow"] * 2
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_rectified_assistant_drafts_more_than_a_pass_takes_back(every: int) -> None:
-    model, assistant = hybrid("gemma3_text"), hybrid("gemma3_text")
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in assistant.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.05)
-    drafts = {"num_assistant_tokens": 9, "num_assistant_tokens_schedule": "constant"}
-    assistant.generation_config.update(**drafts, assistant_confidence_threshold=0.0)
-    alone = model.generate(tiny.prompt(), do_sample=False, max_new_tokens=NEW)
-    with saccade.sparsify(assistant, f"{SPECS[0]},rectify={every}") as run:
-        found = model.generate(tiny.prompt(), assistant_model=assistant, do_sample=False, max_new_tokens=NEW)
-        assert run.stats().dense_passes > 0
-    assert torch.equal(found, alone)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-@torch.no_grad()
-def test_what_stock_decoded_between_two_runs_is_not_run_again(name: str) -> None:
-    """Nobody knows its tokens; the second run rectifies what it writes itself."""
-    model = tiny.fresh(name).double() if name == "llama" else hybrid(name).double()
-    spec, cache = f"{SPECS[0]},rectify={EVERY}", DynamicCache(config=model.config)
-
-    def decode(count: int) -> None:
-        for token in range(count):
-            model(torch.tensor([[5 + token]]), past_key_values=cache)
-
-    with saccade.sparsify(model, spec):
-        model(tiny.prompt(), past_key_values=cache)
-        decode(2)
-    decode(10)
-    found = cache.get_seq_length()
-    with saccade.sparsify(model, spec) as run:
-        decode(1)
-        assert run._hook.slot[0].state.history.clean == found
-        decode(2 * (EVERY + 1))
-        done = run.stats()
-    assert done.dense_passes == 2 and done.rectifications == 2 * EVERY
 
 
 def test_masks_by_kind_are_refused_where_tokens_run_again() -> None:

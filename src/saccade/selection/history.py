@@ -46,16 +46,24 @@ class TokenHistory:
     def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> None:
         """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes.
 
-        What somebody else has put before them is as it is: nobody knows its ids, to run it again.
+        Slots that were filled unseen count as clean with all below them: what lies there cannot be fed again.
         """
         stop = past + queries
-        if past > self._length:
-            self.clean = max(self.clean, past)
         fed = self._room(batch, stop, ids if ids is not None else positions)
+        if self._length < past:
+            self.clean = past
         fed[:, :, self._length : past] = UNKNOWN
         for row, given in enumerate((ids, positions)):
             fed[row, :, past:stop] = UNKNOWN if given is None else given
         self._length = stop
+
+    def forget(self, slots: int) -> None:
+        """What was fed from slot `slots` on was taken back; others may come there unseen."""
+        self._length = min(self._length, slots)
+
+    def settle(self, slots: int) -> None:
+        """The cache ends at slot `slots` and is clean; of what was fed behind it, some may be settled later."""
+        self.clean = self._length = slots
 
     def ids(self, start: int, stop: int) -> Tensor | None:
         """Token ids int64 `[B, stop - start]`; None if one of them is unknown."""

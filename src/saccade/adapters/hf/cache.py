@@ -62,9 +62,10 @@ class GrowingLayer(DynamicLayer):
         return self._hold(keys, values, length)
 
     def crop(self, tokens_to_remove: int) -> None:
-        # Whoever takes tokens back may feed others in their place.
-        self.session.drafts = None
         super().crop(tokens_to_remove)
+        # Whoever takes tokens back may feed others in their place, unseen if that is stock.
+        self.session.drafts = None
+        self.session.state.history.forget(self.get_seq_length())
 
     def end_at(self, slots: int) -> None:
         """Show the first `slots` slots: hide what lies behind, or show again what was hidden; nothing is copied."""
@@ -250,11 +251,12 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
     Raises:
         UnsupportedModelError: for caches that keep KV in another form or place, or others that forget.
     """
-    keeping = [layer for layer in plan.roles.concerned if layer not in plan.sources]
+    own = [layer for layer in range(len(plan.roles.layers)) if layer not in plan.sources]
+    keeping = [layer for layer in own if plan.roles.layers[layer]]
     refuse_cache(cache, keeping)
-    # A lazily growing cache may hold fewer layers yet; those that share another's never have one.
-    count = len(plan.roles.layers) - len(plan.sources)
-    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), count))]
+    # A lazily growing cache may hold fewer layers yet, and knows no others than these.
+    last = keeping[-1] if reach is None else own[-1]
+    layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), last + 1))]
     for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)

@@ -143,7 +143,7 @@ class Verifier:
         """The token was run densely already: show it in the cache again and hand out its logits."""
         assert session.drafts is not None
         cache.end_at(held, past + 1)
-        session.state.history.clean = past + 1
+        session.state.history.settle(past + 1)
         self._done.add(accepted=1)
         return _output(session.drafts.take(), held)
 
@@ -166,7 +166,7 @@ class Verifier:
             end = past + 1
         finally:
             cache.end_at(held, end)
-            session.state.history.clean = end
+            session.state.history.settle(end)
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
         self._done.add(passes=1, rewritten=count, drafted=count)
         return _output(logits[:, :1], held)

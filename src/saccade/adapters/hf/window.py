@@ -11,11 +11,14 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 
 class RewindingWindow(DynamicSlidingWindowLayer):
-    """A layer of a window that holds `reach` tokens more than it shows, and whatever its last call has brought.
+    """A layer of a window that holds `reach` tokens more than it shows.
 
-    While the past is recorded (`activate_past_recording`, as assistants ask for) it holds all since the last `crop`.
-    `keys` and `values`, `[B, Hkv, min(T, window - 1), d]`, are those that stock's layer would show at the same length.
+    Behind `end_at` it also holds whatever the next call brings: a dense pass that is interrupted is taken back. While
+    stock records the past it holds everything until `crop`. `keys` and `values`, `[B, Hkv, min(T, window - 1), d]`, are
+    those that stock's layer would show at the same length.
     """
+
+    record_past = False  # as transformers 4 has it, which never asks
 
     def __init__(self, window: int, reach: int) -> None:
         super().__init__(window)
@@ -26,7 +29,10 @@ class RewindingWindow(DynamicSlidingWindowLayer):
 
     @classmethod
     def adopt(cls, stock: DynamicSlidingWindowLayer, reach: int) -> RewindingWindow:
-        """Take over what a layer holds: stock's can end no earlier than now, another of this class as it could."""
+        """Take over what a layer holds.
+
+        A stock layer can end no earlier than it does now; another of this class no earlier than it could.
+        """
         adopted = cls(stock.sliding_window, reach)
         adopted.__dict__.update({**stock.__dict__, "reach": reach})
         return adopted
@@ -34,13 +40,16 @@ class RewindingWindow(DynamicSlidingWindowLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        past, queries = self.cumulative_length, key_states.shape[-2]
-        self._trim()
-        before, new = self._between(0, past), [key_states, value_states]
+        self._see()
+        past, recorded = self.cumulative_length, self.record_past
+        rewound, new = past < self._stop, [key_states, value_states]
+        before = self._between(0 if recorded else past - self._visible - self.reach, past)
         self._held = [torch.cat(pair, dim=-2) for pair in zip(before, new, strict=True)] if before else new
-        self._stop = self.cumulative_length = past + queries
-        self._show()
+        self._stop = self.cumulative_length = past + key_states.shape[-2]
         keys, values = self._between(past - self._visible, self._stop)
+        if not rewound and not recorded:
+            self._trim()
+        self._show()
         return keys, values
 
     def end_at(self, slots: int) -> None:
@@ -52,15 +61,16 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         if slots == self.cumulative_length:
             return
         self._see()
-        if slots < 0 or not self._first <= max(slots - self._visible, 0) or slots > self._stop:
+        if slots < 0 or self._first > max(slots - self._visible, 0) or slots > self._stop:
             raise RuntimeError(f"the window before slot {slots} is gone; from slot {self._first} on tokens are held")
         self.cumulative_length = slots
         self._show()
 
     def crop(self, tokens_to_remove: int) -> None:
+        """Take tokens back for good, all if they are fewer; above 0, keep so many. `RuntimeError` as in `end_at`."""
         length = self.cumulative_length
         self.end_at(min(tokens_to_remove, length) if tokens_to_remove > 0 else max(length + tokens_to_remove, 0))
-        self._trim(recorded=True)
+        self._trim()
 
     def reset(self) -> None:
         super().reset()
@@ -98,20 +108,19 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         first = self._first
         return [states[:, :, max(start - first, 0) : stop - first] for states in self._held]
 
+    def _trim(self) -> None:
+        """Hold `reach` tokens more than are shown, and nothing behind them."""
+        stop = self.cumulative_length
+        self._held, self._stop = self._between(stop - self._visible - self.reach, stop), stop
+
     def _show(self) -> None:
         start, stop = self.cumulative_length - self._visible, self.cumulative_length
         first = self._first
         self.keys, self.values = (states[:, :, max(start - first, 0) : stop - first] for states in self._held)
         self._shown = self.keys
 
-    def _trim(self, *, recorded: bool = False) -> None:
-        """Let go of what can no longer be shown; of what was recorded only if it is said."""
-        self._see()
-        if recorded or not getattr(self, "record_past", False):
-            self._held = self._between(self.cumulative_length - self._visible - self.reach, self._stop)
-
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        self._trim()
+        self._see()
         if self._held:
             self._held = [change(states) for states in self._held]
             self._show()
