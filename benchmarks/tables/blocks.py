@@ -19,15 +19,15 @@ _DECODE = (
     "--policy resa:rectify=none --policy streaming --json docs/results/decode_cpu.json"
 )
 _SLICES = {
-    "decode_cpu_gemma3": "gemma-3-12b:18",
-    "decode_cpu_gptoss": "gpt-oss-20b:24:4",
-    "decode_cpu_qwen3next": "qwen3-next-80b:48:10",
+    "decode_cpu_gemma3": "gemma-3-12b:18 --context 131072",
+    "decode_cpu_gptoss": "gpt-oss-20b:24:4 --context 32768,131072",
+    "decode_cpu_qwen3next": "qwen3-next-80b:48:10 --context 131072",
 }
-"""Layers that fit into 24 GB; as many experts as a token takes, which are what one row reads."""
+"""Layers that fit into 24 GB, at which contexts; as many experts as a token takes, which are what one row reads."""
 _SLICE = (
-    "taskset -c 0 saccade bench decode --shape {shape} --context 32768,131072 --threads 1 --steps 6 --baseline transformers,torch-sdpa "
-    "--policy tidal:dense_layers=0 --policy less_is_more:dense_layers=0 --policy quest:dense_layers=0 "
-    "--policy resa:rectify=none,dense_layers=0 --json docs/results/{file}.json"
+    "taskset -c 0 saccade bench decode --shape {shape} --threads 1 --steps 6 "
+    "--baseline transformers,torch-sdpa --policy tidal:dense_layers=0 --policy less_is_more:dense_layers=0 "
+    "--policy quest:dense_layers=0 --policy resa:rectify=none,dense_layers=0 --json docs/results/{file}.json"
 )
 _SERVE = (
     "taskset -c 0 saccade bench serve --context 8192,32768 --batch 1,4 --threads 1 "

@@ -174,6 +174,21 @@ def test_layers_of_several_kinds(kind: str, tmp_path: Path) -> None:
     assert found["stock"]["bytes"] == found["dense"]["bytes"] > found["tidal"]["bytes"] > found["quest"]["bytes"]
 
 
+@pytest.mark.parametrize(("kind", "tokens"), [("gemma3_text", 0), ("qwen3_next", 1)])
+def test_the_floor_is_a_step_like_the_others(kind: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent layer without a state would read a prompt, which takes longer than a step."""
+    contexts, real = [], variants.Memory
+
+    def watched(model: Any, context: int, *rest: int) -> variants.Memory:
+        contexts.append(context)
+        return real(model, context, *rest)
+
+    monkeypatch.setattr(decode, "Memory", watched)
+    policies = (variants.DENSE, Policy.from_spec("quest:page=4,budget=16"))
+    decode.measure(hybrid(kind), policies, context=40, batch=1, threads=1, steps=1, names=["transformers"])
+    assert contexts == [40, tokens]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_turn_begins_with_the_same_cache(kind: str) -> None:
     model = hybrid(kind)

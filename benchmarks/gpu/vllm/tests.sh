@@ -22,12 +22,17 @@ go() {
 }
 
 captured=$tests/test_captured_steps.py
-go two 0,1 $tests/test_two_devices.py
+go two 0,1 $tests/test_two_devices.py -k one_device
+go two_windows 0,1 $tests/test_two_devices.py -k windows
 go logits_a 0 $captured -k "less_is_more or quest and adapter"
 go logits_b 1 $captured -k "lychee_decode or streaming"
 go rows 0 $captured -k "preempted or aborted or second_turn"
 go v1 1 $captured -k "runner_v1 or rectified"
 go measured 1 $tests/test_measured_steps.py
+kinds=$tests/test_layer_kinds_gpu.py
+go kinds_a 0 $kinds -k "adapter and less_is_more"
+go kinds_b 1 $kinds -k "adapter and quest"
+go kinds_c 0 $kinds -k rectified
 wait
 failed=0
 for file in "$folder"/*.code; do

@@ -100,8 +100,9 @@ def measure(
 ) -> tuple[list[DecodeRow], float]:
     """Time decode steps at `context` cached tokens; the variants take turns of `TURN` steps until each has `steps`.
 
-    Among them are dense decoders without a cache, from which the ceiling is counted, and a reading of the memory's
-    bandwidth. The cache holds random keys and values: no prefill is run. After a turn it is cropped back.
+    Among them are dense decoders without a cache (of one token, beside recurrent layers), from which the ceiling is
+    counted, and a reading of the memory's bandwidth. The cache holds random keys and values: no prefill is run. After a
+    turn it is cropped back.
 
     Args:
         model: stock, with `sdpa` attention.
@@ -119,7 +120,9 @@ def measure(
     longest = max(policy.phase.period for policy in policies) + 1
     variants = _variants(model, policies, Memory(model, context, batch, longest), names)
     stock = [name for name in names if name == baselines.STOCK]
-    empty = _variants(model, [DENSE], Memory(model, 0, batch, longest), stock)
+    # A recurrent layer's first step is a prompt's, which takes longer than the steps behind it.
+    tokens = 1 if shape_of(model.config).recurrent else 0
+    empty = _variants(model, [DENSE], Memory(model, tokens, batch, longest), stock)
     for variant in (*variants, *empty):
         variant.turn(0)
     _check([variant for variant in variants if variant.plan.selector is None])
@@ -143,7 +146,8 @@ def measure(
     for variant in (*variants, *empty):
         variant.close()
     gc.collect()
-    return complete(rows, empty_ms=least, empty_bytes=weight_bytes, bandwidth=speed), speed
+    empty_bytes = weight_bytes + 2 * batch * (states or 0)
+    return complete(rows, empty_ms=least, empty_bytes=empty_bytes, bandwidth=speed), speed
 
 
 def _variants(

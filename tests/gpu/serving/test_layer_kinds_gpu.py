@@ -48,6 +48,10 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 # Without dense layers, and with sets that are reused.
 POLICIES = ("less_is_more:budget=128,dense_layers=0,reselect=1", "quest:budget=128,dense_layers=0")
+PER_KIND: dict[str, Any] = {
+    "attention_backend": None,
+    "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}},
+}
 REQUESTS = [
     Request("long", 0, 1500, 24),
     Request("off", 5000, 700, 16, sparse=False),
@@ -71,8 +75,7 @@ def saved(folder: Path, name: str) -> Path:
 
 def engine_of(policy: str, folder: Path, engines: CudaEngines) -> LLM:
     """Captured, with two kinds of groups, one of them ours."""
-    per_kind = {"attention_backend": None, "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
-    engine = engines.make(policy, model=str(folder), dtype="bfloat16", **per_kind)
+    engine = engines.make(policy, model=str(folder), dtype="bfloat16", **PER_KIND)
     assert core(engine).vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
     specs = [group.kv_cache_spec for group in groups_of(engine)]
     assert sum(type(spec) is SaccadeAttentionSpec for spec in specs) == 1 < len(specs)
