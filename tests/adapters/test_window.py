@@ -91,7 +91,11 @@ def test_a_recorded_past_is_held_until_crop(
             layer.crop(-min(back, sum(parts)))
         assert ours.get_seq_length() == stock.get_seq_length()
         assert torch.equal(ours.keys, stock.keys) and torch.equal(ours.values, stock.values)
-    ours.end_at(max(ours.get_seq_length() - reach, 0))
+    earliest = max(ours.get_seq_length() - reach, 0)
+    if earliest >= window:
+        with pytest.raises(RuntimeError, match=f"before slot {earliest - 1} is gone"):
+            ours.end_at(earliest - 1)
+    ours.end_at(earliest)
 
 
 def test_more_taken_back_than_there_is_leaves_nothing() -> None:
