@@ -57,6 +57,13 @@ class TokenHistory:
             fed[row, :, past:stop] = UNKNOWN if given is None else given
         self._length = stop
 
+    def tell(self, ids: Tensor) -> None:
+        """Note which tokens int64 `[B, n]` somebody else has fed, densely; those that were seen here stay."""
+        known, stop = self._length, ids.shape[1]
+        if stop > known:
+            self.record(known, stop - known, ids.shape[0], ids[:, known:], None)
+            self.clean = max(self.clean, stop)
+
     def forget(self, slots: int) -> None:
         """What was fed from slot `slots` on was taken back; others may come there unseen."""
         self._length = min(self._length, slots)

@@ -112,11 +112,10 @@ class ForwardHook:
         """This run's session in a cache; installed there if another run's or none is."""
         session = cache.session_of(held)
         if session is None or not self._owns(session):
-            fed = cache.told(held) if session is None else None
-            session = self._new_session(session)
+            fed, session = cache.told(held), self._new_session(session)
             if fed is not None:
                 with lasting():
-                    session.state.history.record(0, fed.shape[1], fed.shape[0], fed, None)
+                    session.state.history.tell(fed)
             cache.install(held, session, self.plan, None if self.rectifier is None else self.rectifier.phase.every)
         return session
 
