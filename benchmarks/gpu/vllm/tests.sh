@@ -15,7 +15,7 @@ go() {
   (
     export CUDA_VISIBLE_DEVICES="$devices"
     code=0
-    timeout "$limit" python3 -m pytest -q -rA --tb=short --show-capture=no -p no:cacheprovider "$@" \
+    timeout "$limit" python3 -m pytest -q -rA --tb=short --show-capture=stderr -p no:cacheprovider "$@" \
       >"$folder/$name.log" 2>&1 || code=$?
     echo "$code" >"$folder/$name.code"
   ) &
