@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from saccade.kernels._share import Share
 from saccade.kernels.rank_union.api import framed_rank_union, rank_union
 from saccade.kernels.topk.api import Order, topk, topk_and_last
 from saccade.selection.rules.rank_union import RankUnion
@@ -86,10 +87,10 @@ def test_auto_takes_the_kernels() -> None:
 def test_the_best_and_the_last(style: str, width: int) -> None:
     """Against the reference, whose top-k the tests on the CPU compare with an oracle."""
     scores, lengths = make_scores(style, (3, 4, width), 9), device_lengths([width, width - 100, 4])
-    for sizes in (None, device_lengths([2000, 5, 64])):
+    for share in (None, Share(1, 40, 64), Share(1, 10, 4)):
         for k, last in ((2047, 1), (1000, 6), (0, 2)):
-            got = topk_and_last(scores, lengths, k, last, sizes=sizes, implementation="triton")
-            wanted = topk_and_last(scores, lengths, k, last, sizes=sizes, implementation="reference")
+            got = topk_and_last(scores, lengths, k, last, share=share, implementation="triton")
+            wanted = topk_and_last(scores, lengths, k, last, share=share, implementation="reference")
             assert torch.equal(got[0], wanted[0])
             assert torch.equal(got[1], wanted[1])
 

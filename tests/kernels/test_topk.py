@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
+from saccade.kernels._share import Share
 from saccade.kernels.topk.api import Order, topk, topk_and_last
 
 STYLES = ("distinct", "clustered", "constant", "masked", "forced", "zeros")
@@ -36,6 +38,25 @@ def make_scores(style: str, batch: int, groups: int, width: int, seed: int) -> T
     if style == "zeros":
         return torch.where(coin < 0.5, -0.0, 0.0)
     return scores
+
+
+shares = st.one_of(
+    st.none(),
+    st.builds(
+        lambda part, denominator, minimum: Share(round(part * denominator), denominator, minimum),
+        st.floats(0, 1),
+        st.one_of(st.integers(1, 20), st.just(2**31 - 1)),
+        st.integers(1, 60),
+    ),
+)
+
+
+def room_of(share: Share | None, length: int, k: int, ending: int) -> int:
+    """How many of a row may be chosen beside those that end it."""
+    if share is None:
+        return k
+    size = max(share.minimum, math.ceil(length * Fraction(share.numerator, share.denominator)))
+    return min(k, max(min(size, length) - ending, 0))
 
 
 def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order, implementation: Implementation) -> None:
@@ -199,39 +220,42 @@ def test_lengths_out_of_bounds_are_refused(length: int) -> None:
 
 @given(
     st.sampled_from(STYLES),
-    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 60)), min_size=1, max_size=3),
+    st.lists(st.floats(0, 1), min_size=1, max_size=3),
     st.integers(1, 50),
     st.integers(0, 60),
     st.integers(0, 5),
-    st.booleans(),
+    st.integers(1, 5),
+    shares,
     implementations,
     st.integers(0, 2**31),
 )
 def test_the_last_entries_follow_the_best(
     style: str,
-    rows: list[tuple[float, int]],
+    rows: list[float],
     width: int,
     k: int,
     last: int,
-    bounded: bool,
+    unit: int,
+    share: Share | None,
     implementation: Implementation,
     seed: int,
 ) -> None:
     scores = make_scores(style, len(rows), 2, width, seed)
-    lengths, sizes = [round(share * width) for share, _ in rows], [size for _, size in rows]
+    tokens = [round(part * width * unit) for part in rows]
     ids, counts = topk_and_last(
         scores,
-        torch.tensor(lengths, dtype=torch.int32),
+        torch.tensor(tokens, dtype=torch.int32),
         k,
         last,
-        sizes=torch.tensor(sizes, dtype=torch.int32) if bounded else None,
+        unit=unit,
+        share=share,
         implementation=implementation,
     )
     assert ids.dtype == counts.dtype == torch.int32
     assert ids.shape == (len(rows), 2, min(k, width) + last)
-    for row, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+    for row, length in enumerate(math.ceil(Fraction(number, unit)) for number in tokens):
         others = max(length - last, 0)
-        room = min(k, max(size - (length - others), 0)) if bounded else k
+        room = room_of(share, length, k, length - others)
         for group in range(2):
             wanted = sorted(oracles.topk(scores[row, group].tolist(), others, room)) + list(range(others, length))
             assert counts[row, group] == len(wanted)
@@ -252,5 +276,5 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         topk(scores, lengths, 2, order="best")  # type: ignore[arg-type]
     with pytest.raises(KernelError, match="k and last"):
         topk_and_last(scores, lengths, 2, -1)
-    with pytest.raises(KernelError, match="sizes"):
-        topk_and_last(scores, lengths, 2, 1, sizes=lengths[:1])
+    with pytest.raises(KernelError, match="unit at least 1"):
+        topk_and_last(scores, lengths, 2, 1, unit=0)

@@ -194,7 +194,7 @@ def test_ratio(batch: tuple[list[list[list[float]]], int], kept: str, minimum: i
 )
 def test_share_is_a_decimal_number(kept: float, units: int, count: int) -> None:
     """0.07 * 100 is 7.000000000000001 in binary, and 7 to whoever writes it."""
-    assert Ratio(kept).kept_of(units) == count
+    assert Ratio(kept).share.of(units) == count
     assert [len(s[0]) for s in sets_of(choose(Ratio(kept), [[[0.0] * units]], units))] == [count]
 
 
@@ -204,7 +204,7 @@ def test_share_is_a_decimal_number(kept: float, units: int, count: int) -> None:
 )
 def test_share_of_any_row_is_exact(kept: float, units: int) -> None:
     """Up to as many units as an int32 counts, and in 64-bit products."""
-    assert Ratio(kept).kept_of(units) == min(units, math.ceil(units * Fraction(str(kept))))
+    assert Ratio(kept).share.of(units) == min(units, math.ceil(units * Fraction(str(kept))))
 
 
 def test_local_units_must_fit_the_smallest_set() -> None:

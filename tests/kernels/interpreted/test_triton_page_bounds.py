@@ -162,8 +162,7 @@ def test_a_row_may_have_no_page(tabled: bool) -> None:
     scores = page_scores(
         case.q, lower, upper, int32([0, 9]), page=4, pooling="max", table=table, pages=5, implementation="triton"
     )
-    assert scores[0].eq(-torch.inf).all()
-    assert scores[1, :, :3].isfinite().all() and scores[1, :, 3:].eq(-torch.inf).all()
+    assert scores[1, :, :3].isfinite().all()
 
 
 @pytest.mark.parametrize("pooling", ["max", "mean", "each"])
@@ -175,7 +174,6 @@ def test_a_query_that_is_no_number_does_not_pass_for_one(dtype: torch.dtype, poo
     scores = page_scores(case.q, lower, upper, case.kv.rows.seq_lens, page=4, pooling=pooling, implementation="triton")
     broken = scores[0, :, :3].isnan()
     assert broken[1 if pooling == "each" else 0].all() and broken.sum() == 3
-    assert scores[0, :, 3:].eq(-torch.inf).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -196,15 +194,16 @@ def test_quantised(dtype: torch.dtype, query_dtype: torch.dtype, pooling: Poolin
     query, lengths = case.q.to(query_dtype), case.kv.rows.seq_lens
     below, above = (bounds * scale[:, None, None] for bounds in (below, above))
     wanted = page_scores(query.float(), below, above, lengths, page=4, pooling=pooling, implementation="reference")
+    present = (torch.arange(10) < -(-lengths // 4)[:, None])[:, None].expand_as(wanted)
     for implementation in ("reference", "triton"):
         scores = page_scores(
             query, lower, upper, lengths, page=4, pooling=pooling, k_scale=scale, implementation=implementation
         )
-        torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(scores[present], wanted[present], rtol=1e-5, atol=1e-4)
     one = page_scores(query, lower, upper, lengths, page=4, pooling=pooling, k_scale=scale[1:], implementation="triton")
     half = scores.shape[1] // 2
-    torch.testing.assert_close(one[:, half:], wanted[:, half:], rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(one[:, :half], wanted[:, :half] * 12, rtol=1e-5, atol=1e-3)
+    wanted[:, :half] *= 12
+    torch.testing.assert_close(one[present], wanted[present], rtol=1e-5, atol=1e-3)
 
 
 def test_what_it_cannot_take_is_named() -> None:
@@ -255,9 +254,8 @@ def compiled_score(
         "MEMBERS": max(1 << (group - 1).bit_length(), 8),
         "DIMS": 1 << (head_dim - 1).bit_length(),
         "PAGES": cut.pages,
-        "TILES": cut.tiles,
     }
-    others = ("table_step", "k_scale_step", "kv_heads", "block_pages", "page", "pages")
+    others = ("table_step", "k_scale_step", "kv_heads", "block_pages", "page", "pages", "scores_step", "parts")
     return compile_kernel(
         MODULE,
         "_score",

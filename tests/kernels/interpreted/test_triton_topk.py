@@ -11,10 +11,12 @@ import torch
 from compiling import compile_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_topk import room_of, shares
 from torch import Tensor
 
 import oracles
 from saccade.errors import KernelError
+from saccade.kernels._share import Share
 from saccade.kernels._triton import ranking
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk, topk_and_last
@@ -67,6 +69,7 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
             "TILE": 8,
             "PART": 128,
             "FEWEST_BLOCKS": 256,
+            "LEAST": 64,
             "COLLECTORS": 4,
             "CROWD": crowd,
             "PROGRAMS": crowd,
@@ -146,15 +149,16 @@ def test_a_view_without_the_sinks_and_scores_stored_by_position() -> None:
     expect_topk(scores.transpose(1, 2).contiguous().transpose(1, 2), [1105, 7], 50, "position")
 
 
-def expect_topk_and_last(scores: Tensor, lengths: list[int], k: int, last: int, sizes: list[int] | None) -> None:
-    bounds = None if sizes is None else torch.tensor(sizes, dtype=torch.int32)
-    ends = torch.tensor(lengths, dtype=torch.int32)
-    ids, counts = topk_and_last(scores, ends, k, last, sizes=bounds, implementation="triton")
+def expect_topk_and_last(
+    scores: Tensor, tokens: list[int], k: int, last: int, share: Share | None, unit: int = 1
+) -> None:
+    ends = torch.tensor(tokens, dtype=torch.int32)
+    ids, counts = topk_and_last(scores, ends, k, last, unit=unit, share=share, implementation="triton")
     width = min(k, scores.shape[2]) + last
     assert ids.shape == (*scores.shape[:2], width)
-    for row, length in enumerate(lengths):
+    for row, length in enumerate(-(-number // unit) for number in tokens):
         others = max(length - last, 0)
-        room = k if sizes is None else min(k, max(sizes[row] - (length - others), 0))
+        room = room_of(share, length, k, length - others)
         for group in range(scores.shape[1]):
             best = oracles.topk(scores[row, group].tolist(), others, room)
             wanted = sorted(best) + list(range(others, length))
@@ -169,14 +173,15 @@ def expect_topk_and_last(scores: Tensor, lengths: list[int], k: int, last: int, 
     st.integers(1, 300),
     st.integers(0, 150),
     st.integers(0, 5),
-    st.one_of(st.none(), st.lists(st.integers(0, 160), min_size=2, max_size=2)),
+    st.integers(1, 5),
+    shares,
     st.integers(0, 2**31),
 )
 def test_the_best_and_the_last(
-    style: str, shares: list[float], width: int, k: int, last: int, sizes: list[int] | None, seed: int
+    style: str, parts: list[float], width: int, k: int, last: int, unit: int, share: Share | None, seed: int
 ) -> None:
     scores = make_scores(style, (2, 1, width), seed)
-    expect_topk_and_last(scores, [round(share * width) for share in shares], k, last, sizes)
+    expect_topk_and_last(scores, [round(part * width * unit) for part in parts], k, last, share, unit)
 
 
 @pytest.mark.usefixtures("_small_tiles")
@@ -184,7 +189,8 @@ def test_the_best_and_the_last(
 def test_the_best_and_the_last_of_a_narrowed_row(style: str) -> None:
     scores = make_scores(style, (3, 1, 1300), 8)
     expect_topk_and_last(scores, [1300, 1200, 2], 40, 3, None)
-    expect_topk_and_last(scores, [1300, 1200, 2], 40, 3, [30, 2, 9])
+    expect_topk_and_last(scores, [1300, 1200, 2], 40, 3, Share(1, 40, 3))
+    expect_topk_and_last(scores, [5200, 4797, 5], 40, 3, Share(1, 40, 30), unit=4)
     expect_topk_and_last(scores, [1300, 1200, 2], 0, 3, None)
 
 
@@ -213,7 +219,8 @@ def test_whole_tiles() -> None:
     expect_topk(scores.round(), [39_990], 300, "score")
 
 
-WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "reserved": "i32", "bounds": "*i32"}
+WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "reserved": "i32", "unit": "i32"}
+WANT |= {"numerator": "i32", "denominator": "i32", "minimum": "i32"}
 ROW = {"scores": "*fp32", "batch_stride": "i32", "group_stride": "i32", **WANT}
 CANDIDATES = {"sizes": "*i32", "best": "*fp32", "positions": "*i32", "marks": "*i32"}
 PARTS = {"starts": "*i32", "found": "*i32"}
@@ -264,7 +271,7 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "warps", "others"),
-    [("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}), ("_select", 8, {"HELD": 4096, "TILE": 2048})],
+    [("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}), ("_select", 8, {"HELD": 4096, "HALVINGS": 2, "TILE": 2048})],
     ids=["crowd", "half"],
 )
 def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, int]) -> None:
@@ -274,6 +281,16 @@ def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, in
     compiled = compile_kernel(MODULE, kernel, signature, constants, divisible, capability=90, warps=warps)
     assert compiled.spilled == 0
     assert compiled.registers <= 128
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("held", [4096, 8192])
+def test_four_warps_hold_a_row(held: int, capability: int) -> None:
+    constants = {**KERNELS["_select"][2], "NARROWED": False, "RANKED": False, "SPLITS": 1}
+    constants |= {"HELD": held, "HALVINGS": held // 4096 + 1, "TILE": 1024}
+    divisible = tuple(name for name, kind in SELECT.items() if kind.startswith("*") or name in DIVISIBLE)
+    compiled = compile_kernel(MODULE, "_select", SELECT, constants, divisible, capability=capability, warps=4)
+    assert compiled.spilled == 0
 
 
 @pytest.mark.parametrize("narrowed", [False, True])
@@ -290,8 +307,9 @@ def test_one_group_and_one_to_choose_are_constants_to_the_compiler(narrowed: boo
         "PART": 512,
         "SPLITS": 16,
         "HELD": 4096,
-        "HALVINGS": 3,
+        "HALVINGS": 2,
         "LINE": 32,
-        "TILE": 2048,
+        "TILE": 2048 if narrowed else 1024,
     }
-    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).spilled == 0
+    warps = 8 if narrowed else 4
+    assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=warps).spilled == 0

@@ -120,7 +120,7 @@ def page_scores(
             the update. "auto" takes the first that can run of these, else the reference.
 
     Returns:
-        float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; -inf at and after page ⌈seq_len / page⌉.
+        float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; undefined at and after page ⌈seq_len / page⌉.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.

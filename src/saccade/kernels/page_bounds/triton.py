@@ -10,9 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels._stored_bounds import Stored
+from saccade.kernels._triton.plan import padded, processors
 from saccade.types import KVView, Pooling
 
 _HALVES = (torch.bfloat16, torch.float16)
+
+RESIDENT = 8
+"""Scoring programs that a multiprocessor runs at once, about."""
+WAVES = 4
+"""Times that all of them are filled at most."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -108,29 +114,31 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
         )
 
 
-@triton.jit(do_not_specialize=["pages"])
+@triton.jit(do_not_specialize=["pages", "scores_step", "parts"])
 def _score(
     q: tl.tensor, lower: tl.tensor, upper: tl.tensor, seq_lens: tl.tensor, table: tl.tensor, k_scale: tl.tensor,
     scores: tl.tensor, q_row_step: tl.tensor, q_head_step: tl.tensor, q_dim_step: tl.tensor,
     lower_block_step: tl.tensor, lower_head_step: tl.tensor, lower_page_step: tl.tensor, lower_dim_step: tl.tensor,
     upper_block_step: tl.tensor, upper_head_step: tl.tensor, upper_page_step: tl.tensor, upper_dim_step: tl.tensor,
     table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, block_pages: tl.tensor, page: tl.tensor,
-    pages: tl.tensor,
+    pages: tl.tensor, scores_step: tl.tensor, parts: tl.tensor,
     TABLED: tl.constexpr, SCALED: tl.constexpr, POOLING: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, MEMBERS: tl.constexpr, DIMS: tl.constexpr, PAGES: tl.constexpr, TILES: tl.constexpr,
+    HEAD_DIM: tl.constexpr, MEMBERS: tl.constexpr, DIMS: tl.constexpr, PAGES: tl.constexpr,
 ) -> None:  # fmt: skip
+    """Every `parts`-th tile of a head's pages; those behind a row's last page leave at once."""
     head = (tl.program_id(0) % kv_heads).to(tl.int64)
     row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) // kv_heads * (PAGES * TILES)
+    first = tl.program_id(0) // kv_heads * PAGES
     used = tl.minimum((tl.load(seq_lens + row) + page - 1) // page, pages)
-    stop = tl.minimum(first + PAGES * TILES, used)
+    if first >= used:
+        return
     dims = tl.arange(0, DIMS)
     real = dims < HEAD_DIM
     q += row * q_row_step + head * GROUP * q_head_step + dims.to(tl.int64) * q_dim_step
     lower += head * lower_head_step
     upper += head * upper_head_step
     per_head: tl.constexpr = GROUP if POOLING == "each" else 1
-    scores += (row * kv_heads + head) * per_head * pages
+    scores += (row * kv_heads + head) * per_head * scores_step
     scale = 1.0
     if SCALED:
         scale = tl.load(k_scale + head * k_scale_step).to(tl.float32)
@@ -152,10 +160,9 @@ def _score(
         positive = tl.where(query < 0, 0.0, query)
         negative = tl.where(query > 0, 0.0, query)
 
-    for tile in tl.range(first, stop, PAGES):
+    for tile in tl.range(first, used, PAGES * parts):
         numbers = tile + tl.arange(0, PAGES)
         present = numbers < used
-        wanted = numbers < pages
         if TABLED:
             block = tl.load(table + row * table_step + numbers // block_pages, mask=present, other=0).to(tl.int64)
             inside = (numbers % block_pages).to(tl.int64)
@@ -174,17 +181,16 @@ def _score(
                 each = tl.where(members[None, :] < GROUP, each, float("-inf"))
                 broken = tl.max((each != each).to(tl.int32), axis=1) > 0  # a reduction drops NaN
                 best = tl.where(broken, float("nan"), tl.max(each, axis=1))
-                tl.store(scores + numbers, tl.where(present, best, float("-inf")), mask=wanted)
+                tl.store(scores + numbers, best, mask=present)
             else:
-                places = members[None, :].to(tl.int64) * pages + numbers[:, None]
-                each = tl.where(present[:, None], each, float("-inf"))
-                tl.store(scores + places, each, mask=wanted[:, None] & (members[None, :] < GROUP))
+                places = members[None, :].to(tl.int64) * scores_step + numbers[:, None]
+                tl.store(scores + places, each, mask=present[:, None] & (members[None, :] < GROUP))
         else:
             high = high.to(tl.float32)
             low = low.to(tl.float32)
             if POOLING == "mean":
                 best = tl.sum(high * positive[None, :] + low * negative[None, :], axis=1)
-                tl.store(scores + numbers, tl.where(present, best * scale, float("-inf")), mask=wanted)
+                tl.store(scores + numbers, best * scale, mask=present)
             else:
                 best = tl.full((PAGES,), float("-inf"), tl.float32)
                 for member in range(GROUP):
@@ -193,19 +199,11 @@ def _score(
                     below = tl.where(query > 0, 0.0, query)
                     score = tl.sum(high * above[None, :] + low * below[None, :], axis=1) * scale
                     if POOLING == "each":
-                        score = tl.where(present, score, float("-inf"))
-                        tl.store(scores + member * pages.to(tl.int64) + numbers, score, mask=wanted)
+                        tl.store(scores + member * scores_step.to(tl.int64) + numbers, score, mask=present)
                     else:
                         best = tl.where((score > best) | (score != score), score, best)
                 if POOLING == "max":
-                    tl.store(scores + numbers, tl.where(present, best, float("-inf")), mask=wanted)
-
-    behind = tl.maximum(first, tl.cdiv(used, PAGES) * PAGES)
-    for tile in tl.range(behind, first + PAGES * TILES, PAGES):
-        numbers = tile + tl.arange(0, PAGES)
-        for member in range(per_head):
-            places = member * pages.to(tl.int64) + numbers
-            tl.store(scores + places, tl.full((PAGES,), float("-inf"), tl.float32), mask=numbers < pages)
+                    tl.store(scores + numbers, best, mask=present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +213,7 @@ class Plan:
     Attributes:
         dot: whether a group's queries meet the bounds on tensor cores; else one after the other in float32.
         pages: bounds that a program holds at a time.
-        tiles: how many times it does.
+        tiles: how many times it does at least, where a row has so many.
         warps, stages: Triton's.
     """
 
@@ -224,6 +222,14 @@ class Plan:
     tiles: int
     warps: int
     stages: int
+
+    def parts(self, streams: int, pages: int, processors: int) -> int:
+        """Programs among which the `pages` of each of so many rows' heads are dealt.
+
+        Grids follow bounds, and programs that find nothing to do cost their launch: many rows have fewer each.
+        """
+        filling = -(-WAVES * processors * RESIDENT // max(streams, 1))
+        return max(1, min(-(-pages // (self.pages * self.tiles)), filling))
 
 
 def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
@@ -246,14 +252,15 @@ def page_scores(
     batch, query_heads, head_dim = q.shape
     kv_heads = lower.shape[1]
     group = query_heads // kv_heads
-    scores = torch.empty(
-        (batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32, device=q.device
-    )
+    sets = query_heads if pooling == "each" else kv_heads
+    # Rows begin at whole numbers of 16 bytes, in which they are read again.
+    scores = torch.empty((batch, sets, triton.cdiv(pages, 4) * 4), dtype=torch.float32, device=q.device)
     cut = plan(q, lower, upper, pooling)
     places = seq_lens if table is None else table if table.stride(1) == 1 else table.contiguous()
     scale = seq_lens if k_scale is None else k_scale.expand(kv_heads)
+    parts = cut.parts(padded(batch) * kv_heads, pages, processors(q.device))
     with torch.cuda.device_of(q):
-        _score[triton.cdiv(pages, cut.pages * cut.tiles) * kv_heads, batch](
+        _score[parts * kv_heads, batch](
             q,
             lower,
             upper,
@@ -270,6 +277,8 @@ def page_scores(
             lower.shape[2],
             page,
             pages,
+            scores.stride(1),
+            parts,
             TABLED=table is not None,
             SCALED=k_scale is not None,
             POOLING=pooling,
@@ -279,8 +288,7 @@ def page_scores(
             MEMBERS=max(triton.next_power_of_2(group), 8),
             DIMS=max(triton.next_power_of_2(head_dim), 16),
             PAGES=cut.pages,
-            TILES=cut.tiles,
             num_warps=cut.warps,
             num_stages=cut.stages,
         )
-    return scores
+    return scores[:, :, :pages]

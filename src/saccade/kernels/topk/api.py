@@ -11,6 +11,7 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
+from saccade.kernels._share import Share
 from saccade.kernels._triton import refusals
 from saccade.kernels.topk import cpu, native, reference
 from saccade.kernels.topk.sets import best_and_last, with_last
@@ -60,7 +61,7 @@ def topk(
         from saccade.kernels.topk import triton
 
         with torch.cuda.device_of(scores):
-            return triton.topk(scores, lengths, k, 0, reserved, None, order == "score")
+            return triton.topk(scores, lengths, k, 0, reserved, 1, None, order == "score")
     candidates = (lengths - reserved).clamp(min=0) if reserved else lengths
     if chosen == "native":
         return native.topk(scores, candidates, k, 0, None, order == "score")
@@ -73,7 +74,8 @@ def topk_and_last(
     k: int,
     last: int,
     *,
-    sizes: Tensor | None = None,
+    unit: int = 1,
+    share: Share | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The last entries of every row, whatever their scores, and the best of those before them, as `topk` ranks them.
@@ -82,39 +84,38 @@ def topk_and_last(
 
     Args:
         scores: float32 `[B, G, N]`.
-        lengths: int32 `[B]`, 0 to N: where each row ends.
+        lengths: int32 `[B]`, 0 to N · unit: where each row ends, in tokens.
         k: how many others, at least 0.
         last: how many end a row, or all if it has fewer; at least 0.
-        sizes: int32 `[B]`, how many entries a row's sets have at most, the last ones counted but never left out. None:
-            no other bound than `k + last`.
+        unit: tokens of an entry; the last one of a row may have fewer.
+        share: how many of its entries a row's sets have at most, the last ones counted but never left out. None: no
+            other bound than `k + last`.
         implementation: as in `topk`.
 
     Returns:
         ids int32 `[B, G, min(k, N) + last]` ascending, -1 after the count; counts int32 `[B, G]`.
 
     Raises:
-        KernelError: shapes or dtypes do not fit, k or last < 0, or the requested implementation cannot run.
+        KernelError: shapes or dtypes do not fit, k or last < 0, unit < 1, or the requested implementation cannot run.
     """
     _check("topk_and_last", scores, lengths)
-    if sizes is not None:
-        check_integers("topk_and_last", sizes=sizes)
-        if sizes.shape != lengths.shape or sizes.device != lengths.device:
-            raise KernelError(f"topk_and_last: sizes must be {list(lengths.shape)} on {lengths.device}")
-    if k < 0 or last < 0:
-        raise KernelError(f"topk_and_last: k and last must be at least 0, got {k} and {last}")
+    if k < 0 or last < 0 or unit < 1:
+        raise KernelError(f"topk_and_last: k and last must be at least 0, unit at least 1, got {k}, {last} and {unit}")
     chosen = _chosen("topk_and_last", scores, lengths, implementation)
-    if chosen == "native":
-        return native.topk(scores, lengths, k, last, sizes, False)
     if chosen == "triton":
         from saccade.kernels.topk import triton
 
         with torch.cuda.device_of(scores):
-            return triton.topk(scores, lengths, k, last, 0, sizes, False)
-    ends = lengths.clamp(max=last)
-    others = lengths - ends
+            return triton.topk(scores, lengths, k, last, 0, unit, share, False)
+    units = lengths if unit == 1 else (lengths + (unit - 1)).div(unit, rounding_mode="floor")
+    sizes = None if share is None else share.of_each(units)
+    if chosen == "native":
+        return native.topk(scores, units, k, last, sizes, False)
+    ends = units.clamp(max=last)
+    others = units - ends
     if k == 0:
         none = scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
-        return with_last(none, lengths.new_zeros(scores.shape[:2]), others, ends, last)
+        return with_last(none, units.new_zeros(scores.shape[:2]), others, ends, last)
     if sizes is None:
         return with_last(*_ranked(chosen, scores, others, k, "position"), others, ends, last)
     ids, counts = _ranked(chosen, scores, others, k, "score")

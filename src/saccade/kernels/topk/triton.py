@@ -13,15 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._share import Share
 from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
 from saccade.kernels._triton.ranking import entry_of, rank
 
-DIRECT = 8192
-"""Rows up to this width are searched without narrowing them first: three more launches cost more."""
+DIRECT = 9216
+"""Rows up to this width are searched without narrowing them first: three more launches cost more.
+
+Somewhat wider than what is held: a captured step's bound is its longest row and a little room.
+"""
 HELD = 8192
 """The most keys that a program keeps in registers while it searches their cut."""
-HALVINGS = 3
-"""So often a program may halve how many keys it holds, where a row has fewer."""
+LEAST = 1024
+"""A program halves how many keys it holds where a row has fewer, down to so many."""
 TILE = 256
 """Entries that a warp looks at together where they are not held."""
 PART = 512
@@ -37,9 +41,9 @@ LINE = 32
 
 
 def topk(
-    scores: Tensor, lengths: Tensor, k: int, last: int, reserved: int, bounds: Tensor | None, ranked: bool
+    scores: Tensor, lengths: Tensor, k: int, last: int, reserved: int, unit: int, share: Share | None, ranked: bool
 ) -> tuple[Tensor, Tensor]:
-    """The best `k` before the `last` entries of each row, fewer where a bound says so, and these last entries."""
+    """The best `k` before the `last` entries of each row, fewer where a share says so, and these last entries."""
     batch, groups, width = scores.shape
     kept = min(k, width)
     if scores.stride(2) != 1:
@@ -49,19 +53,23 @@ def topk(
     counts = torch.empty((batch, groups), dtype=torch.int32, device=scores.device)
     entries = torch.empty((rows, kept if ranked else 0), dtype=torch.int64, device=scores.device)
     row = (scores, scores.stride(0), scores.stride(1), groups)
-    want = (lengths, kept, last, reserved, lengths if bounds is None else bounds)
-    bounded = bounds is not None
+    parts = (0, 0, 0) if share is None else (share.numerator, share.denominator, share.minimum)
+    want, bounded = (lengths, kept, last, reserved, unit, *parts), share is not None
 
     blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
     narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
     table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
     splits = triton.cdiv(width, PART)
-    held = _held(blocks if narrowed else triton.next_power_of_2(width))
-    warps = _warps(held)
+    if narrowed or width > DIRECT:
+        held = _held(blocks) if narrowed else 0
+    else:
+        held = min(max(triton.next_power_of_2(width), FEWEST_BLOCKS), HELD)
+    warps = 4 if held and not (narrowed or ranked) else _warps(held)
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
-        BOUNDED=bounded, VECTOR=_vector(width), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
+        BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
+        SPLITS=triton.next_power_of_2(splits) if narrowed else 1,
+        HELD=held, HALVINGS=max(held // LEAST, 1).bit_length() - 1 if held else -1,
         LINE=LINE, TILE=TILE * warps, num_warps=warps,
     )  # fmt: skip
     if ranked:
@@ -75,25 +83,33 @@ def _held(number: int) -> int:
 
 
 def _warps(held: int) -> int:
-    """As few as the registers allow, since all wait for each other in every round: 16 keys of a thread."""
+    """As few as the registers allow, since all wait for each other in every round: 16 keys of a thread.
+
+    Where a program reads its row once and writes positions, four warps suffice.
+    """
     return 8 if 0 < held <= FEWEST_BLOCKS else 16
 
 
-def _vector(width: int) -> int:
-    """How many neighbours may be read if one is wanted: 16 bytes where rows are whole numbers of them."""
-    return 4 if width % 4 == 0 else 1
+def _vector(scores: Tensor) -> int:
+    """How many neighbours may be read if one is wanted: 16 bytes where rows are whole numbers of them, or padded to."""
+    batch, groups, width = scores.shape
+    steps = scores.stride(0), scores.stride(1)
+    whole = triton.cdiv(width, 4) * 4
+    end = scores.storage_offset() + max(batch - 1, 0) * steps[0] + max(groups - 1, 0) * steps[1] + whole
+    room = end * scores.element_size() <= scores.untyped_storage().nbytes()
+    return 4 if width % 4 == 0 or (room and not any(step % 4 for step in steps)) else 1
 
 
 def _narrow(
     row: tuple[Tensor, int, int, int],
-    want: tuple[Tensor, int, int, int, Tensor],
+    want: tuple[Tensor, int, int, int, int, int, int, int],
     rows: int,
     width: int,
     blocks: int,
     bounded: bool,
 ) -> tuple[Tensor, ...]:
     """Candidates among which what every row wants lies, and where each part of a row left its own."""
-    device, splits, vector = row[0].device, triton.cdiv(width, PART), _vector(width)
+    device, splits, vector = row[0].device, triton.cdiv(width, PART), _vector(row[0])
     maxima = torch.empty((rows, blocks), dtype=torch.int32, device=device)
     floors, sizes = torch.empty((2, rows, LINE), dtype=torch.int32, device=device)
     best = torch.empty((rows, 2 * blocks), dtype=torch.float32, device=device)
@@ -122,17 +138,24 @@ def _wanted(
     kept: tl.tensor,
     last: tl.tensor,
     reserved: tl.tensor,
-    bounds: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
     BOUNDED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """How many of a row are to be chosen, among how many (0 when none is wanted), and how many follow them."""
     batch = tl.program_id(0) // groups
-    length = tl.maximum(tl.load(lengths + batch) - reserved, 0)
+    length = (tl.maximum(tl.load(lengths + batch) - reserved, 0) + (unit - 1)) // unit
     ending = tl.minimum(length, last)
     others = length - ending
     count = tl.minimum(others, kept)
     if BOUNDED:
-        count = tl.minimum(count, tl.maximum(tl.load(bounds + batch) - ending, 0))
+        # Tensors, whatever the compiler took for a constant; unsigned, which takes fewer registers.
+        by = (length * 0 + denominator).to(tl.uint64)
+        size = (length.to(tl.uint64) * (length * 0 + numerator).to(tl.uint64) + (by - 1)) // by
+        size = tl.minimum(tl.maximum(size.to(tl.int32), minimum), length)
+        count = tl.minimum(count, tl.maximum(size - ending, 0))
     return count, tl.where(count > 0, others, 0), length
 
 
@@ -156,7 +179,10 @@ def _maxima(
     kept: tl.tensor,
     last: tl.tensor,
     reserved: tl.tensor,
-    bounds: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
     maxima: tl.tensor,
     blocks: tl.tensor,
     BOUNDED: tl.constexpr,
@@ -167,7 +193,7 @@ def _maxima(
 ) -> None:
     """Block i holds the positions i, i + blocks, ...: neighbours, often high together, lie in different ones."""
     row, source = _row_of(scores, batch_stride, group_stride, groups)
-    _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
+    _, others, _ = _wanted(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     best = tl.full([DEPTH, COLUMNS], LOWEST, tl.int32)
     if others > HELD:
@@ -184,7 +210,10 @@ def _floors(
     kept: tl.tensor,
     last: tl.tensor,
     reserved: tl.tensor,
-    bounds: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
     maxima: tl.tensor,
     blocks: tl.tensor,
     floors: tl.tensor,
@@ -196,7 +225,7 @@ def _floors(
 ) -> None:
     """A key that enough of each row's maxima reach and few more, and an empty buffer."""
     row = tl.program_id(0).to(tl.int64)
-    count, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
+    count, others, _ = _wanted(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     stop = tl.minimum(others, blocks)
     if others > HELD:
         if HELD:
@@ -218,7 +247,10 @@ def _collect(
     kept: tl.tensor,
     last: tl.tensor,
     reserved: tl.tensor,
-    bounds: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
     floors: tl.tensor,
     sizes: tl.tensor,
     best: tl.tensor,
@@ -236,7 +268,7 @@ def _collect(
 ) -> None:
     """Append what reaches the floor; parts of a row come in any order, and note where theirs are."""
     row, source = _row_of(scores, batch_stride, group_stride, groups)
-    _, others, _ = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
+    _, others, _ = _wanted(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     if others > HELD:
         floor = tl.load(floors + row * LINE)
         floor = tl.where(floor < 0, floor ^ HIGHEST, floor).to(tl.float32, bitcast=True)
@@ -300,7 +332,10 @@ def _select(
     kept: tl.tensor,
     last: tl.tensor,
     reserved: tl.tensor,
-    bounds: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
     sizes: tl.tensor,
     best: tl.tensor,
     positions: tl.tensor,
@@ -326,7 +361,9 @@ def _select(
 ) -> None:
     """Write a row's best by position, or as entries."""
     row, source = _row_of(scores, batch_stride, group_stride, groups)
-    count, others, length = _wanted(groups, lengths, kept, last, reserved, bounds, BOUNDED)
+    count, others, length = _wanted(
+        groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
+    )
     ending = tl.minimum(length, last)
     total = count + ending
     tl.store(counts + row, total)

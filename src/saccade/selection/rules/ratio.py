@@ -9,6 +9,7 @@ from functools import cache
 from torch import Tensor
 
 from ...errors import PolicyError
+from ...kernels._share import Share
 from ...kernels.topk.api import topk_and_last
 from ...types import Rows, Selection
 from ..selector import Rule
@@ -36,23 +37,20 @@ class Ratio(Rule):
                 f"local_pages={self.local} is not valid: at least 1 and at most min_pages, which is {self.minimum}"
             )
 
-    def kept_of(self, units: int) -> int:
-        """How many of a row's `units` stay, on the host."""
-        numerator, denominator = _share(self.kept)
-        return min(units, max(self.minimum, -(-units * numerator // denominator)))
+    @property
+    def share(self) -> Share:
+        """What is kept of a row, in whole numbers."""
+        return Share(*_share(self.kept), self.minimum)
 
     def size(self, length: int, unit: int) -> int:
-        return self.kept_of(-(-length // unit))
+        return self.share.of(-(-length // unit))
 
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
-        units = (rows.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
-        numerator, denominator = _share(self.kept)
-        share = (units.long() * numerator + (denominator - 1)).div(denominator, rounding_mode="floor")
-        kept = share.clamp(min=self.minimum).minimum(units).int()
-        width = self.kept_of(-(-rows.max_len // unit))
+        width = self.size(rows.max_len, unit)
         local = min(self.local, width)
-        return Selection(*topk_and_last(scores, units, width - local, local, sizes=kept), unit)
+        ids = topk_and_last(scores, rows.seq_lens, width - local, local, unit=unit, share=self.share)
+        return Selection(*ids, unit)
 
 
 @cache

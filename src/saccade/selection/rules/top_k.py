@@ -23,11 +23,9 @@ class TopK(Rule):
 
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
-        units = rows.seq_lens
-        if unit > 1:
-            units = (units + (unit - 1)).div(unit, rounding_mode="floor")
-        ids, counts = topk_and_last(scores, units, self.budget // unit - 1, 1)
+        ids, counts = topk_and_last(scores, rows.seq_lens, self.budget // unit - 1, 1, unit=unit)
         if self.budget % unit:
+            units = (rows.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
             ids, counts = _whole_where(rows.seq_lens <= self.budget, units, ids, counts)
         return Selection(ids, counts, unit)
 
