@@ -17,15 +17,12 @@ from saccade.kernels._share import Share
 from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
 from saccade.kernels._triton.ranking import entry_of, rank
 
-DIRECT = 9216
-"""Rows up to this width are searched without narrowing them first: three more launches cost more.
-
-Somewhat wider than what is held: a captured step's bound is its longest row and a little room.
-"""
+DIRECT = 8192
+"""Rows up to this width are searched without narrowing them first: three more launches cost more."""
 HELD = 8192
 """The most keys that a program keeps in registers while it searches their cut."""
-LEAST = 1024
-"""A program halves how many keys it holds where a row has fewer, down to so many."""
+HALVINGS = 3
+"""So often a program may halve how many keys it holds, where a row has fewer."""
 TILE = 256
 """Entries that a warp looks at together where they are not held."""
 PART = 512
@@ -60,16 +57,12 @@ def topk(
     narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
     table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
     splits = triton.cdiv(width, PART)
-    if narrowed or width > DIRECT:
-        held = _held(blocks) if narrowed else 0
-    else:
-        held = min(max(triton.next_power_of_2(width), FEWEST_BLOCKS), HELD)
-    warps = 4 if held and not (narrowed or ranked) else _warps(held)
+    held = _held(blocks if narrowed else triton.next_power_of_2(width))
+    warps = _warps(held)
     _select[(rows,)](
         *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
         BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1,
-        HELD=held, HALVINGS=max(held // LEAST, 1).bit_length() - 1 if held else -1,
+        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
         LINE=LINE, TILE=TILE * warps, num_warps=warps,
     )  # fmt: skip
     if ranked:
@@ -83,10 +76,7 @@ def _held(number: int) -> int:
 
 
 def _warps(held: int) -> int:
-    """As few as the registers allow, since all wait for each other in every round: 16 keys of a thread.
-
-    Where a program reads its row once and writes positions, four warps suffice.
-    """
+    """As few as the registers allow, since all wait for each other in every round: 16 keys of a thread."""
     return 8 if 0 < held <= FEWEST_BLOCKS else 16
 
 
