@@ -61,6 +61,9 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
+    "serve-h200-pages": Made(
+        partial(serving.speed, file="serve_h200_pages"), "serve_h200_pages", "saccade bench serve"
+    ),
     "serve-h200-gemma3": Made(
         partial(serving.speed, file="serve_h200_gemma3"), "serve_h200_gemma3", "saccade bench serve"
     ),
