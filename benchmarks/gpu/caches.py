@@ -27,6 +27,13 @@ class Heads:
         return self.dim**-0.5
 
 
+def disordered(rows: int, pages: int, width: int, generator: torch.Generator) -> Tensor:
+    """A page table int32 `[rows, width]`, each row's first pages anywhere, those behind them 0."""
+    table = torch.zeros((rows, width), dtype=torch.int32, device=generator.device)
+    table[:, :pages] = torch.randperm(rows * pages, device=generator.device, generator=generator).view(rows, pages)
+    return table
+
+
 class Cell:
     """A context and a batch: caches, queries and rows to call operations on.
 

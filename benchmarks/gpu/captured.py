@@ -7,13 +7,12 @@ nothing of a layer in it. Sets of one size, a paged cache with pages in disorder
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
@@ -21,8 +20,8 @@ from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.top_k import TopK
 from saccade.types import KVView, Rows, Selection
 
-from .caches import Heads
-from .timing import AHEAD, Deadline, write
+from .caches import Heads, disordered
+from .timing import AHEAD, Deadline, kernels_of, write
 
 PAGE = 16
 BUDGET = 2048
@@ -43,8 +42,7 @@ class Step:
         pages = -(-(longest or length) // PAGE)
         shape = (rows * pages, 2, PAGE, heads.kv, heads.dim)
         self.caches = [torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(2)]
-        table = torch.zeros((rows, -(-bound // PAGE)), **integers)
-        table[:, :pages] = torch.randperm(rows * pages, device=device, generator=generator).view(rows, pages)
+        table = disordered(rows, pages, -(-bound // PAGE), generator)
         lengths = torch.full((rows,), length, **integers)
         whole = torch.zeros(rows, dtype=torch.bool, device=device)
         if longest is not None:
@@ -88,17 +86,14 @@ def kernel_times(call: Callable[[int], Any], device: torch.device) -> dict[str, 
         call(number)
     if device.type != "cuda":
         return {}
-    times: dict[str, float] = defaultdict(float)
+    numbers = count()
+
+    def from_memory() -> None:
+        torch.neg(emptied, out=emptied)
+        call(next(numbers))
+
     torch.cuda._sleep(AHEAD)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for number in range(CALLS):
-            torch.neg(emptied, out=emptied)
-            call(number)
-        torch.cuda.synchronize()
-    for event in profiled.events():
-        if "neg" not in event.name:
-            times[event.name.partition("(")[0][-60:]] += event.device_time_total / CALLS
-    return {name: round(time, 2) for name, time in times.items()}
+    return {name: spent for name, (_, spent) in kernels_of(from_memory, CALLS, but="neg").items()}
 
 
 def main() -> None:

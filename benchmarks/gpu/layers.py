@@ -8,12 +8,10 @@ grids are bounded by `max_model_len`. Times of a whole graph, medians of interle
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds, PagedIndexes, bounds_bytes
 from saccade.checkpoints.presets import read_config
@@ -24,14 +22,16 @@ from saccade.decode.state import DecodeState
 from saccade.methods.policy import Policy
 from saccade.types import KVView, Rows
 
-from .timing import Captured, Deadline, interleaved, write
+from .caches import disordered
+from .captured import BOUND
+from .captured import PAGE as BLOCK
+from .environment import environment
+from .timing import Captured, Deadline, interleaved, kernels_of, write
 
 SHAPE = "llama-3.1-8b"
 POLICIES = ("streaming", "tidal", "less_is_more", "quest", "resa:rectify=none")
 POINTS = ((1, 16), (28, 16), (4, 4096), (1, 131_072), (4, 131_072))
 """Rows and their lengths."""
-BOUND = 131_681
-BLOCK = 16
 ROUNDS = 21
 REPLAYS = 5
 
@@ -51,8 +51,7 @@ class Caches:
         for _ in range(2):
             memory = torch.randn((rows * blocks, padded), dtype=torch.bfloat16, device=device, generator=generator)
             self.caches.append(memory.as_strided((rows * blocks, heads, BLOCK, 2 * dim), strides))
-        table = torch.zeros((rows, -(-bound // BLOCK)), **integers)
-        table[:, :blocks] = torch.randperm(rows * blocks, device=device, generator=generator).view(rows, blocks)
+        table = disordered(rows, blocks, -(-bound // BLOCK), generator)
         lengths, whole = torch.full((rows,), length, **integers), torch.zeros(rows, dtype=torch.bool, device=device)
         self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole)
         self.first_new = lengths - 1
@@ -91,22 +90,6 @@ def step_of(spec: str, caches: Caches) -> Captured:
     return Captured([step], caches.first_new.device)
 
 
-def kernels_of(step: Captured) -> dict[str, list[float]]:
-    """Of each kernel, by name: launches of a step, and their microseconds together."""
-    if step.device.type != "cuda":
-        return {}
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for _ in range(REPLAYS):
-            step.run()
-        torch.cuda.synchronize()
-    for event in profiled.events():
-        entry = found[event.name.partition("(")[0][-60:]]
-        entry[0] += 1 / REPLAYS
-        entry[1] += event.device_time_total / REPLAYS
-    return {name: [round(count, 1), round(time, 1)] for name, (count, time) in found.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
@@ -118,7 +101,8 @@ def main() -> None:
     deadline, points, bound = Deadline(given.seconds), POINTS, BOUND
     if given.smoke:
         points, bound = ((2, 20), (1, 4096)), 4200
-    results: dict[str, Any] = {"shape": SHAPE, "bound": bound, "rows": [], "left_out": []}
+    results: dict[str, Any] = {"environment": environment(given.smoke), "shape": SHAPE, "bound": bound}
+    results |= {"rows": [], "left_out": []}
     for rows, length in points:
         facts = {"rows": rows, "length": length}
         if deadline.left < 15:
@@ -127,7 +111,8 @@ def main() -> None:
         caches = Caches(rows, length, bound, device)
         steps = {spec: step_of(spec, caches) for spec in given.policy or POLICIES}
         for spec, times in interleaved(steps, rounds=2 if given.smoke else ROUNDS, seconds=deadline.left / 4).items():
-            results["rows"].append({**facts, "policy": spec, **times, "kernels": kernels_of(steps[spec])})
+            found = kernels_of(steps[spec].run, REPLAYS) if device.type == "cuda" else {}
+            results["rows"].append({**facts, "policy": spec, **times, "kernels": found})
         write(given.file, results)
         del caches, steps
 

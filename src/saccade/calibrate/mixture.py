@@ -238,8 +238,8 @@ def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     past, new = keys.shape[1], key.shape[1]
     own = torch.arange(new, device=q.device)
     scores[:, own, past + own] = float("inf")  # the current token is always attended to
-    share = Ratio(kept)
-    counts = torch.tensor([share.size(past + number + 1, 1) for number in range(new)], device=q.device)
+    rule = Ratio(kept)
+    counts = torch.tensor([rule.size(past + number + 1, 1) for number in range(new)], device=q.device)
     best = scores.topk(int(counts.max()), dim=-1).values
     cut = best.gather(-1, (counts - 1)[None, :, None].expand(scores.shape[0], -1, 1))
     above, tied = scores > cut, scores == cut

@@ -202,8 +202,9 @@ def test_quantised(dtype: torch.dtype, query_dtype: torch.dtype, pooling: Poolin
         torch.testing.assert_close(scores[present], wanted[present], rtol=1e-5, atol=1e-4)
     one = page_scores(query, lower, upper, lengths, page=4, pooling=pooling, k_scale=scale[1:], implementation="triton")
     half = scores.shape[1] // 2
-    wanted[:, :half] *= 12
-    torch.testing.assert_close(one[present], wanted[present], rtol=1e-5, atol=1e-3)
+    for heads, factor, error in ((slice(half), 12, 1e-3), (slice(half, None), 1, 1e-4)):
+        some = present[:, heads]
+        torch.testing.assert_close(one[:, heads][some], wanted[:, heads][some] * factor, rtol=1e-5, atol=error)
 
 
 def test_what_it_cannot_take_is_named() -> None:

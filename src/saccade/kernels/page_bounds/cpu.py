@@ -63,7 +63,6 @@ def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling:
     scores = queries.new_empty((*queries.shape[:3], pages))
     for row, length in enumerate(seq_lens.tolist()):
         used = min(-(-length // page), pages)
-        scores[row, :, :, used:] = -torch.inf
         places = None if table is None else _places(lower, table[row], 0, used)
         for head in range(kv_heads):
             out = scores[row, head, :, :used]

@@ -55,8 +55,7 @@ def page_scores(
         block = block.masked_fill(used == 0, 0)
         lower, upper = (bounds.transpose(1, 2)[block, inside].transpose(1, 2) for bounds in (lower, upper))
     scores = queries.clamp(min=0) @ _present(upper, absent) + queries.clamp(max=0) @ _present(lower, absent)
-    pooled = scores.amax(dim=2) if pooling == "max" else scores.flatten(1, 2)
-    return pooled.masked_fill(absent, -torch.inf)
+    return scores.amax(dim=2) if pooling == "max" else scores.flatten(1, 2)
 
 
 def _places(bounds: Tensor, table: Tensor | None, pages: Tensor) -> tuple[Tensor, Tensor]:
