@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from saccade import SaccadeError, machine
-from saccade.bench import grid, serving
+from saccade.bench import engines, grid, serving
 from saccade.bench.serving import EMPTY, ServingJob, ServingSettings
 from saccade.bench.variants import STOCK_AGAIN
 from saccade.cli import app
@@ -74,7 +74,7 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ServingJob, "run")
+    monkeypatch.delattr(engines.EngineJob, "run")
     # Whether vLLM is there is told before. The module is hidden behind its command group.
     monkeypatch.setattr(sys.modules["saccade.cli.bench"], "find_spec", lambda name: object())
     result = CliRunner().invoke(app, ["bench", "serve", "--json", "/nowhere/rows.json"])
@@ -122,7 +122,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clocked, "started", [])
     monkeypatch.setattr(Clocked, "given", [])
     monkeypatch.setattr(serving, "SyntheticEngine", Clocked)
-    monkeypatch.setattr(serving, "prepare_process", lambda served: None)
+    monkeypatch.setattr(engines, "prepare_process", lambda served: None)
     monkeypatch.setattr(machine, "read_bandwidth", lambda device: 100.0)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
@@ -213,8 +213,8 @@ def test_points_are_measured_as_given_behind_the_empty_contexts() -> None:
 def test_on_cuda_engines_run_as_served_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "pick_device", torch.device)
     monkeypatch.setattr(machine, "device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(serving, "copy_bandwidth", lambda device: 4100.0)
-    monkeypatch.setattr(serving, "free_memory", lambda device: 2**37)
+    monkeypatch.setattr(engines, "copy_bandwidth", lambda device: 4100.0)
+    monkeypatch.setattr(engines, "free_memory", lambda device: 2**37)
     job = checked(device="cuda", points=["8192x4"], steps=None, block=None, tensor_parallel=2, max_model_len=131072)
     assert (job.steps, job.block, job.units) == (64, 16, 6)
     results = job.run(lambda unit, results: None)

@@ -11,6 +11,7 @@ import torch
 from engines import force_own_path, runner
 
 from saccade.adapters.vllm.options import ServeOptions
+from saccade.bench.clients import ClientsJob, ClientsSettings
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
 from saccade.bench.variants import STOCK_AGAIN
@@ -94,6 +95,23 @@ def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) 
         told.append(answers)
     assert told[1:] == [told[0]] * 2
     assert len({tuple(answer) for answer in told[0]}) > 1
+
+
+def test_clients_are_served_from_the_prefix_cache() -> None:
+    """Rectified or not; three of four blocks of a prompt are shared, and the two first prompts fill them."""
+    settings = {**SETTINGS, "contexts": ["256,128"], "batches": ["2"], "policies": [QUEST, "resa"], "steps": None}
+    job = ClientsJob.check(ClientsSettings(**settings, new_tokens=4, shared=0.75, requests=6))
+    results = job.run(lambda unit, results: None)
+    assert [row["policy"] for row in results["rows"]] == ["stock", QUEST, "resa", STOCK_AGAIN]
+    assert results["notes"] == []
+    for row in results["rows"]:
+        assert row["requests"] >= 6
+        assert row["cached_share"] == 0.75
+        assert row["requests_per_second"] > 0
+        assert 0 < row["next_ms"] <= row["next_ms_p99"]
+        assert 0 < row["first_ms"] <= row["first_ms_p99"]
+        # Four tokens a request: a first one and three gaps, but for requests that were under way at either end.
+        assert abs(row["gaps"] - 3 * row["firsts"]) <= 6
 
 
 class Graphs:

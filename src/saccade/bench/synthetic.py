@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from ..adapters.vllm.checks import FULL_KIND
+from ..adapters.vllm.checks import FULL_KIND, SCHEDULER
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -31,49 +31,62 @@ def prepare_process(*, served: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-class SyntheticEngine:
-    """vLLM with random weights and a random cache, decoding `batch` rows of `context` tokens.
+def start_engine(options: ServeOptions | None, *, apart: bool, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    """vLLM's `LLM` with random weights.
 
     Args:
         options: of saccade; None is stock vLLM.
         apart: whether layers with a window are left to vLLM's own backend.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
+    Returns:
+        it, and facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
+    """
+    start = time.perf_counter()
+    import vllm
+
+    ours: dict[str, Any] = {}
+    if options is not None:
+        backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
+        ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
+        ours["additional_config"] = {KEY: options.to_dict()}
+        if options.policy.rectify is not None:
+            ours |= {"scheduler_cls": SCHEDULER, "async_scheduling": False}
+    llm = vllm.LLM(
+        load_format="dummy",
+        enable_chunked_prefill=True,
+        disable_log_stats=True,
+        seed=0,
+        worker_extension_cls=WORKER,
+        **ours,
+        **settings,
+    )
+    seconds = time.perf_counter() - start
+    config = llm.llm_engine.vllm_config
+    return llm, {
+        "start_seconds": round(seconds, 1),
+        "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+        "model_runner": "V2" if config.use_v2_model_runner else "V1",
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "vllm": vllm.__version__,
+        **llm.collective_rpc("graph_facts")[0],
+    }
+
+
+class SyntheticEngine:
+    """vLLM with random weights and a random cache, decoding `batch` rows of `context` tokens.
+
+    Args:
+        options, apart, settings: see `start_engine`.
+
     Attributes:
-        llm: vLLM's.
-        facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
+        llm, facts: what that gives.
         tokens: the latest of each row.
     """
 
     def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
-        start = time.perf_counter()
-        import vllm
-
-        ours: dict[str, Any] = {}
-        if options is not None:
-            backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
-            ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
-            ours["additional_config"] = {KEY: options.to_dict()}
-        self.llm = vllm.LLM(
-            load_format="dummy",
-            enable_chunked_prefill=True,
-            enable_prefix_caching=False,
-            disable_log_stats=True,
-            seed=0,
-            worker_extension_cls=WORKER,
-            **ours,
-            **settings,
-        )
-        seconds = time.perf_counter() - start
-        config = self.llm.llm_engine.vllm_config
-        self.facts = {
-            "start_seconds": round(seconds, 1),
-            "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
-            "model_runner": "V2" if config.use_v2_model_runner else "V1",
-            "async_scheduling": bool(config.scheduler_config.async_scheduling),
-            "vllm": vllm.__version__,
-            **self.llm.collective_rpc("fill_cache")[0],
-        }
+        self.llm, self.facts = start_engine(options, apart=apart, enable_prefix_caching=False, **settings)
+        self.llm.collective_rpc("fill_cache")
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
         self._points = 0

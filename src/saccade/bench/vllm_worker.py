@@ -39,13 +39,14 @@ class SyntheticWorker:
     vllm_config: Any
     model_runner: Any
 
-    @torch.inference_mode()
-    def fill_cache(self) -> dict[str, Any]:
-        """Random keys and values, the same in every engine, and the page bounds of them where a policy has some.
+    def graph_facts(self) -> dict[str, Any]:
+        """What only the worker knows of its CUDA graphs: their kind, and the bytes that vLLM set aside for them."""
+        kind = self.vllm_config.compilation_config.cudagraph_mode.name
+        return {"cudagraph_mode": kind, "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0)}
 
-        Returns:
-            what only the worker knows of its CUDA graphs: their kind, and the bytes that vLLM set aside for them.
-        """
+    @torch.inference_mode()
+    def fill_cache(self) -> None:
+        """Random keys and values, the same in every engine, and the page bounds of them where a policy has some."""
         layers = list(get_layers_from_vllm_config(self.vllm_config, Attention).values())
         # Layers of other kinds may lie in the same memory: ours come last, so that bounds are of what lies there.
         layers.sort(key=lambda layer: isinstance(layer.impl, SparseLayer))
@@ -59,9 +60,6 @@ class SyntheticWorker:
                     table = torch.arange(start, start + part.shape[0], dtype=torch.int32, device=cache.device)
                     rows = Rows.on_host(table[None], [0], [part.shape[0] * part.shape[2]])
                     layer.impl.refresh(layer, cache, Written(rows, torch.zeros_like(rows.seq_lens), rows.max_len))
-
-        kind = self.vllm_config.compilation_config.cudagraph_mode.name
-        return {"cudagraph_mode": kind, "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0)}
 
     def skip_model(self, skip: bool) -> None:
         """Leave the model out of the steps that follow, or take it back in; full CUDA graphs may replay it anyway."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -72,11 +72,21 @@ def decode(
 @bench.command()
 def serve(
     shape: Shape = "smollm2-135m",
-    context: Annotated[list[str], words("N,N", "Cached tokens of every row.")] = SERVED_CONTEXTS,
-    batch: options.Batches = SERVED_BATCHES,
+    context: Annotated[
+        list[str], words("N,N", "Cached tokens of every row; with --clients lengths of prompts, in turn.")
+    ] = SERVED_CONTEXTS,
+    batch: Annotated[list[str] | None, words("N,N", "Rows decoded together. Default: 1,4.")] = None,
     points: Annotated[
         list[str] | None, words("CxB,CxB", "Contexts and batches, such as 16x1,131072x4; instead of those two.")
     ] = None,
+    clients: Annotated[
+        list[str] | None, words("N,N", "Time requests instead of steps: so many clients, each asking again at once.")
+    ] = None,
+    new_tokens: Annotated[int | None, count("With --clients: tokens of an answer. Default: 128.", 2)] = None,
+    shared: Annotated[
+        float | None, number("SHARE", "With --clients: share of each prompt that all have in common. Default: 0.")
+    ] = None,
+    requests: Annotated[int | None, count("With --clients: requests that count. Default: 4 per client.")] = None,
     threads: Annotated[int, count("CPU threads.")] = 2,
     policy: options.Policies = SERVED_POLICIES,
     budget: options.TimedBudgets = BUDGET,
@@ -94,33 +104,59 @@ def serve(
     json: JsonFile = None,
     resume: Annotated[bool, flag("--resume", "Go on with the rows that FILE of --json has already.")] = False,
 ) -> None:
-    """Time one output token of vLLM, stock and under policies, on a cache of random keys.
+    """Time one output token of vLLM, stock and under policies, on a cache of random keys; or requests under a load.
 
     Nothing is prefilled: requests start with their blocks filled. The share of the ceiling is the time that the bytes
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
     first and last: a setting at which the two differ by more than 2% is void.
 
+    With --clients prompts of random tokens are prefilled, found in the prefix cache and answered; engines run one after
+    another. What counts begins when as many requests were answered as there are clients, and ends while all are busy.
+
     Example:
 
       saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
+
+      saccade bench serve --clients 4 --context 4096,8192 --shared 0.9 --new-tokens 64 --policy quest
     """
     from ..adapters.vllm.server.serve import INSTALL
+    from ..bench.clients import ClientsJob, ClientsSettings
+    from ..bench.engines import EngineJob
     from ..bench.serving import ServingJob, ServingSettings
     from ..eval.output import read_json
-    from ..report.timings import serving_table
+    from ..report.timings import load_table, serving_table
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    settings = ServingSettings(
-        shape, context, batch, [str(threads)], dtype, device, policy, budget, steps,
-        points or (), block, max_model_len, memory, tensor_parallel,
-    )  # fmt: skip
-    job, before = ServingJob.check(settings), None
+    steps_only = {"batch": batch, "points": points, "steps": steps, "max-model-len": max_model_len}
+    load_only = {"new-tokens": new_tokens, "shared": shared, "requests": requests}
+    for name, given in (load_only if clients is None else steps_only).items():
+        if given is not None:
+            raise SaccadeError(f"--{name} is not valid {'without' if clients is None else 'with'} --clients")
+    common: dict[str, Any] = {
+        "shape": shape, "contexts": context, "threads": [str(threads)], "dtype": dtype, "device": device,
+        "policies": policy, "budgets": budget, "steps": steps, "block": block, "memory": memory,
+        "tensor_parallel": tensor_parallel,
+    }  # fmt: skip
+    job: EngineJob[Any, Any]
+    if clients is None:
+        single: dict[str, Any] = {
+            "batches": batch or SERVED_BATCHES,
+            "points": points or (),
+            "max_model_len": max_model_len,
+        }
+        job, table = ServingJob.check(ServingSettings(**common, **single)), serving_table
+    else:
+        chosen: dict[str, Any] = {
+            name.replace("-", "_"): value for name, value in load_only.items() if value is not None
+        }
+        job, table = ClientsJob.check(ClientsSettings(**common, batches=clients, **chosen)), load_table
     if find_spec("vllm") is None:
         raise SaccadeError(INSTALL)
+    before = None
     if resume and json is not None and json.is_file() and json.stat().st_size:
         before = read_json(json)
-    time_and_show(job, serving_table, json, before=before)
+    time_and_show(job, table, json, before=before)

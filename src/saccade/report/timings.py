@@ -44,6 +44,19 @@ SERVING_COLUMNS: Columns = {
     "over stock": lambda row: number(row["speedup_over_stock"], "{:.2f}×"),
     "stock's drift": lambda row: number(row["drift"], "{:+.1%}") + (" void" if row["void"] else ""),
 }
+LOAD_COLUMNS: Columns = {
+    "clients": lambda row: str(row["clients"]),
+    "policy": SERVING_COLUMNS["policy"],
+    "requests per s": lambda row: f"{row['requests_per_second']:.3g}",
+    "over stock": lambda row: number(row["over_stock"], "{:.2f}×"),
+    "tokens per s": lambda row: f"{row['tokens_per_second']:.3g}",
+    "cached": lambda row: f"{row['cached_share']:.0%}",
+    "first token, s": lambda row: f"{row['first_ms'] / 1e3:.2f}",
+    "its p99": lambda row: f"{row['first_ms_p99'] / 1e3:.2f}",
+    "next token, ms": lambda row: f"{row['next_ms']:.1f}",
+    "next p99": lambda row: f"{row['next_ms_p99']:.1f}",
+    "stock's drift": SERVING_COLUMNS["stock's drift"],
+}
 
 
 def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
@@ -56,7 +69,10 @@ def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
     title = f"{results['shape']}, {here['dtype']}, {where}, {bandwidth}"
     rows, notes = renamed(results["rows"]) if "policy" in columns else (results["rows"], [])
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"), notes)
-    return fill(table, rows, columns.values(), "context", "batch", "threads")
+    setting = [key for key in ("context", "batch", "threads", "clients") if all(key in row for row in rows)]
+    return fill(table, rows, columns.values(), *setting)
 
 
-decode_table, serving_table = (partial(timing_table, columns=columns) for columns in (COLUMNS, SERVING_COLUMNS))
+decode_table, serving_table, load_table = (
+    partial(timing_table, columns=columns) for columns in (COLUMNS, SERVING_COLUMNS, LOAD_COLUMNS)
+)

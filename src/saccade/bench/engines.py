@@ -1,0 +1,250 @@
+"""Engines of vLLM, stock and under policies, started for a benchmark one group after another."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import lcm
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ..errors import SaccadeError
+from ..machine import copy_bandwidth, free_memory
+from ..methods.policy import Policy
+from ..types import SLIDING
+from .grid import Grid, GridJob, OnUnit, PolicySettings
+from .rows import LoadRow, ServingRow
+from .synthetic import prepare_process
+from .variants import STOCK
+
+CHUNK = 16_384
+"""Tokens of a step before decoding begins; vLLM runs as many through the model when it starts."""
+
+H200 = 4_200
+"""GB/s that copying reaches on an H200 which nobody else uses."""
+
+AnyPoint = TypeVar("AnyPoint")
+AnyRow = TypeVar("AnyRow", bound=ServingRow | LoadRow)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings(PolicySettings):
+    """What the user says of engines; None is the device's default."""
+
+    block: int | None = None
+    memory: float = 0.9
+    tensor_parallel: int = 1
+
+    def check(self, grid: Grid) -> int:
+        """Tokens of a block; or a SaccadeError about the first value that is not valid."""
+        served = grid.device.type == "cuda"
+        if not served and grid.device.type != "cpu":
+            raise SaccadeError(f"device {grid.device.type!r} is not valid: vLLM is timed on cpu or cuda")
+        if not served and self.tensor_parallel > 1:
+            raise SaccadeError(f"tensor-parallel={self.tensor_parallel} is not valid on a CPU: 1 is")
+        if not 0 < self.memory < 1:
+            raise SaccadeError(f"memory={self.memory} is not valid: a share of the device's, such as 0.9")
+        block = self.block or (16 if served else 32)
+        if block % 16:
+            raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")
+        return block
+
+    def timed(self, grid: Grid, block: int) -> tuple[dict[str, Policy | None], tuple[str, ...]]:
+        """Policies by name, stock first, and notes; ours without a policy is measured if it was asked for."""
+        chosen, notes = self.resolve(grid.shape)
+        timed = [policy for policy in chosen if str(policy) != "dense" or "dense" in self.policies]
+        for policy in timed:
+            _check_policy(policy, grid, block)
+        return {STOCK: None, **{str(policy): policy for policy in timed}}, notes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
+    """Checked settings; stock vLLM is always measured.
+
+    Attributes:
+        settings: as given, what a run that goes on is recognised by.
+        policies: by name; None is stock.
+        points: what every engine is measured at.
+        groups: names of the engines that stand side by side, group after group.
+        block: tokens of a block of vLLM's cache.
+        longest: most tokens of a row.
+    """
+
+    settings: EngineSettings
+    policies: Mapping[str, Policy | None]
+    points: tuple[AnyPoint, ...]
+    groups: tuple[tuple[str, ...], ...]
+    block: int
+    longest: int
+
+    @property
+    def units(self) -> int:
+        return len(self.groups) * len(self.points)
+
+    @property
+    @abstractmethod
+    def row(self) -> type[AnyRow]:
+        """Of rows."""
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """Rows that are decoded together at the largest point."""
+
+    @abstractmethod
+    def start(self, policy: Policy | None, settings: dict[str, Any]) -> Any:
+        """An engine with `facts` and `close()`."""
+
+    @abstractmethod
+    def blocks(self, point: AnyPoint) -> int:
+        """Blocks that a point takes."""
+
+    @abstractmethod
+    def said(self, point: AnyPoint) -> str:
+        """A point in words."""
+
+    @abstractmethod
+    def measure(self, engines: Mapping[str, Any], point: AnyPoint) -> list[AnyRow]:
+        """One row per engine."""
+
+    @abstractmethod
+    def compare(self, rows: Sequence[AnyRow], bandwidth: float) -> list[AnyRow]:
+        """Rows by point, with what compares them; bandwidth in GB/s."""
+
+    def run(self, on_unit: OnUnit, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Measure everything, or what is missing in the results of a run that was cut off.
+
+        Raises:
+            SaccadeError: if those are of other settings or another device.
+        """
+        told = json.loads(json.dumps(asdict(self.settings)))
+        if before is not None and before.get("settings") != told:
+            raise SaccadeError("the results to go on with are of other settings; give another --json, or no --resume")
+        served = self.grid.device.type == "cuda"
+        prepare_process(served=served)
+        # Where files lie on this machine is no part of what was run.
+        given = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+        command = shlex.join(["saccade", *given])
+        results = self.grid.results(settings=told, command=command, engines={}, notes=[])
+        here = results["environment"]
+        bandwidth = here["read_bandwidth_gb_s"]
+        if served:
+            bandwidth = here["copy_bandwidth_gb_s"] = round(copy_bandwidth(self.grid.device), 1)
+            if "H200" in here["device"] and bandwidth < H200:
+                results["notes"].append(f"this H200 copies {bandwidth:,.0f} GB/s, less than {H200:,}: others use it")
+        if before is not None:
+            if before["environment"]["device"] != here["device"]:
+                raise SaccadeError(f"the results to go on with are of {before['environment']['device']}")
+            results |= {name: before[name] for name in ("rows", "engines")}
+        rows = [self.row(**row) for row in results["rows"]]
+        with tempfile.TemporaryDirectory() as folder:
+            settings = self._engine_settings(folder)
+            for group in self.groups:
+                missing = self._missing(group, rows)
+                for done, new in self._group(group, missing, settings, results) if missing else ():
+                    rows = self.compare([*rows, *new], bandwidth * self.settings.tensor_parallel)
+                    results["rows"] = [asdict(row) for row in rows]
+                    on_unit(done, results)
+        return results
+
+    def _missing(self, group: Sequence[str], rows: Sequence[AnyRow]) -> list[AnyPoint]:
+        found = {(row.policy, row.point) for row in rows}
+        return [point for point in self.points if any((name, point) not in found for name in group)]
+
+    def _group(
+        self, group: Sequence[str], points: Sequence[AnyPoint], settings: dict[str, Any], results: dict[str, Any]
+    ) -> Iterator[tuple[str, list[AnyRow]]]:
+        """Start engines, measure them at every point, and close them."""
+        served, device = self.grid.device.type == "cuda", self.grid.device
+        free = free_memory(device) if served else None
+        engines: dict[str, Any] = {}
+        try:
+            for name in group:
+                engines[name] = self.start(self.policies.get(name), settings)
+                results["engines"][name] = engines[name].facts
+            fit = min(engine.facts["tokens"] for engine in engines.values()) // self.block - 1
+            for point in points:
+                done = f"{self.said(point)}, {', '.join(group)}"
+                if self.blocks(point) > fit:
+                    results["notes"].append(f"{done}: left out, the cache has no room")
+                    continue
+                torch.set_num_threads(max(self.grid.threads))
+                yield done, self.measure(engines, point)
+        except Exception as error:
+            # One engine that fails does not cost the others' figures; without stock there are none.
+            if STOCK in group:
+                raise
+            results["notes"].append(f"{', '.join(group)}: failed, {str(error).strip().partition(chr(10))[0]}")
+        finally:
+            for engine in engines.values():
+                engine.close()
+            if free is not None:
+                _wait_for_memory(device, free)
+
+    def _engine_settings(self, folder: str) -> dict[str, Any]:
+        """What all engines are started with; writes the model's configuration."""
+        grid, config, shape = self.grid, self.grid.config, self.grid.shape
+        config.max_position_embeddings = max(config.max_position_embeddings, self.longest)
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+        config.save_pretrained(folder)
+        settings = {
+            "model": folder,
+            "dtype": str(grid.dtype).removeprefix("torch."),
+            "max_model_len": self.longest,
+            "max_num_seqs": self.most,
+            "block_size": self.block,
+            "apart": SLIDING in shape.kinds,
+        }
+        texts = any(_reads_text(policy, grid) for policy in self.policies.values())
+        settings |= {"tokenizer": grid.name} if texts else {"skip_tokenizer_init": True}
+        if grid.device.type == "cuda":
+            parallel = self.settings.tensor_parallel
+            return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
+        blocks = 8 + max(self.blocks(point) for point in self.points)
+        # The bounds' share of a page is at most a quarter.
+        room = blocks * self.block * shape.token_bytes(grid.dtype.itemsize) * 5 // 4
+        return {**settings, "enforce_eager": True, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": room}
+
+    def blocks_of(self, length: int, rows: int) -> int:
+        """Blocks that rows of a length take; layers that keep less take some of the same pool, group by group.
+
+        Such a group has as many layers as have full attention, and holds what two steps of one row bring beside what
+        it keeps.
+        """
+        shape = self.grid.shape
+        full = len(shape.full_layers)
+        groups, kept = -(-(shape.layers - full) // full), min(shape.window or 0, length)
+        passing = min(2 * CHUNK, length)
+        others = rows * (-(-kept // self.block) + 2) + -(-passing // self.block)
+        return rows * -(-length // self.block) + groups * others
+
+
+def _check_policy(policy: Policy, grid: Grid, block: int) -> None:
+    selector = policy.plan(grid.shape).selector
+    page = None if selector is None else selector.bounds_page
+    if page is not None and block % page:
+        raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; pass --block {lcm(page, 16)}")
+    if _reads_text(policy, grid) and not Path(grid.name, "tokenizer.json").is_file():
+        raise SaccadeError(f"{policy} reads text: shape {grid.name!r} has no tokenizer; a folder with one is needed")
+
+
+def _reads_text(policy: Policy | None, grid: Grid) -> bool:
+    selector = None if policy is None else policy.plan(grid.shape).selector
+    return selector is not None and selector.reads_text
+
+
+def _wait_for_memory(device: torch.device, free: int, *, seconds: float = 60.0) -> None:
+    """Until an engine's process has given its memory back, but for what others have taken meanwhile."""
+    until = time.monotonic() + seconds
+    while (free_memory(device) or 0) < free - 2**30 and time.monotonic() < until:
+        time.sleep(0.2)

@@ -1,0 +1,147 @@
+"""A closed loop of clients against one engine: each asks again as soon as it was answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+
+from ..adapters.vllm.options import ServeOptions
+from .synthetic import start_engine
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What clients ask: prompts of random tokens, the same for every engine.
+
+    Attributes:
+        clients: each with one request at a time.
+        lengths: of prompts in tokens, in turn.
+        shared: how much of each prompt all have in common, as a share.
+        new_tokens: generated per request.
+        requests: to be answered in the time that counts.
+        vocabulary: of the model.
+    """
+
+    clients: int
+    lengths: tuple[int, ...]
+    shared: float
+    new_tokens: int
+    requests: int
+    vocabulary: int
+
+    def prompts(self) -> Iterator[list[int]]:
+        """Prompts without end, no two alike behind what they share."""
+        common = self._tokens(0, max(self.lengths))
+        for number in count():
+            length = self.lengths[number % len(self.lengths)]
+            kept = int(self.shared * length)
+            yield common[:kept] + self._tokens(1 + number, length - kept)
+
+    def _tokens(self, number: int, length: int) -> list[int]:
+        # No load finds in the prefix cache what one before it has left there.
+        generator = torch.Generator().manual_seed(1_000_003 * self.clients + number)
+        tokens: list[int] = torch.randint(self.vocabulary, (length,), generator=generator).tolist()
+        return tokens
+
+
+@dataclass(slots=True)
+class Served:
+    """What was seen while it counted; times in seconds.
+
+    Attributes:
+        seconds: that it counted.
+        requests, tokens: answered, and generated.
+        prompt_tokens, cached_tokens: of those requests' prompts, and what the prefix cache held of them.
+        firsts: from asking to the first token.
+        gaps: between two tokens of a request.
+    """
+
+    seconds: float = 0.0
+    requests: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request under way: when it was asked or had its last token, and how many it has."""
+
+    since: float
+    tokens: int = 0
+
+
+class LoadedEngine:
+    """vLLM with random weights and its prefix cache, as served.
+
+    Args:
+        options, apart, settings: see `start_engine`.
+
+    Attributes:
+        llm, facts: what that gives.
+    """
+
+    def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
+        self.llm, self.facts = start_engine(options, apart=apart, enable_prefix_caching=True, **settings)
+        self._asked = count()
+
+    def serve(self, load: Load) -> Served:
+        """Keep clients busy, and count from their first answers on; requests under way at the end are dropped.
+
+        First requests differ in what they generate, so that clients do not go on in step.
+        """
+        inner, prompts, served = self.llm.llm_engine, load.prompts(), Served()
+        running: dict[str, _Waiting] = {}
+        for client in range(load.clients):
+            self._ask(next(prompts), -(-load.new_tokens * (client + 1) // load.clients), running)
+        answered, opened = 0, None
+        while served.requests < load.requests:
+            outputs, now, done = inner.step(), time.perf_counter(), 0
+            for output in outputs:
+                request = running[output.request_id]
+                new = len(output.outputs[0].token_ids) - request.tokens
+                if opened is not None and new:
+                    (served.gaps if request.tokens else served.firsts).append(now - request.since)
+                    served.tokens += new
+                if new:
+                    request.since, request.tokens = now, request.tokens + new
+                if output.finished:
+                    del running[output.request_id]
+                    done += 1
+                    if opened is not None:
+                        served.requests += 1
+                        served.prompt_tokens += len(output.prompt_token_ids)
+                        served.cached_tokens += output.num_cached_tokens
+            answered += done
+            if opened is None and answered >= load.clients:
+                opened = now
+            served.seconds = 0.0 if opened is None else now - opened
+            for _ in range(done):
+                self._ask(next(prompts), load.new_tokens, running)
+        inner.abort_request(list(running))
+        while inner.has_unfinished_requests():
+            inner.step()
+        return served
+
+    def _ask(self, prompt: list[int], tokens: int, running: dict[str, _Waiting]) -> None:
+        name, request = str(next(self._asked)), _request(prompt, tokens)
+        running[name] = _Waiting(time.perf_counter())
+        self.llm.llm_engine.add_request(name, *request)
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def _request(prompt: list[int], tokens: int) -> tuple[Any, Any]:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    return TokensPrompt(prompt_token_ids=prompt), params

@@ -1,0 +1,228 @@
+"""`saccade bench serve --clients` without vLLM: what is refused, what clients ask, and what counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from io import StringIO
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from saccade import SaccadeError, machine
+from saccade.bench import clients, engines, load
+from saccade.bench.clients import ClientsJob, ClientsSettings, percentiles
+from saccade.bench.load import Load, LoadedEngine
+from saccade.cli import app
+from saccade.report.timings import load_table
+
+SETTINGS: dict[str, Any] = {
+    "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],
+    "budgets": ["2048"], "steps": None, "dtype": "bfloat16", "device": "cpu",
+}  # fmt: skip
+
+
+def checked(**changed: Any) -> ClientsJob:
+    return ClientsJob.check(ClientsSettings(**{**SETTINGS, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"batches": ["0"]}, "clients '0' is not valid"),
+        ({"contexts": ["long"]}, "context 'long' is not valid"),
+        ({"shared": 1.0}, "shared=1.0 is not valid: a share of each prompt, from 0 to below 1"),
+        ({"shared": float("nan")}, "shared=nan is not valid"),
+        ({"policies": ["quest:page=48"]}, "block=32 is no multiple of its page=48; pass --block 48"),
+        ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
+        ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
+    ],
+)
+def test_refusals(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(SaccadeError) as caught:
+        checked(**changed)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--clients", "2", "--batch", "4"], "--batch is not valid with --clients"),
+        (["--clients", "2", "--points", "16x1"], "--points is not valid with --clients"),
+        (["--clients", "2", "--steps", "4"], "--steps is not valid with --clients"),
+        (["--clients", "2", "--max-model-len", "4096"], "--max-model-len is not valid with --clients"),
+        (["--new-tokens", "4"], "--new-tokens is not valid without --clients"),
+        (["--shared", "0.5"], "--shared is not valid without --clients"),
+        (["--requests", "9"], "--requests is not valid without --clients"),
+    ],
+)
+def test_options_of_the_other_kind_are_refused(flags: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "serve", *flags])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_rectified_policies_are_taken_and_engines_run_one_after_another() -> None:
+    job = checked(policies=["resa", "quest"], batches=["2,8"], new_tokens=64)
+    assert job.groups == (("stock",), ("resa",), ("quest:budget=2048",), ("stock (last)",))
+    assert (job.points, job.units, job.most, job.longest) == ((2, 8), 8, 8, 128)
+    # Every client's row at its longest.
+    assert job.blocks(8) == 8 * 128 // job.block
+
+
+def test_prompts_share_what_they_are_told_to() -> None:
+    asked = Load(clients=2, lengths=(40, 10), shared=0.5, new_tokens=4, requests=1, vocabulary=1000)
+    prompts = list(islice(asked.prompts(), 6))
+    assert [len(prompt) for prompt in prompts] == [40, 10] * 3
+    assert all(0 <= token < 1000 for prompt in prompts for token in prompt)
+    first, *others = prompts
+    for prompt in others:
+        kept = min(len(prompt), len(first)) // 2
+        assert prompt[:kept] == first[:kept]
+        assert prompt[len(prompt) // 2 :] != first[len(prompt) // 2 : len(prompt)]
+    assert len({tuple(prompt[len(prompt) // 2 :]) for prompt in prompts}) == 6
+    # Every engine is asked the same, and another load nothing that the cache may hold of this one.
+    assert list(islice(asked.prompts(), 6)) == prompts
+    more = Load(clients=3, lengths=(40, 10), shared=0.5, new_tokens=4, requests=1, vocabulary=1000)
+    assert next(more.prompts())[:20] != first[:20]
+
+
+@dataclass
+class Answering:
+    """Stands in for vLLM: a step takes as many seconds as `ms` says and gives every request a token.
+
+    A request's first token comes `wait` steps after it was asked.
+    """
+
+    second: float
+    wait: int
+    now: float = 0.0
+    held: dict[str, dict[str, Any]] = field(default_factory=dict)
+    most: int = 0
+    asked: ClassVar[list[int]] = []
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        assert name not in self.held
+        self.asked.append(params.max_tokens)
+        self.held[name] = {"waits": self.wait, "tokens": 0, "prompt": prompt, "until": params.max_tokens}
+
+    def step(self) -> list[Any]:
+        self.now += self.second
+        self.most = max(self.most, len(self.held))
+        outputs = []
+        for name, one in list(self.held.items()):
+            if one["waits"] > 1:
+                one["waits"] -= 1
+                continue
+            one["tokens"] += 1
+            done = one["tokens"] == one["until"]
+            answer = SimpleNamespace(token_ids=[0] * one["tokens"])
+            outputs.append(
+                SimpleNamespace(
+                    request_id=name, outputs=[answer], finished=done, prompt_token_ids=one["prompt"],
+                    num_cached_tokens=len(one["prompt"]) // 4,
+                )
+            )  # fmt: skip
+            if done:
+                del self.held[name]
+        return outputs
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.held[name]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.held)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that answer by a clock of their own."""
+    inner: list[Answering] = []
+
+    def start(options: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        # A policy's step takes half of stock's.
+        inner.append(Answering(second=0.5 if options is None else 0.25, wait=3))
+        shut = SimpleNamespace(shutdown=lambda: None)
+        inner[-1].engine_core = shut  # type: ignore[attr-defined]
+        return SimpleNamespace(llm_engine=inner[-1]), {"tokens": 10_000}
+
+    monkeypatch.setattr(load, "start_engine", start)
+    monkeypatch.setattr(load.time, "perf_counter", lambda: inner[-1].now)
+    monkeypatch.setattr(load, "_request", lambda prompt, tokens: (prompt, SimpleNamespace(max_tokens=tokens)))
+    monkeypatch.setattr(Answering, "asked", [])
+    monkeypatch.setattr(engines, "prepare_process", lambda served: None)
+    monkeypatch.setattr(machine, "read_bandwidth", lambda device: 100.0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_what_counts_begins_when_clients_are_out_of_step() -> None:
+    engine = LoadedEngine(None)
+    asked = Load(clients=4, lengths=(8,), shared=0.0, new_tokens=8, requests=10, vocabulary=50)
+    served = engine.serve(asked)
+    # First answers differ in length, all others do not.
+    assert Answering.asked == [2, 4, 6, 8] + [8] * (len(Answering.asked) - 4)
+    inner: Any = engine.llm.llm_engine
+    assert inner.most == 4
+    assert not inner.held
+    # Three steps to the first token and seven to the last, whoever else is served.
+    assert set(served.firsts) == {1.5}
+    assert set(served.gaps) == {0.5}
+    # Each client is answered once in ten steps.
+    assert served.requests == 10
+    assert served.seconds == pytest.approx(10 / 4 * 10 * 0.5, abs=5.0)
+    assert served.tokens == len(served.firsts) + len(served.gaps)
+    assert served.tokens / served.seconds == pytest.approx(4 * 8 / 5, rel=0.2)
+    assert (served.prompt_tokens, served.cached_tokens) == (80, 20)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
+    job = checked(batches=["1,2"], new_tokens=8, requests=4)
+    results = job.run(lambda unit, results: None)
+    assert [(row["clients"], row["policy"]) for row in results["rows"]] == [
+        (number, name) for number in (1, 2) for name in ("stock", "quest:budget=2048", "stock (last)")
+    ]
+    for row in results["rows"]:
+        twice = 1 if row["policy"].startswith("stock") else 2
+        assert row["over_stock"] == pytest.approx(twice)
+        assert row["requests_per_second"] == row["requests"] / row["seconds"]
+        assert (row["first_ms"], row["next_ms"], row["next_ms_p99"]) == (1500 / twice, 500 / twice, 500 / twice)
+        assert (row["cached_share"], row["drift"], row["void"]) == (0.25, 0.0, False)
+        assert 32 <= row["prompt_tokens"] <= 64
+    cut = {
+        **results,
+        "rows": [row for row in results["rows"] if (row["policy"], row["clients"]) != ("stock (last)", 2)],
+    }
+    done: list[str] = []
+    assert job.run(lambda unit, results: done.append(unit), before=cut)["rows"] == results["rows"]
+    assert done == ["2 clients, stock (last)"]
+    said = StringIO()
+    Console(file=said, width=200).print(load_table(results))
+    assert said.getvalue().count("2.00×") == 2
+
+
+def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
+    def row(policy: str, rate: float, number: int = 1) -> Any:
+        seen = load.Served(seconds=10 / rate, requests=10, tokens=1, prompt_tokens=1, firsts=[1.0], gaps=[1.0, 2.0])
+        return clients.row_of_load(policy, number, seen)
+
+    rows = clients.under_load([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
+    assert [one.void for one in rows] == [True, True, True, False]
+    assert rows[1].over_stock == pytest.approx(2 / 1.03)
+    assert rows[1].drift == pytest.approx(0.06)
+    assert (rows[3].over_stock, rows[3].drift) == (1.0, None)
+
+
+def test_percentiles() -> None:
+    assert percentiles([]) == (0, 0)
+    assert percentiles([0.5]) == (500, 500)
+    median, high = percentiles([number / 1000 for number in range(101)])
+    assert (median, high) == pytest.approx((50, 99))
