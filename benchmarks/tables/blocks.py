@@ -33,6 +33,10 @@ _SERVE = (
     "taskset -c 0 saccade bench serve --context 8192,32768 --batch 1,4 --threads 1 "
     "--policy less_is_more:reselect=15 --policy quest --steps 9 --json docs/results/serve_cpu.json"
 )
+_CLIENTS = (
+    "taskset -c 0 saccade bench serve --clients 4 --context 4096,8192 --shared 0.95 --new-tokens 128 --requests 12 "
+    "--threads 1 --policy less_is_more:reselect=15 --policy quest --json docs/results/serve_clients_cpu.json"
+)
 _LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
@@ -75,6 +79,9 @@ BLOCKS: Mapping[str, Made] = {
     "front-methods": Made(front.methods, "demo", "make demo"),
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
+    "serve-clients-cpu": Made(
+        partial(serving.load, command=_CLIENTS, file="serve_clients_cpu"), "serve_clients_cpu", _CLIENTS
+    ),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},
     "cost": Made(counted.cost),

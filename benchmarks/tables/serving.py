@@ -54,6 +54,28 @@ def speed(results: Results, file: str) -> list[str]:
     return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
 
 
+def load(results: Results, command: str, file: str) -> list[str]:
+    """Requests per second and, in brackets, over stock, where stock's two runs agree; and how long tokens take."""
+    rows, ran = results["rows"], {f"vLLM {one['vllm']}" for one in results["engines"].values()}
+    names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", "stock (last)": "stock vLLM, last"}
+    body, void = [], []
+    for row in rows:
+        over = "" if row["void"] or row["policy"].startswith("stock") else f" ({row['over_stock']:.2f})"
+        cells = [f"{row['requests_per_second']:.3f}{over}", f"{row['tokens_per_second']:.1f}"]
+        cells += [f"{row['first_ms'] / 1e3:.1f}", f"{row['first_ms_p99'] / 1e3:.1f}"]
+        cells += [f"{row['next_ms']:.0f}", f"{row['next_ms_p99']:.0f}", f"{row['firsts']}, {row['gaps']}"]
+        body.append([str(row["clients"]), names[row["policy"]], *cells])
+        if row["void"] and row["policy"] == "stock":
+            void.append(f"{row['clients']} ({row['drift']:+.1%})")
+    head = ["clients", "", "requests per s", "tokens per s", "first token, s", "p99", "between tokens, ms", "p99", "n"]
+    lines = table(head, body)
+    if void:
+        lines += ["", f"Stock's two runs differ too much for a comparison at clients: {', '.join(void)}."]
+    held = f"{min(row['cached_share'] for row in rows):.0%} of prompts in the prefix cache"
+    parts = [f"{results['shape']} with random weights", held, *sorted(ran)]
+    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
+
+
 def ceiling(results: Results) -> list[str]:
     """Shares of what the bytes allow, at the longest contexts."""
     chosen = policies(results)

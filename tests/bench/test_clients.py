@@ -184,6 +184,14 @@ def test_what_counts_begins_when_clients_are_out_of_step() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
+def test_what_is_shared_is_in_the_cache_before_it_counts() -> None:
+    engine = LoadedEngine(None)
+    served = engine.serve(Load(clients=1, lengths=(8, 16, 24), shared=0.5, new_tokens=2, requests=3, vocabulary=50))
+    assert len(Answering.asked) == 3 + 3 + 1
+    assert (served.requests, served.prompt_tokens) == (3, 48)
+
+
+@pytest.mark.usefixtures("vllm")
 def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
     job = checked(batches=["1,2"], new_tokens=8, requests=4)
     results = job.run(lambda unit, results: None)

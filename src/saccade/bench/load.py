@@ -95,13 +95,14 @@ class LoadedEngine:
     def serve(self, load: Load) -> Served:
         """Keep clients busy, and count from their first answers on; requests under way at the end are dropped.
 
-        First requests differ in what they generate, so that clients do not go on in step.
+        First requests differ in what they generate, so that clients do not go on in step. Before it counts a prompt of
+        every length was answered, so that the prefix cache holds what is shared.
         """
         inner, prompts, served = self.llm.llm_engine, load.prompts(), Served()
         running: dict[str, _Waiting] = {}
         for client in range(load.clients):
             self._ask(next(prompts), -(-load.new_tokens * (client + 1) // load.clients), running)
-        answered, opened = 0, None
+        answered, opened, before = 0, None, max(load.clients, len(load.lengths))
         while served.requests < load.requests:
             outputs, now, done = inner.step(), time.perf_counter(), 0
             for output in outputs:
@@ -120,7 +121,7 @@ class LoadedEngine:
                         served.prompt_tokens += len(output.prompt_token_ids)
                         served.cached_tokens += output.num_cached_tokens
             answered += done
-            if opened is None and answered >= load.clients:
+            if opened is None and answered >= before:
                 opened = now
             served.seconds = 0.0 if opened is None else now - opened
             for _ in range(done):
