@@ -67,6 +67,10 @@ class ClientsJob(EngineJob[int, LoadRow]):
     def blocks(self, point: int) -> int:
         return self.blocks_of(self.longest, point)
 
+    def needed(self, point: int) -> int:
+        # Requests that find no room wait for it, as they would when served.
+        return self.blocks_of(self.longest, 1)
+
     def said(self, point: int) -> str:
         return f"{point} clients"
 

@@ -107,7 +107,11 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
 
     @abstractmethod
     def blocks(self, point: AnyPoint) -> int:
-        """Blocks that a point takes."""
+        """Blocks that a point takes if nothing in it waits."""
+
+    def needed(self, point: AnyPoint) -> int:
+        """Blocks without which a point cannot be measured."""
+        return self.blocks(point)
 
     @abstractmethod
     def said(self, point: AnyPoint) -> str:
@@ -172,10 +176,10 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
             for name in group:
                 engines[name] = self.start(self.policies.get(name), settings)
                 results["engines"][name] = engines[name].facts
-            fit = min(engine.facts["tokens"] for engine in engines.values()) // self.block - 1
+            held = min(engine.facts["tokens"] for engine in engines.values()) // self.block - 1
             for point in points:
                 done = f"{self.said(point)}, {', '.join(group)}"
-                if self.blocks(point) > fit:
+                if self.needed(point) > held:
                     results["notes"].append(f"{done}: left out, the cache has no room")
                     continue
                 torch.set_num_threads(max(self.grid.threads))

@@ -106,7 +106,10 @@ class LoadedEngine:
         while served.requests < load.requests:
             outputs, now, done = inner.step(), time.perf_counter(), 0
             for output in outputs:
-                request = running[output.request_id]
+                request = running.get(output.request_id)
+                if request is None:
+                    # Steps that were under way when a load was dropped may still tell of it.
+                    continue
                 new = len(output.outputs[0].token_ids) - request.tokens
                 if opened is not None and new:
                     (served.gaps if request.tokens else served.firsts).append(now - request.since)

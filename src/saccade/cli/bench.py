@@ -112,8 +112,8 @@ def serve(
     first and last: a setting at which the two differ by more than 2% is void.
 
     With --clients prompts of random tokens are prefilled, found in the prefix cache and answered; engines run one after
-    another. What counts begins when as many requests were answered as there are clients, and one of every length, and
-    ends while all are busy.
+    another, stock first and last, void beyond 5%. What counts begins when as many requests were answered as there are
+    clients, and one of every length, and ends while all are busy; requests that find no room in the cache wait.
 
     Example:
 

@@ -47,13 +47,13 @@ SERVING_COLUMNS: Columns = {
 LOAD_COLUMNS: Columns = {
     "clients": lambda row: str(row["clients"]),
     "policy": SERVING_COLUMNS["policy"],
-    "requests per s": lambda row: f"{row['requests_per_second']:.3g}",
+    "requests/s": lambda row: f"{row['requests_per_second']:.3g}",
     "over stock": lambda row: number(row["over_stock"], "{:.2f}×"),
-    "tokens per s": lambda row: f"{row['tokens_per_second']:.3g}",
+    "tokens/s": lambda row: f"{row['tokens_per_second']:.3g}",
     "cached": lambda row: f"{row['cached_share']:.0%}",
-    "first token, s": lambda row: f"{row['first_ms'] / 1e3:.2f}",
-    "its p99": lambda row: f"{row['first_ms_p99'] / 1e3:.2f}",
-    "next token, ms": lambda row: f"{row['next_ms']:.1f}",
+    "first, s": lambda row: f"{row['first_ms'] / 1e3:.2f}",
+    "first p99": lambda row: f"{row['first_ms_p99'] / 1e3:.2f}",
+    "next, ms": lambda row: f"{row['next_ms']:.1f}",
     "next p99": lambda row: f"{row['next_ms_p99']:.1f}",
     "stock's drift": SERVING_COLUMNS["stock's drift"],
 }
