@@ -32,3 +32,9 @@ def specs(every: int, mode: str = "overwrite") -> dict[str, str]:
 def twin() -> PreTrainedModel:
     """The same weights, never attached."""
     return tiny.fresh("llama")
+
+
+@functools.cache
+def exact_twin() -> PreTrainedModel:
+    """The same in float64."""
+    return tiny.fresh("llama").double()

@@ -107,6 +107,8 @@ class CudaEngines:
             "max_model_len": 4096,
             "max_num_seqs": 8,
             "kv_cache_memory_bytes": 2**29,
+            # What must be free when an engine starts, which shares its device with those of other processes.
+            "gpu_memory_utilization": 0.05,
             "enable_prefix_caching": False,
             "disable_log_stats": True,
             "logits_processors": [GivenTokens],

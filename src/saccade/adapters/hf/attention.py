@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
@@ -16,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from ...checkpoints.unsupported import POSITION_BIAS
 from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
+from ...kernels.dense_pass.api import dense_pass
 from .call import Call
 from .session import AtHand, Session, lasting
 
@@ -100,7 +100,11 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # As stock has it: torch's function knows of no cap.
     cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")
-    prompt = call.prompt
+    sinks, prompt = kwargs.get("s_aux"), call.prompt
+    if session is not None and call.again:
+        with lasting():
+            (view,) = session.views(key, value, attention_mask, sinks, cap)
+            return dense_pass(query, view, scale=scale), None
     outputs = []
     if prompt > 0:
         mask, keys, values = attention_mask, key, value
@@ -108,17 +112,14 @@ def attention_forward(
             end = call.past + prompt
             mask = None if mask is None else mask[:, :, :prompt, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
-        if call.again and mask is not None and kwargs.get("s_aux") is None and cap is None:
-            output = _few_queries(query, keys, values, mask, scale)
-        else:
-            given = {**kwargs, "dropout": dropout, "scaling": scale}
-            output, _ = stock(module, query[:, :, :prompt], keys, values, mask, **given)
+        given = {**kwargs, "dropout": dropout, "scaling": scale}
+        output, _ = stock(module, query[:, :, :prompt], keys, values, mask, **given)
         if prompt == total:
             return output, None
         outputs.append(output)
     assert session is not None, "only prompts are run again"
     with lasting():
-        for position, view in enumerate(session.views(key, value, attention_mask, kwargs.get("s_aux"), cap)):
+        for position, view in enumerate(session.views(key, value, attention_mask, sinks, cap)):
             q = query[:, :, prompt + position]
             outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
     if torch.is_grad_enabled() and query.requires_grad:
@@ -139,18 +140,6 @@ class _Decoded(torch.autograd.Function):
         raise UnsupportedModelError(
             "gradients flow through prompts only, not through sparsely decoded tokens; decode under torch.no_grad()"
         )
-
-
-def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Dense attention of a few positions `[B, Hq, n, d]` over a long cache; returns `[B, n, Hq, d]`.
-
-    Stock sdpa would repeat keys and values for every query head. Here a group's heads are further queries of one.
-    """
-    group, positions = query.shape[1] // key.shape[1], query.shape[2]
-    folded = query.reshape(query.shape[0], key.shape[1], group * positions, query.shape[3])
-    seen = mask[..., : key.shape[2]].repeat(1, 1, group, 1)
-    output = scaled_dot_product_attention(folded, key, value, attn_mask=seen, scale=scale)
-    return output.reshape(query.shape[:3] + value.shape[-1:]).transpose(1, 2).contiguous()
 
 
 def _session(module: Any) -> Session | None:

@@ -119,7 +119,8 @@ class Session:
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
     ) -> list[KVView]:
-        """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
+        """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it; as the
+        last one does in a call that runs tokens again.
 
         The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded; sinks and soft-cap
         as `KVView` has them.
@@ -137,8 +138,8 @@ class Session:
         call, batch = self.call, keys.shape[0]
         starts = [0] * batch if mask is None else _row_starts(mask, call)
         table = torch.arange(batch, dtype=torch.int32, device=keys.device)[:, None]
-        steps = []
-        for length in range(call.past + call.prompt + 1, call.past + call.queries + 1):
+        steps, stop = [], call.past + call.queries
+        for length in range(stop if call.again else call.past + call.prompt + 1, stop + 1):
             # A query that is padding itself has no tokens yet; its own slot keeps it finite.
             first = [min(start, length - 1) for start in starts]
             steps.append(Rows.on_host(table, first, [length - start for start in first], max_len=length))
@@ -160,13 +161,13 @@ def _row_starts(mask: Tensor, call: Call) -> list[int]:
     Raises:
         UnsupportedModelError: for a mask with holes, as right padding leaves, or of another form than causal.
     """
-    length = call.past + call.queries
-    seen = mask[:, :, call.prompt :, :length]
+    length, prompt = call.past + call.queries, 0 if call.again else call.prompt
+    seen = mask[:, :, prompt:, :length]
     visible = seen if seen.dtype == torch.bool else seen == 0
     last = visible[:, 0, -1]
     starts = torch.where(last.any(-1), last.int().argmax(-1), length)
     slots = torch.arange(length, device=mask.device)
-    causal = slots <= slots[call.past + call.prompt :, None]
+    causal = slots <= slots[call.past + prompt :, None]
     if not torch.equal(visible, ((slots >= starts[:, None])[:, None] & causal)[:, None].expand_as(visible)):
         raise UnsupportedModelError(
             "the attention mask has holes or is not causal; saccade decodes left-padded batches: "
