@@ -46,6 +46,7 @@ def checked(**changed: Any) -> ServingJob:
         ({"batches": ["0"]}, "batch '0' is not valid"),
         ({"policies": ["quests"]}, "quests"),
         ({"policies": ["resa"]}, "add rectify=none"),
+        ({"rectify_together": True}, "none of these policies has dense passes"),
         ({"policies": ["quest:page=48"]}, "block=32 is no multiple of its page=48; pass --block 48"),
         ({"policies": ["quest:page=24"]}, "pass --block 48"),
         ({"block": 24}, "block=24 is not valid"),
@@ -84,8 +85,12 @@ def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.Monk
 
 
 class Clocked:
-    """Stands in for an engine: a round takes 10 parts per row, and one per 512 tokens of a row that are read."""
+    """Stands in for an engine: a round takes 10 parts per row, and one per 512 tokens of a row that are read.
 
+    Every `period` rounds one takes `dense` parts more.
+    """
+
+    period, dense = 10**9, 0.0
     started: ClassVar[list[str]] = []
     given: ClassVar[list[dict[str, Any]]] = []
     slower = 1.0
@@ -98,7 +103,7 @@ class Clocked:
         self.facts = {"tokens": 50_000}
         self.started.append(self.name)
         self.again = self.started.count("stock") > 1
-        self.now = 0.0
+        self.now, self.rounds = 0.0, 0
 
     def begin(self, context: int, batch: int) -> None:
         read = min(context, 2048) if self.name.startswith("quest") else context
@@ -107,7 +112,8 @@ class Clocked:
             self.ms *= Clocked.slower
 
     def round(self) -> float:
-        self.now += self.ms / 1024
+        self.rounds += 1
+        self.now += (self.ms + (self.dense if self.rounds % self.period == 0 else 0.0)) / 1024
         return self.now
 
     def end(self) -> None:
@@ -167,6 +173,19 @@ def test_a_setting_at_which_stock_has_drifted_is_void(
     said = StringIO()
     Console(file=said, width=200).print(serving_table(results))
     assert said.getvalue().count("void") == (3 if void else 0)
+
+
+@pytest.mark.usefixtures("clocked")
+def test_rectified_policies_are_timed_in_whole_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in its period a row begins: one dense pass is in each."""
+    monkeypatch.setattr(Clocked, "period", 5)
+    monkeypatch.setattr(Clocked, "dense", 50.0)
+    job = replace(alone(points=["8192x1"], steps=7), turn=7, periods={"quest:budget=2048": 5})
+    rows = {(row["policy"], row["context"]): row for row in job.run(lambda unit, results: None)["rows"]}
+    quest, stock = rows["quest:budget=2048", 8192], rows["stock", 8192]
+    assert (quest["steps"], stock["steps"]) == (10, 7)
+    assert quest["ms_per_token"] == pytest.approx(1e3 * (14 + 50 / 5) / 1024)
+    assert stock["ms_per_token"] == pytest.approx(1e3 * 26 / 1024), "the median of single steps"
 
 
 @pytest.mark.usefixtures("clocked")

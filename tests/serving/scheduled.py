@@ -216,6 +216,9 @@ def phase(length: int, tokens: int, every: int, covered: int = 0) -> list[tuple[
     return steps
 
 
+TOGETHER = {"additional_config": {"saccade": {"policy": "quest:budget=16,rectify=4", "rectify_together": True}}}
+
+
 def decoding(engine: Engine, name: str, length: int) -> list[tuple[int, int]]:
     """`(start, tokens)` of the steps that ran a token behind the prompt."""
     return [(start, count) for start, count in engine.worker.steps[name] if start + count > length]

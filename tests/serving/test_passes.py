@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scheduled import OFF, Engine, decoding, phase, prompt
+from scheduled import OFF, TOGETHER, Engine, decoding, phase, prompt
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from saccade import sparsify
@@ -95,6 +95,66 @@ def test_passes_wait_for_room_and_are_never_cut(budget: int, v2: bool) -> None:
     assert all(sum(output.num_scheduled_tokens.values()) <= budget for output in engine.outputs)
     waits = sum(len(output.num_scheduled_tokens) < len(engine.worker.steps) for output in engine.outputs)
     assert waits if budget < 30 else True
+
+
+def passes(steps: list[tuple[int, int]], length: int) -> list[int]:
+    """Tokens that each pass has run again; it begins where the one before has ended, whenever it comes."""
+    clean = past = length
+    found = []
+    for start, count in steps:
+        if count > 1:
+            assert (start, start + count) == (clean, past + 1)
+            found.append(past - clean)
+            clean = past + 1
+        else:
+            assert start == past
+        past += 1
+    return found
+
+
+def mixed(engine: Engine) -> list[int]:
+    """Steps in which some request behind its prompt had more than one token."""
+    prompts = {name: len(request.prompt_token_ids) for name, request in engine.requests.items()}
+    seen, found = dict(prompts), []
+    for number, output in enumerate(engine.outputs):
+        for name, count in output.num_scheduled_tokens.items():
+            if engine.requests[name].num_computed_tokens and count > 1 and seen[name] < 0:
+                found.append(number)
+            seen[name] -= count
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_passes_of_a_batch_come_together(v2: bool) -> None:
+    """Five requests that came at different times: one step in five is mixed, where without it nearly all are."""
+    shares = []
+    for settings in ({}, TOGETHER):
+        engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=64, v2=v2, **settings)
+        for index in range(5):
+            engine.add(str(index), prompt(7 + index, 50 * index), 60)
+            engine.step()
+        begun = len(engine.outputs)
+        engine.finish()
+        steps = [number for number in mixed(engine) if number >= begun]
+        shares.append(len(steps) / (len(engine.outputs) - begun))
+        for index in range(5):
+            again = passes(decoding(engine, str(index), 7 + index), 7 + index)
+            assert max(again) == 4 and (settings or set(again) == {4})
+    assert shares[0] > 0.8
+    assert shares[1] <= 0.25
+
+
+def test_who_opts_out_or_does_not_fit_does_not_join() -> None:
+    """A step has room for the one whose turn it is and one token for each other: the others' turns come as before."""
+    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=8, **TOGETHER)
+    engine.add("out", prompt(5, 900), 60, params={"extra_args": OFF})
+    for index in range(3):
+        engine.add(str(index), prompt(5, 50 * index), 60)
+    engine.finish()
+    assert passes(decoding(engine, "out", 5), 5) == []
+    assert all(sum(output.num_scheduled_tokens.values()) <= 8 for output in engine.outputs)
+    again = [passes(decoding(engine, str(index), 5), 5) for index in range(3)]
+    assert all(set(one) <= {1, 2, 3, 4} and len(one) >= 60 // 5 - 1 for one in again)
 
 
 def test_nobody_starves() -> None:

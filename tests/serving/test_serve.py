@@ -104,8 +104,11 @@ def test_a_policy_that_reads_text_is_not_scheduled_ahead(made: Callable[..., Ser
 
 
 def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None:
-    args = made(policy="quest:budget=64,rectify=8").args
-    assert (args.scheduler_cls, args.async_scheduling) == (SCHEDULER, False)
+    server = made(policy="quest:budget=64,rectify=8")
+    assert (server.args.scheduler_cls, server.args.async_scheduling) == (SCHEDULER, False)
+    assert not server.args.additional_config["saccade"]["rectify_together"]
+    together = made(policy="quest:budget=64,rectify=8", rectify_together=True)
+    assert together.args.additional_config["saccade"]["rectify_together"] is True
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,11 @@ def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pyte
     )
     assert args.kv_cache_memory_bytes == 100_000_000
     assert args.additional_config["other"] == 1
-    assert args.additional_config["saccade"] == {"policy": "quest:budget=64", "recall": 0.5}
+    assert args.additional_config["saccade"] == {
+        "policy": "quest:budget=64",
+        "recall": 0.5,
+        "rectify_together": False,
+    }
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert made(recall=0.25).args.kv_cache_memory_bytes is None
     assert made(recall=0.25).options.recall == 0.25
@@ -234,7 +241,7 @@ def test_a_published_recipe_is_marked() -> None:
     options = ServeOptions.read({"policy": "auto"}, "Qwen/Qwen3-8B", lambda: shape)
     assert str(options.policy) == "less_is_more:reselect=12"
     assert options.notes[0].endswith("from the paper, not re-measured here")
-    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0}
+    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0, "rectify_together": False}
     with pytest.raises(PolicyError, match="recipe:qwen3-14b belongs to another model"):
         ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
 
@@ -328,13 +335,19 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     (
         {},
         ("--additional-config", '{"saccade": {"policy": "quest", "shortcut": false}}'),
-        ("'shortcut'", "policy, recall"),
+        ("'shortcut'", "policy, recall, rectify_together"),
     ),
     ({}, ("--additional-config", '{"saccade": {"policy": "{}"}}'), ("'{}'", "quest")),
     ({}, ("--additional-config", '{"saccade": {"policy": 7}}'), ("policy=7", "spec")),
     ({}, ("--additional-config", '{"saccade": ["quest"]}'), ("['quest']", '"policy"')),
     ({"policy": "quest"}, ("--additional-config", '{"saccade": {"policy": "resa"}}'), ("twice", "quest", "resa")),
     ({"recall": 2.0}, (), ("recall=2.0",)),
+    ({"policy": "quest", "rectify_together": True}, (), ("rectify_together", "quest", "no dense passes")),
+    (
+        {},
+        ("--additional-config", '{"saccade": {"policy": "resa", "rectify_together": 1}}'),
+        ("rectify_together=1", "true or false"),
+    ),
     ({"policy": "tidal:reselect=99"}, (), ("reselect=99",)),
     ({"policy": "quest:page=32"}, ("--block-size", "48"), ("block_size=48", "--block-size 32")),
     ({"policy": "resa:rectify=8"}, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), ("--scheduler-cls",)),

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
 from ..eval.output import whole_numbers
 from ..methods.policy import Policy
@@ -61,8 +60,9 @@ class ClientsJob(EngineJob[int, LoadRow]):
         return max(self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> LoadedEngine:
-        options = None if policy is None else ServeOptions(policy)
-        return LoadedEngine(options, max_num_batched_tokens=BATCHED[self.grid.device.type], **settings)
+        return LoadedEngine(
+            self.settings.served(policy), max_num_batched_tokens=BATCHED[self.grid.device.type], **settings
+        )
 
     def blocks(self, point: int) -> int:
         return self.blocks_of(self.longest, point)

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
 from ..machine import copy_bandwidth, free_memory
 from ..methods.policy import Policy
@@ -43,6 +44,7 @@ class EngineSettings(PolicySettings):
     block: int | None = None
     memory: float = 0.9
     tensor_parallel: int = 1
+    rectify_together: bool = False
 
     def check(self, grid: Grid) -> int:
         """Tokens of a block; or a SaccadeError about the first value that is not valid."""
@@ -64,7 +66,15 @@ class EngineSettings(PolicySettings):
         timed = [policy for policy in chosen if str(policy) != "dense" or "dense" in self.policies]
         for policy in timed:
             _check_policy(policy, grid, block)
+        if self.rectify_together and all(policy.rectify is None for policy in timed):
+            raise SaccadeError("rectify-together: none of these policies has dense passes")
         return {STOCK: None, **{str(policy): policy for policy in timed}}, notes
+
+    def served(self, policy: Policy | None) -> ServeOptions | None:
+        """What an engine is told; None: nothing, as stock."""
+        if policy is None:
+            return None
+        return ServeOptions(policy, rectify_together=self.rectify_together and policy.rectify is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class Row:
         runtime: whose attention and cache: `transformers`, `saccade`, `torch-sdpa` or `vllm`.
         context, batch, threads: cached tokens per row, rows, CPU threads.
         steps: timed calls.
-        ms_per_token: median call; with rectification also a dense pass's share. `ms_fast`, `ms_slow`: the quartiles.
+        ms_per_token: median call; with rectification also a dense pass's share, or of periods' means the median.
+            `ms_fast`, `ms_slow`: the quartiles.
         bytes: moved per step by the cost model, weights included.
         ideal_ms: the fastest dense decoder's time at an empty context, and the bytes beyond its own at the bandwidth
             measured in the same run.

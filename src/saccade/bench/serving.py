@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from ..adapters.vllm.options import ServeOptions
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
@@ -44,12 +43,14 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         points: contexts and batches, those of an empty context first.
         warm, turn: steps that do not count before the first turn, and those that an engine of a group takes in a turn.
         room: tokens that a row may decode, those before the first turn and while others arrive counted.
+        periods: of rectified policies, which are timed in whole ones: the tokens after which a dense pass comes again.
     """
 
     warm: int
     turn: int
     steps: int
     room: int
+    periods: Mapping[str, int]
 
     @classmethod
     def check(cls, settings: ServingSettings) -> ServingJob:
@@ -63,12 +64,16 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         points = tuple(dict.fromkeys((*((EMPTY, batch) for _, batch in points), *points)))
         served, block = grid.device.type == "cuda", settings.check(grid)
         policies, notes = settings.timed(grid, block)
-        for name, policy in policies.items():
-            if policy is not None and policy.rectify is not None:
-                raise SaccadeError(f"{name}: bench serve times single steps; add rectify=none, or give --clients")
+        phases = {name: policy.phase for name, policy in policies.items() if policy is not None and policy.rectify}
+        if phases and not served:
+            raise SaccadeError(
+                f"{next(iter(phases))}: on a CPU engines take turns of a few steps, of which dense passes are no whole "
+                "number; add rectify=none, or give --clients"
+            )
         steps = settings.steps or (64 if served else 12)
         warm, turn = (8, steps) if served else (1, 3)
-        room = warm + 2 * steps + SPARE
+        periods = {name: phase.period for name, phase in phases.items()}
+        room = warm + 2 * steps + 2 * max(periods.values(), default=0) + SPARE
         need = max(context for context, _ in points) + room
         longest = settings.max_model_len or need
         if longest < need:
@@ -79,7 +84,7 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         groups: tuple[tuple[str, ...], ...] = (tuple(policies),)
         if served:
             groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
-        return cls(grid, notes, settings, policies, points, groups, block, longest, warm, turn, steps, room)
+        return cls(grid, notes, settings, policies, points, groups, block, longest, warm, turn, steps, room, periods)
 
     @property
     def row(self) -> type[ServingRow]:
@@ -90,8 +95,7 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         return max(batch for _, batch in self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> SyntheticEngine:
-        options = None if policy is None else ServeOptions(policy)
-        return SyntheticEngine(options, max_num_batched_tokens=CHUNK, **settings)
+        return SyntheticEngine(self.settings.served(policy), max_num_batched_tokens=CHUNK, **settings)
 
     def blocks(self, point: tuple[int, int]) -> int:
         context, batch = point
@@ -108,17 +112,22 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         return compared(rows, EMPTY, bandwidth)
 
     def _time(self, engines: Mapping[str, SyntheticEngine], context: int, batch: int) -> dict[str, list[float]]:
-        """Seconds of each engine's steps, taken in turns; the first of a turn warms the caches and is not timed."""
+        """Seconds of each engine's steps, taken in turns; the first of a turn warms the caches and is not timed.
+
+        Of a rectified policy of its periods, by step.
+        """
         times: dict[str, list[float]] = {name: [] for name in engines}
         for engine in engines.values():
             engine.begin(context, batch)
             for _ in range(self.warm):
                 engine.round()
         for done in range(0, self.steps, self.turn):
-            count = min(self.turn, self.steps - done)
             for name, engine in engines.items():
-                ends = [engine.round() for _ in range(1 + count)]
-                times[name] += [end - begin for begin, end in pairwise(ends)]
+                count = min(self.turn, self.steps - done)
+                period = self.periods.get(name, 1)
+                ends = [engine.round() for _ in range(1 + -(-count // period) * period)]
+                # Of a rectified policy the mean of a whole period, in which every row has one dense pass.
+                times[name] += [(end - begin) / period for begin, end in pairwise(ends[::period])]
         for engine in engines.values():
             engine.end()
         return times
@@ -131,12 +140,14 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         size: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": grid.dtype.itemsize}
         size |= {"weight_bytes": weights, "state_bytes": state_bytes(grid.config, grid.dtype)}
         for name, taken in times.items():
-            cost = cost_of((self.policies.get(name) or DENSE).plan(grid.shape), None, grid.shape, **size)
+            steps = len(taken) * self.periods.get(name, 1)
+            policy = self.policies.get(name) or DENSE
+            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size)
             fast, median, slow = quartiles(taken)
             rows.append(
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
-                    steps=len(taken), ms_per_token=median, ms_fast=fast, ms_slow=slow, bytes=cost.total,
+                    steps=steps, ms_per_token=median, ms_fast=fast, ms_slow=slow, bytes=cost.total,
                 )
             )  # fmt: skip
         return rows

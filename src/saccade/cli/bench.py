@@ -99,6 +99,9 @@ def serve(
     ] = None,
     memory: Annotated[float, number("SHARE", "Share of a GPU's memory for vLLM.")] = 0.9,
     tensor_parallel: Annotated[int, count("GPUs that share the model.")] = 1,
+    rectify_together: Annotated[
+        bool, flag("--rectify-together", "Rectified policies run the dense passes of a batch together.")
+    ] = False,
     dtype: RandomDtype = "bfloat16",
     device: Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")] = "auto",
     json: JsonFile = None,
@@ -109,7 +112,8 @@ def serve(
     Nothing is prefilled: requests start with their blocks filled. The share of the ceiling is the time that the bytes
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
-    first and last: a setting at which the two differ by more than 2% is void.
+    first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
+    in whole periods: a step's time is then the mean of one.
 
     With --clients prompts of random tokens are prefilled, found in the prefix cache and answered; engines run one after
     another, stock first and last, void beyond 5%. What counts begins when as many requests were answered as there are
@@ -140,7 +144,7 @@ def serve(
     common: dict[str, Any] = {
         "shape": shape, "contexts": context, "threads": [str(threads)], "dtype": dtype, "device": device,
         "policies": policy, "budgets": budget, "steps": steps, "block": block, "memory": memory,
-        "tensor_parallel": tensor_parallel,
+        "tensor_parallel": tensor_parallel, "rectify_together": rectify_together,
     }  # fmt: skip
     job: EngineJob[Any, Any]
     if clients is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import number, words
+from .options import flag, number, words
 
 if TYPE_CHECKING:
     from ..adapters.vllm.server.serve import Server
@@ -42,6 +42,13 @@ def serve(
             "Share of decoding steps that measure recall of heads with a set, reading all keys once more. 0.",
         ),
     ] = None,
+    rectify_together: Annotated[
+        bool,
+        flag(
+            "--rectify-together",
+            "With a rectified policy: when it is one request's turn, all that decode run their dense pass with it.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a model behind an OpenAI-compatible API, decoding sparsely; vLLM 0.32 does everything else.
 
@@ -71,7 +78,7 @@ def serve(
         if before:
             sys.stderr.write(f"note: {VARIABLE}={folder} has {before} files of an earlier run; figures add to theirs\n")
         try:
-            server = prepare(rest, model=model, policy=policy, recall=recall)
+            server = prepare(rest, model=model, policy=policy, recall=recall, rectify_together=rectify_together or None)
         except RefusedError as refused:
             for reason in refused.reasons:
                 sys.stderr.write(f"saccade: error: {reason}\n")

@@ -119,8 +119,9 @@ class Session:
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
     ) -> list[KVView]:
-        """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it; as the
-        last one does in a call that runs tokens again.
+        """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
+
+        A call that runs tokens again is seen as a whole: there is one view, up to its last token.
 
         The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded; sinks and soft-cap
         as `KVView` has them.

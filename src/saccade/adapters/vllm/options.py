@@ -27,11 +27,14 @@ class ServeOptions:
     Attributes:
         policy: what every request decodes with unless it opts out.
         recall: share 0..1 of decoding steps in which attention recall is measured; costs a pass over the keys.
+        rectify_together: when it is one request's turn, all that decode run their unclean tokens again, so that few
+            steps are mixed; a request's tokens then depend on who decodes beside it.
         notes: what the user should know of where the policy comes from; said once, not passed on.
     """
 
     policy: Policy
     recall: float = 0.0
+    rectify_together: bool = False
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -50,7 +53,7 @@ class ServeOptions:
             ServingError: an unknown key or a value out of range.
             PolicyError: an unknown policy or option, or no recipe for this model.
         """
-        where, names = f'additional_config["{KEY}"]', ("policy", "recall")
+        where, names = f'additional_config["{KEY}"]', ("policy", "recall", "rectify_together")
         given = {"policy": given} if isinstance(given, str) else given
         if not isinstance(given, Mapping) or "policy" not in given:
             raise ServingError(f'{where}={given!r} needs a policy: {{"policy": "quest:budget=2048"}}')
@@ -62,12 +65,19 @@ class ServeOptions:
         policy, recall = given["policy"], given.get("recall", 0.0)
         if isinstance(recall, bool) or not isinstance(recall, (int, float)) or not 0 <= recall <= 1:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")
+        together = given.get("rectify_together", False)
+        if not isinstance(together, bool):
+            raise ServingError(f"rectify_together={together!r} is not valid: true or false")
         chosen = resolve(policy, model, shape)
-        return cls(chosen.policy, float(recall), chosen.notes)
+        if together and chosen.policy.rectify is None:
+            raise ServingError(
+                f"rectify_together: {chosen.policy} has no dense passes; give it rectify=32, or leave out"
+            )
+        return cls(chosen.policy, float(recall), together, chosen.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"policy": self.policy.to_spec(), "recall": self.recall}
+        return {"policy": self.policy.to_spec(), "recall": self.recall, "rectify_together": self.rectify_together}
 
 
 def held_by(vllm_config: Any) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class RectifyingScheduler(Scheduler):
         reasons = reasons_against_rectifying(vllm_config, rectify) if rectify is not None else []
         if reasons:
             raise ServingError(f"policy {options.policy} cannot be served: {'; '.join(reasons)}")
+        self._together = options.rectify_together
         self._phase, self._beside = options.policy.phase, len(kv_cache_config.kv_cache_groups) > 1
         self._covered = _covered_by(kv_cache_config) if rectify is not None else 0
         if rectify is not None and self._beside:
@@ -86,10 +87,12 @@ class RectifyingScheduler(Scheduler):
         """Set back those that run their unclean tokens in this step; ids of those whose turn in the phase it is.
 
         A pass is never cut in two: who does not fit into this step's tokens waits, and comes first in the next. One
-        token is left to each request that merely decodes, unless a pass has waited as long as a whole phase.
+        token is left to each request that merely decodes, unless a pass has waited as long as a whole phase. With
+        `rectify_together` those that merely decode join the first whose turn it is, as far as there is room.
         """
         self._rewound = {}
         due: list[Request] = []
+        others: list[Request] = []
         decoding = 0
         for request in self.running:
             unclean = self._unclean(request)
@@ -98,6 +101,8 @@ class RectifyingScheduler(Scheduler):
                 due.append(request)
             elif new == 1:
                 decoding += 1
+                if unclean > 0 and request.num_computed_tokens >= self._covered:
+                    others.append(request)
             elif unclean > 0:
                 # A preempted request got one token of its recomputation, which ran sparsely: again, with the others.
                 self._rewind(request)
@@ -113,6 +118,13 @@ class RectifyingScheduler(Scheduler):
                 request.next_decode_eligible_step = self.current_step + 2
             else:
                 room -= cost
+                passes.add(request.request_id)
+                self._rewind(request)
+        for request in others if self._together and passes else ():
+            # Its own token was kept for it; who does not fit decodes, and its turn comes as it would have come.
+            more = self._unclean(request)
+            if more <= room - decoding:
+                room, decoding = room - more - 1, decoding - 1
                 passes.add(request.request_id)
                 self._rewind(request)
         return passes

@@ -12,7 +12,7 @@ import math
 import re
 import socket
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -92,7 +92,12 @@ class Server:
 
 
 def prepare(
-    rest: Sequence[str], *, model: str | None = None, policy: str | None = None, recall: float | None = None
+    rest: Sequence[str],
+    *,
+    model: str | None = None,
+    policy: str | None = None,
+    recall: float | None = None,
+    rectify_together: bool | None = None,
 ) -> Server:
     """Read vLLM's arguments, add ours, and check everything that can be checked without starting an engine.
 
@@ -102,6 +107,7 @@ def prepare(
         policy: a spec, `auto` or a recipe; None: as `rest` says in `--additional-config`, or else that of the recipe
             beside the model, or else the default.
         recall: share of steps in which recall is measured; None: as `rest` says, or else none.
+        rectify_together: whether dense passes of a batch come together; None: as `rest` says, or else no.
 
     Raises:
         RefusedError: with every reason.
@@ -113,7 +119,8 @@ def prepare(
         _only(check_interfaces, "every process", "scheduler", "server")
         args = _only(_parse, [*rest, *([] if model is None else ["--model", model])])
         bundled = args.model == str(model_path())
-        options = _only(_options, args, policy, recall)
+        given = {"policy": policy, "recall": recall, "rectify_together": rectify_together}
+        options = _only(_options, args, given)
         _fill(args, options, bundled=bundled)
         reasons = [*_not_ours(args), *_unreachable(args)]
         try:
@@ -184,12 +191,12 @@ def _parse(rest: Sequence[str]) -> Namespace:
 
 def _guess(message: str, parser: Any) -> str:
     """An error of the parser's; of an unknown option also which one was meant."""
-    known = [*parser._option_string_actions, "--policy", "--recall"]
+    known = [*parser._option_string_actions, "--policy", "--recall", "--rectify-together"]
     unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
     return message + (meant(unknown.group(1), known) if unknown else "")
 
 
-def _options(args: Namespace, policy: str | None, recall: float | None) -> ServeOptions:
+def _options(args: Namespace, given: Mapping[str, Any]) -> ServeOptions:
     if not isinstance(args.additional_config or {}, dict):
         raise ServingError(f"--additional-config {args.additional_config!r} is no JSON object")
     entry: Any = (args.additional_config or {}).get(KEY, {})
@@ -201,11 +208,12 @@ def _options(args: Namespace, policy: str | None, recall: float | None) -> Serve
     entry = {"policy": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return ServeOptions.read(entry, model, shape)
-    for name, value in (("policy", policy), ("recall", recall)):
+    for name, value in given.items():
         if value is None:
             continue
         if name in entry:
-            raise ServingError(f"{name} is given twice: --{name} {value}, and in --additional-config {entry[name]!r}")
+            option = f"--{name.replace('_', '-')} {value}"
+            raise ServingError(f"{name} is given twice: {option}, and in --additional-config {entry[name]!r}")
         entry = {**entry, name: value}
     if "policy" not in entry:
         entry = {**entry, "policy": recipes.default(model, shape).policy}
