@@ -26,8 +26,9 @@ LIMITS = {
     # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness. Then
     # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on.
-    "lines of Python in src": 29_100,
-    "of them measuring": 9_850,
+    # Then dense passes: their kernel, scheduled ahead, together, and timed.
+    "lines of Python in src": 29_600,
+    "of them measuring": 9_900,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
 }

@@ -6,7 +6,7 @@ So a wrong token, a block of another request or a published sparse step shows, w
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +102,12 @@ class Worker:
         return [self.slots[known.blocks[place // BLOCK], place % BLOCK][1] for place in range(known.computed)]
 
     def _enter(self, new: Any) -> None:
-        tokens = list(new.prefill_token_ids if self.v2 else new.prompt_token_ids)
+        ids = new.prefill_token_ids if self.v2 else new.prompt_token_ids
+        tokens, before = list(ids), self.known.get(new.req_id)
+        if len(tokens) < len(ids):
+            assert before is not None, "nothing is held of a request that the worker does not know"
+            assert tokens == before.tokens[:1] and len(before.tokens) == len(ids), "what it holds is another text"
+            tokens = before.tokens
         sparse = (new.sampling_params.extra_args or {}).get("saccade") != "off"
         known = Known(tokens, new.num_computed_tokens, list(new.block_ids[0]), len(tokens), sparse)
         self.known[new.req_id] = known
@@ -148,12 +153,24 @@ class Worker:
 
 
 class Engine:
-    """A scheduler and a worker, stepped by hand."""
+    """A scheduler and a worker, stepped by hand; `ahead`: a step is scheduled before the last one's answer is known."""
 
-    def __init__(self, policy: str, *, blocks: int = 400, covered: int = 0, v2: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        policy: str,
+        *,
+        blocks: int = 400,
+        covered: int = 0,
+        v2: bool = False,
+        ahead: bool = False,
+        **settings: Any,
+    ) -> None:
         init_none_hash(sha256)
         register_cache_spec()
         vllm_config = config(policy, **settings)
+        # The platform of a CPU switches it off.
+        vllm_config.scheduler_config.async_scheduling = ahead
+        self.ahead, self.under_way = ahead, deque[Any]()
         vllm_config.cache_config.num_gpu_blocks = blocks
         self.worker = Worker(covered, v2)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
@@ -181,7 +198,9 @@ class Engine:
     def step(self) -> Any:
         output = self.scheduler.schedule()
         self.outputs.append(output)
-        self.scheduler.update_from_output(output, self.worker.run(output))
+        self.under_way.append((output, self.worker.run(output)))
+        if len(self.under_way) > self.ahead or not output.num_scheduled_tokens:
+            self.scheduler.update_from_output(*self.under_way.popleft())
         for request in self.scheduler.running:
             boundary = clean.known_boundary(request)
             states = self.worker.clean(request.request_id)
@@ -193,6 +212,8 @@ class Engine:
             if not self.scheduler.has_requests():
                 break
             self.step()
+        while self.under_way:
+            self.scheduler.update_from_output(*self.under_way.popleft())
         assert not self.scheduler.requests
         assert not self.scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -215,6 +236,9 @@ def phase(length: int, tokens: int, every: int, covered: int = 0) -> list[tuple[
         past += 1
     return steps
 
+
+HOWS: list[dict[str, bool]] = [{}, {"v2": True}, {"v2": True, "ahead": True}]
+"""Model runners, and whether steps are scheduled ahead."""
 
 TOGETHER = {"additional_config": {"saccade": {"policy": "quest:budget=16,rectify=4", "rectify_together": True}}}
 

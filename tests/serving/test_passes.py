@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scheduled import OFF, TOGETHER, Engine, decoding, phase, prompt
+from scheduled import HOWS, OFF, TOGETHER, Engine, decoding, phase, prompt
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from saccade import sparsify
 
 
-@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("how", HOWS, ids=" ".join)
 @pytest.mark.parametrize("every", [1, 2, 5, 32])
 @pytest.mark.parametrize("length", [1, 7, 8, 130])
-def test_phase(length: int, every: int, v2: bool) -> None:
-    engine = Engine(f"quest:budget=16,rectify={every}", v2=v2)
+def test_phase(length: int, every: int, how: dict[str, bool]) -> None:
+    engine = Engine(f"quest:budget=16,rectify={every}", **how)
     request = engine.add("a", prompt(length), 80)
     while len(request.output_token_ids) < 79:
         engine.step()
         assert not request.is_prefill_chunk or request.num_computed_tokens < length, "what structured output asks for"
-    expected = phase(length, 80, every)
-    assert decoding(engine, "a", length) == expected[:78]
-    passes = sum(count > 1 for _, count in expected[:78])
+    expected, begun = phase(length, 80, every), 78 + len(engine.under_way)
+    assert decoding(engine, "a", length) == expected[:begun]
+    passes = sum(count > 1 for _, count in expected[:begun])
     assert engine.scheduler.rectifications == passes
     assert engine.scheduler.rectified_tokens == passes * every
     engine.finish()
@@ -81,12 +81,12 @@ def test_covered_rows_are_not_run_again_and_the_phase_goes_on(covered: int) -> N
     assert {(start + count - 14) % 5 for start, count in steps if count > 1} == {0}
 
 
-@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("how", HOWS, ids=" ".join)
 @pytest.mark.parametrize("budget", [5, 6, 8, 11, 16, 40])
-def test_passes_wait_for_room_and_are_never_cut(budget: int, v2: bool) -> None:
+def test_passes_wait_for_room_and_are_never_cut(budget: int, how: dict[str, bool]) -> None:
     """The smallest budgets hold one pass of 5; six requests are due at once again and again."""
     seqs = min(budget, 6)
-    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=budget, max_num_seqs=seqs, v2=v2)
+    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=budget, max_num_seqs=seqs, **how)
     for index in range(6):
         engine.add(str(index), prompt(7 + index, 50 * index), 30)
     engine.finish()
@@ -124,12 +124,12 @@ def mixed(engine: Engine) -> list[int]:
     return sorted(set(found))
 
 
-@pytest.mark.parametrize("v2", [False, True])
-def test_passes_of_a_batch_come_together(v2: bool) -> None:
+@pytest.mark.parametrize("how", HOWS, ids=" ".join)
+def test_passes_of_a_batch_come_together(how: dict[str, bool]) -> None:
     """Five requests that came at different times: one step in five is mixed, where without it nearly all are."""
     shares = []
     for settings in ({}, TOGETHER):
-        engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=64, v2=v2, **settings)
+        engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=64, **how, **settings)
         for index in range(5):
             engine.add(str(index), prompt(7 + index, 50 * index), 60)
             engine.step()

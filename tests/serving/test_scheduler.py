@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from scheduled import BLOCK, OFF, Engine, config, decoding, phase, prompt
+from scheduled import BLOCK, HOWS, OFF, Engine, config, decoding, phase, prompt
 from test_passes import passes
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
@@ -46,10 +47,10 @@ def test_a_second_turn_finds_what_is_clean(first: int, tokens: int) -> None:
         assert second_turn("quest:budget=16,rectify=5", covered, first, tokens)[0] == clean // BLOCK * BLOCK
 
 
-@pytest.mark.parametrize("v2", [False, True])
-def test_preemption(v2: bool) -> None:
+@pytest.mark.parametrize("how", HOWS, ids=" ".join)
+def test_preemption(how: dict[str, bool]) -> None:
     """Too few blocks for all: some are computed anew, densely, and count from there."""
-    engine = Engine("quest:budget=16,rectify=5", blocks=30, v2=v2, max_num_batched_tokens=32)
+    engine = Engine("quest:budget=16,rectify=5", blocks=30, **how, max_num_batched_tokens=32)
     requests = [engine.add(str(index), prompt(9, 50 * index), 40) for index in range(4)]
     engine.finish()
     assert engine.scheduler.preemptions == sum(request.num_preemptions for request in requests) > 0
@@ -160,17 +161,19 @@ def test_a_session_may_opt_out_and_in_again() -> None:
 
 
 def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
-    """Its whole output for such a step; that a GPU then does the same has not been seen here."""
+    """Its whole output for such a step. Of its tokens only how many they are: it holds them."""
     engine = Engine("quest:budget=16,rectify=4", v2=True)
     request = engine.add("a", prompt(7), 40)
     engine.add("b", prompt(6, 900), 40, params={"extra_args": OFF})
     while request.num_computed_tokens < 11:
         engine.step()
-    everything, held = list(request.all_token_ids), engine.scheduler.kv_cache_manager.get_block_ids("a")[0]
+    length, held = request.num_tokens, engine.scheduler.kv_cache_manager.get_block_ids("a")[0]
     output = engine.step()
     (sent,) = output.scheduled_new_reqs
     assert (sent.req_id, sent.num_computed_tokens, output.num_scheduled_tokens["a"]) == ("a", 7, 5)
-    assert sent.prefill_token_ids == everything
+    assert (len(sent.prefill_token_ids), list(sent.prefill_token_ids)) == (length, [100])
+    with pytest.raises(IndexError):
+        sent.prefill_token_ids[1]
     assert sent.prompt_token_ids == prompt(7)
     assert sent.block_ids == engine.scheduler.kv_cache_manager.get_block_ids("a")
     assert sent.block_ids[0][: len(held)] == held
@@ -229,6 +232,33 @@ def test_what_hand_made_settings_lack_is_named() -> None:
     assert "--no-async-scheduling" in second
 
 
+def test_only_model_runner_v2_has_tokens_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step that is scheduled ahead reads must lie on the device when it runs; M-RoPE wants it on the host."""
+    asked = config("quest:budget=16,rectify=4")
+    asked.scheduler_config.async_scheduling = True
+    for v2, refused in (("0", True), ("1", False)):
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+        assert any("--no-async-scheduling" in one for one in reasons_against_rectifying(asked, Rectify(4))) is refused
+    monkeypatch.setattr(type(asked.model_config), "uses_mrope", True)
+    assert any("--no-async-scheduling" in one for one in reasons_against_rectifying(asked, Rectify(4)))
+
+
+def test_it_is_the_scheduler_of_the_engine_that_asks() -> None:
+    policy = "quest:budget=16,rectify=4"
+    assert not isinstance(Engine(policy, v2=True).scheduler, AsyncScheduler)
+    ahead = Engine(policy, v2=True, ahead=True).scheduler
+    assert isinstance(ahead, AsyncScheduler) and isinstance(ahead, RectifyingScheduler)
+
+
+def test_nothing_is_run_again_for_a_request_whose_last_token_is_on_its_way() -> None:
+    """Its eleventh token would be the turn of a pass, and is the last."""
+    engine = Engine("quest:budget=16,rectify=5", v2=True, ahead=True)
+    request = engine.add("a", prompt(9), 6)
+    engine.finish()
+    assert len(request.output_token_ids) == 6
+    assert decoding(engine, "a", 9) == [(place, 1) for place in range(9, 14)]
+
+
 def test_attention_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
     monkeypatch.setattr(SaccadeAttentionSpec, "of", lambda *given, **named: plain)
@@ -237,9 +267,9 @@ def test_attention_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("how", HOWS, ids=" ".join)
 @pytest.mark.parametrize("seed", range(12))
-def test_anything_at_any_time(seed: int, v2: bool, together: bool) -> None:
+def test_anything_at_any_time(seed: int, how: dict[str, bool], together: bool) -> None:
     """Random requests, sharing prefixes, that come, opt out and are aborted whenever; few blocks, few tokens a step."""
     chance = random.Random(seed)
     every = chance.choice([1, 3, 7])
@@ -251,7 +281,7 @@ def test_anything_at_any_time(seed: int, v2: bool, together: bool) -> None:
         covered=chance.choice([0, 20, 35]),
         max_num_batched_tokens=chance.choice([8, 12, 24, 64]),
         scheduling_policy=chance.choice(["fcfs", "priority"]),
-        v2=v2,
+        **how,
     )
     lengths, ended = {}, []
     for index in range(40):

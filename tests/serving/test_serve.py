@@ -107,6 +107,10 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
     server = made(policy="quest:budget=64,rectify=8")
     assert (server.args.scheduler_cls, server.args.async_scheduling) == (SCHEDULER, False)
     assert not server.args.additional_config["saccade"]["rectify_together"]
+    with pytest.MonkeyPatch.context() as patch:
+        # As on a GPU, where model runner V2 is.
+        patch.setattr("saccade.adapters.vllm.server.serve.rectifies_ahead", lambda config: True)
+        assert made(policy="quest:budget=64,rectify=8").args.async_scheduling is None, "as vLLM chooses"
     together = made(policy="quest:budget=64,rectify=8", rectify_together=True)
     assert together.args.additional_config["saccade"]["rectify_together"] is True
 
@@ -149,22 +153,14 @@ def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
 
 
 def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"other": 1, "saccade": {"policy": "quest:budget=64", "recall": 0.5}}
+    given: dict[str, Any] = {"other": 1, "saccade": {"policy": "quest:budget=64", "recall": 0.5}}
     rest = ["--host", "0.0.0.0", "--dtype", "bfloat16", "--served-model-name", "mine", "--max-model-len", "1k"]
     args = made(*rest, "--additional-config", json.dumps(given), "--kv-cache-memory-bytes", "100000000").args
-    assert (args.host, args.dtype, args.served_model_name, args.max_model_len) == (
-        "0.0.0.0",
-        "bfloat16",
-        ["mine"],
-        1000,
-    )
+    stays = args.host, args.dtype, args.served_model_name, args.max_model_len
+    assert stays == ("0.0.0.0", "bfloat16", ["mine"], 1000)
     assert args.kv_cache_memory_bytes == 100_000_000
     assert args.additional_config["other"] == 1
-    assert args.additional_config["saccade"] == {
-        "policy": "quest:budget=64",
-        "recall": 0.5,
-        "rectify_together": False,
-    }
+    assert args.additional_config["saccade"] == {**given["saccade"], "rectify_together": False}
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert made(recall=0.25).args.kv_cache_memory_bytes is None
     assert made(recall=0.25).options.recall == 0.25

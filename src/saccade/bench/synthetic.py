@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from ..adapters.vllm.checks import FULL_KIND, SCHEDULER
+from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, rectifies_ahead
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -44,6 +44,7 @@ def start_engine(options: ServeOptions | None, *, apart: bool, **settings: Any) 
     """
     start = time.perf_counter()
     import vllm
+    from vllm.engine.arg_utils import EngineArgs
 
     ours: dict[str, Any] = {}
     if options is not None:
@@ -51,7 +52,10 @@ def start_engine(options: ServeOptions | None, *, apart: bool, **settings: Any) 
         ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
         ours["additional_config"] = {KEY: options.to_dict()}
         if options.policy.rectify is not None:
-            ours |= {"scheduler_cls": SCHEDULER, "async_scheduling": False}
+            ours |= {"scheduler_cls": SCHEDULER}
+            # As a server would be started.
+            config = EngineArgs(**{**settings, **ours}).create_engine_config()
+            ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
     llm = vllm.LLM(
         load_format="dummy",
         enable_chunked_prefill=True,

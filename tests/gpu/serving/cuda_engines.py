@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -99,7 +100,9 @@ class CudaEngines:
         if policy is not None:
             ours = {"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}}
             if Policy.from_spec(policy).rectify is not None:
-                ours |= {"scheduler_cls": SCHEDULER, "async_scheduling": False, "block_size": 32}
+                ours |= {"scheduler_cls": SCHEDULER, "block_size": 32}
+                # Model runner V1 has tokens too late for passes scheduled ahead; V2 is asked to.
+                ours |= {"async_scheduling": False} if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0" else {}
         defaults = {
             "model": str(model_path()),
             "dtype": "float16",

@@ -209,8 +209,9 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
         reasons.append(f"rectify={rectify} needs --scheduler-cls {SCHEDULER}")
     if rectify.mode == "verify":
         reasons.append(f"rectify={rectify}: verification is not built for serving; rectify={rectify.every} overwrites")
-    if scheduling.async_scheduling:
-        reasons.append(f"rectify={rectify} needs --no-async-scheduling: a step is set back once the last one is done")
+    if scheduling.async_scheduling and not rectifies_ahead(vllm_config):
+        told = "model runner V1, and models with M-RoPE, have its tokens too late when steps are scheduled ahead"
+        reasons.append(f"rectify={rectify} needs --no-async-scheduling: {told}")
     batched, scheduled = scheduling.max_num_batched_tokens, scheduling.max_num_scheduled_tokens
     if batched < chunk:
         reasons.append(f"--max-num-batched-tokens {batched} cannot hold a dense pass of {chunk} tokens")
@@ -219,6 +220,11 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     if 0 < threshold < chunk:
         reasons.append(f"--long-prefill-token-threshold {threshold} would cut a dense pass of {chunk} tokens in two")
     return reasons
+
+
+def rectifies_ahead(vllm_config: Any) -> bool:
+    """Whether dense passes can be scheduled before the step ahead of them is done."""
+    return bool(vllm_config.use_v2_model_runner and not vllm_config.model_config.uses_mrope)
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:

@@ -90,7 +90,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config VllmConfig: speculative_config kv_transfer_config additional_config use_v2_model_runner
         vllm.config VllmConfig: compilation_config
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
-        vllm.config ModelConfig: has_inner_state is_hybrid get_head_size get_total_num_kv_heads
+        vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_memory_bytes
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
         vllm.config ParallelConfig: prefill_context_parallel_size enable_dbo
@@ -137,7 +137,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "scheduler": _parts("""
         vllm.v1.core.sched.scheduler Scheduler(vllm_config kv_cache_config): schedule running requests
         vllm.v1.core.sched.scheduler Scheduler: max_num_scheduled_tokens scheduler_config current_step kv_cache_manager
-        vllm.v1.core.sched.scheduler Scheduler: use_v2_model_runner model_uses_mrope
+        vllm.v1.core.sched.scheduler Scheduler: use_v2_model_runner model_uses_mrope max_model_len
+        vllm.v1.core.sched.async_scheduler AsyncScheduler._update_after_schedule(scheduler_output)
         vllm.v1.core.sched.scheduler Scheduler._update_after_schedule(scheduler_output)
         vllm.v1.core.sched.scheduler Scheduler.add_request(request)
         vllm.v1.core.sched.scheduler Scheduler._preempt_request(request)
@@ -153,6 +154,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config VllmConfig: max_in_flight_tokens
         vllm.v1.request Request: request_id status sampling_params all_token_ids num_tokens num_prompt_tokens
         vllm.v1.request Request: num_computed_tokens next_decode_eligible_step
+        vllm.v1.request Request: num_output_placeholders max_tokens
         vllm.v1.request RequestStatus: RUNNING
     """),
     "server": _parts("""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
@@ -21,11 +22,14 @@ from .. import clean, metrics
 from ..cache_spec import SaccadeAttentionSpec
 from ..checks import SCHEDULER, reasons_against_rectifying
 from ..options import KEY, ServeOptions, opted_out
+from .held import HeldTokens
 from .windows import holding
 
 
 class RectifyingScheduler(Scheduler):
-    """vLLM's synchronous scheduler with dense passes; without rectification in the policy it is that scheduler.
+    """vLLM's scheduler with dense passes; without rectification in the policy it is that scheduler.
+
+    Made for an engine that schedules asynchronously, it is an `AheadScheduler`.
 
     Attributes:
         rectifications: dense passes so far.
@@ -37,6 +41,10 @@ class RectifyingScheduler(Scheduler):
     """
 
     rectifies = True
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        ahead = cls is RectifyingScheduler and vllm_config.scheduler_config.async_scheduling
+        return super().__new__(AheadScheduler if ahead else cls)
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         options = ServeOptions.of(vllm_config)
@@ -96,7 +104,10 @@ class RectifyingScheduler(Scheduler):
         decoding = 0
         for request in self.running:
             unclean = self._unclean(request)
-            new = request.num_tokens - request.num_computed_tokens
+            new = _length(request) - request.num_computed_tokens
+            if request.num_output_placeholders and _length(request) >= self._most(request):
+                # Its last token is on its way.
+                continue
             if new == 1 and self._phase.due(unclean) and request.num_computed_tokens >= self._covered:
                 due.append(request)
             elif new == 1:
@@ -171,7 +182,7 @@ class RectifyingScheduler(Scheduler):
         """Send requests that were set back as new ones.
 
         Model runner V2 keeps the number of computed tokens on the device, and does not listen for running requests.
-        A request that it knows it replaces.
+        A request that it knows it replaces, in the slot that it had, where all its tokens lie.
         """
         rewound = [request_id for request_id in output.scheduled_cached_reqs.req_ids if request_id in self._rewound]
         if not rewound:
@@ -179,7 +190,11 @@ class RectifyingScheduler(Scheduler):
         output.scheduled_cached_reqs = _without(output.scheduled_cached_reqs, rewound)
         for request_id in rewound:
             request, blocks = self.requests[request_id], self.kv_cache_manager.get_block_ids(request_id)
-            ids, mrope = list(request.all_token_ids), self.model_uses_mrope
+            mrope = self.model_uses_mrope
+            ids: Any = HeldTokens(request.all_token_ids[0], _length(request))
+            if mrope:
+                # Positions are computed anew from the tokens.
+                ids = list(request.all_token_ids)
             output.scheduled_new_reqs.append(NewRequestData.from_request(request, blocks, ids, uses_mrope=mrope))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -196,6 +211,10 @@ class RectifyingScheduler(Scheduler):
         if session.num_computed_tokens > max(known, self._covered):
             session.num_computed_tokens = known
 
+    def _most(self, request: Request) -> int:
+        """Tokens that a request may come to."""
+        return min(int(request.num_prompt_tokens + request.max_tokens), int(self.max_model_len))
+
     def _unclean(self, request: Request) -> int:
         """How many of its last slots sparse steps wrote; 0 while the prompt is computed."""
         known = clean.boundary(request)
@@ -208,6 +227,19 @@ class RectifyingScheduler(Scheduler):
     def _count(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)
         self.observe(name, amount)
+
+
+class AheadScheduler(RectifyingScheduler, AsyncScheduler):
+    """The same, one step ahead of the workers: the last token of a pass is on its way when the pass is scheduled.
+
+    On model runner V2 that token lies in the request's slot before the pass reads it.
+    """
+
+
+def _length(request: Request) -> int:
+    """Tokens of a request, with those that are on their way."""
+    count: int = request.num_tokens + request.num_output_placeholders
+    return count
 
 
 def _covered_by(kv_cache_config: Any) -> int:

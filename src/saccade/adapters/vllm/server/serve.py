@@ -24,7 +24,16 @@ from ....checkpoints.load import ModelSource
 from ....errors import SaccadeError, ServingError, install, meant
 from ....recipes import resolve as recipes
 from ....types import ModelShape
-from ..checks import FULL_KIND, SCHEDULER, UNIT, plan_of, reasons_against, refuse_detached, windows_apart
+from ..checks import (
+    FULL_KIND,
+    SCHEDULER,
+    UNIT,
+    plan_of,
+    reasons_against,
+    rectifies_ahead,
+    refuse_detached,
+    windows_apart,
+)
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces
 
@@ -230,7 +239,6 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
         args.host = HOST
     if options.policy.rectify is not None:
         args.scheduler_cls = SCHEDULER if args.scheduler_cls is None else args.scheduler_cls
-        args.async_scheduling = False if args.async_scheduling is None else args.async_scheduling
     if bundled and args.served_model_name is None:
         args.served_model_name = [BUNDLED]
     if bundled and current_platform.is_cpu():
@@ -259,6 +267,9 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if ours and current_platform.is_cpu():
         args.block_size = _CPU_BLOCK
     config = _made(args)
+    if options.policy.rectify is not None and args.async_scheduling is None and not rectifies_ahead(config):
+        args.async_scheduling = False
+        config = _made(args)
     try:
         selector = plan_of(config, options).selector
     except SaccadeError:
