@@ -85,15 +85,14 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     server = made()
     args = server.args
     assert args.model == str(model_path())
-    assert args.served_model_name == ["bundled"]
+    assert args.served_model_name == ["bundled"] and server.model == "bundled"
     assert server.options.policy == Recipe.read(model_path() / "saccade.json").policy
     assert (args.dtype, args.kv_cache_memory_bytes) == ("float32", BUNDLED_CACHE)
     assert (args.host, args.port) == ("127.0.0.1", free_port)
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
     assert args.additional_config == {"saccade": server.options.to_dict()}
     assert (args.scheduler_cls, args.async_scheduling) == (None, None)
-    assert (server.model, server.block) == ("bundled", 32)
-    assert server.address == f"http://127.0.0.1:{free_port}"
+    assert (server.block, server.address) == (32, f"http://127.0.0.1:{free_port}")
     assert "12 layers" in server.shape
     assert "float32" in server.shape
 
@@ -111,8 +110,7 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
         # As on a GPU, where model runner V2 is.
         patch.setattr("saccade.adapters.vllm.server.serve.rectifies_ahead", lambda config: True)
         assert made(policy="quest:budget=64,rectify=8").args.async_scheduling is None, "as vLLM chooses"
-    together = made(policy="quest:budget=64,rectify=8", rectify_together=True)
-    assert together.args.additional_config["saccade"]["rectify_together"] is True
+    assert made(policy="quest:rectify=8", rectify_together=True).args.additional_config["saccade"]["rectify_together"]
 
 
 @pytest.mark.parametrize(
