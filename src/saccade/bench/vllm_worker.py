@@ -9,6 +9,7 @@ from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
+from ..adapters.vllm.cache_dtype import as_numbers
 from ..adapters.vllm.worker.backend import SparseLayer
 from ..adapters.vllm.worker.step import Written
 from ..types import Rows
@@ -47,19 +48,22 @@ class SyntheticWorker:
     @torch.inference_mode()
     def fill_cache(self) -> None:
         """Random keys and values, the same in every engine, and the page bounds of them where a policy has some."""
+        dtype = self.vllm_config.model_config.dtype
         layers = list(get_layers_from_vllm_config(self.vllm_config, Attention).values())
         # Layers of other kinds may lie in the same memory: ours come last, so that bounds are of what lies there.
         layers.sort(key=lambda layer: isinstance(layer.impl, SparseLayer))
         for seed, layer in enumerate(layers):
-            cache = layer.kv_cache
+            cache = as_numbers(layer.kv_cache, layer.kv_cache_dtype)
             generator = torch.Generator(cache.device).manual_seed(seed)
             for start in range(0, cache.shape[0], FILLED):
                 part = cache[start : start + FILLED]
-                part.copy_(torch.randn(part.shape, generator=generator, dtype=cache.dtype, device=cache.device))
+                # Far below what fp8 ends at: no number becomes NaN.
+                part.copy_(torch.randn(part.shape, generator=generator, dtype=dtype, device=cache.device))
                 if isinstance(layer.impl, SparseLayer):
                     table = torch.arange(start, start + part.shape[0], dtype=torch.int32, device=cache.device)
                     rows = Rows.on_host(table[None], [0], [part.shape[0] * part.shape[2]])
-                    layer.impl.refresh(layer, cache, Written(rows, torch.zeros_like(rows.seq_lens), rows.max_len))
+                    written = Written(rows, torch.zeros_like(rows.seq_lens), rows.max_len)
+                    layer.impl.refresh(layer, layer.kv_cache, written)
 
     def skip_model(self, skip: bool) -> None:
         """Leave the model out of the steps that follow, or take it back in; full CUDA graphs may replay it anyway."""

@@ -99,6 +99,9 @@ def serve(
     ] = None,
     memory: Annotated[float, number("SHARE", "Share of a GPU's memory for vLLM.")] = 0.9,
     tensor_parallel: Annotated[int, count("GPUs that share the model.")] = 1,
+    kv_cache_dtype: Annotated[
+        str, words("NAME", "Of the cache, stock's too: auto (as --dtype), bfloat16, float16, fp8, fp8_e4m3.")
+    ] = "auto",
     dtype: RandomDtype = "bfloat16",
     device: Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")] = "auto",
     json: JsonFile = None,
@@ -140,7 +143,7 @@ def serve(
     common: dict[str, Any] = {
         "shape": shape, "contexts": context, "threads": [str(threads)], "dtype": dtype, "device": device,
         "policies": policy, "budgets": budget, "steps": steps, "block": block, "memory": memory,
-        "tensor_parallel": tensor_parallel,
+        "tensor_parallel": tensor_parallel, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     job: EngineJob[Any, Any]
     if clients is None:

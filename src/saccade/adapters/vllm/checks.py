@@ -12,6 +12,7 @@ from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...types import CHUNKED, FULL, SLIDING
+from .cache_dtype import FP8, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -90,22 +91,20 @@ def _engine(vllm_config: Any) -> list[str]:
     if kv_heads % ranks:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
-    reasons += _room(vllm_config)
-    held = cache.cache_dtype
-    if held not in ("auto", "float32", "bfloat16", "float16"):
-        reasons.append(f"kv_cache_dtype={held}: selection from a quantised cache is not built yet; use auto")
-    return reasons
+    dtype = reasons_against_dtype(cache)
+    return [*reasons, *(dtype or _room(vllm_config))]
 
 
 def _room(vllm_config: Any) -> list[str]:
     """Why the longest request would not fit into a cache whose size was chosen; vLLM looks once weights are loaded."""
-    config, given = vllm_config.model_config, vllm_config.cache_config.kv_cache_memory_bytes
+    config, cache = vllm_config.model_config, vllm_config.cache_config
+    given = cache.kv_cache_memory_bytes
     ranks = vllm_config.parallel_config.tensor_parallel_size
     if not given or reasons_in_sizes(config.hf_text_config):
         return []
     shape = shape_of(vllm_config)
     own = replace(shape, kv_heads=max(shape.kv_heads // ranks, 1))
-    token = own.token_bytes(config.dtype.itemsize)
+    token = own.token_bytes(number_type(cache.cache_dtype, config.dtype).itemsize)
     if config.max_model_len * token <= given:
         return []
     return [
@@ -135,6 +134,9 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
+    held = vllm_config.cache_config.cache_dtype
+    if selector.owns_index and held in FP8:
+        reasons.append(f"kv_cache_dtype={held}: what {options.policy} keeps of chunks has the cache's dtype; use auto")
     if selector.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "
@@ -156,6 +158,9 @@ def refuse_early(vllm_config: Any) -> None:
         if options is None:
             return
         refuse_detached(vllm_config)
+        # vLLM would say that a backend named CUSTOM does not support it.
+        if reasons := reasons_against_dtype(vllm_config.cache_config):
+            raise ServingError(reasons[0])
         if not _model(vllm_config):
             plan_of(vllm_config, options)
     except PolicyError as error:  # a ValueError, of which pydantic would make one of its own
