@@ -19,6 +19,9 @@ from .vllm_api import check_interfaces
 UNIT = 16
 """Tokens; vLLM's blocks are multiples of it."""
 
+CPU_BYTES = 32
+"""Tokens, of which blocks of 8-bit numbers are multiples on a CPU."""
+
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 """What `--scheduler-cls` is given."""
 
@@ -92,7 +95,17 @@ def _engine(vllm_config: Any) -> list[str]:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
     dtype = reasons_against_dtype(cache)
-    return [*reasons, *(dtype or _room(vllm_config))]
+    return [*reasons, *(dtype or [*_room(vllm_config), *_bytes_on_cpus(cache)])]
+
+
+def _bytes_on_cpus(cache: Any) -> list[str]:
+    """Why vLLM's CPU kernels would fail at the first prompt; what else they cannot, they say when an engine starts."""
+    from vllm.platforms import current_platform
+
+    held, block = cache.cache_dtype, cache.block_size
+    if held not in FP8 or not block or not block % CPU_BYTES or not current_platform.is_cpu():
+        return []
+    return [f"block_size={block}: on CPUs vLLM keeps kv_cache_dtype={held} in multiples of {CPU_BYTES} tokens"]
 
 
 def _room(vllm_config: Any) -> list[str]:
@@ -158,9 +171,6 @@ def refuse_early(vllm_config: Any) -> None:
         if options is None:
             return
         refuse_detached(vllm_config)
-        # vLLM would say that a backend named CUSTOM does not support it.
-        if reasons := reasons_against_dtype(vllm_config.cache_config):
-            raise ServingError(reasons[0])
         if not _model(vllm_config):
             plan_of(vllm_config, options)
     except PolicyError as error:  # a ValueError, of which pydantic would make one of its own

@@ -109,6 +109,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.attention.backend AttentionLayer: _q_scale _k_scale _v_scale
         vllm.v1.attention.backend AttentionBackend: get_name get_impl_cls get_builder_cls
         vllm.v1.attention.backend AttentionBackend: get_supported_kernel_block_sizes customize_spec
+        vllm.v1.attention.backend AttentionBackend.validate_configuration(kv_cache_dtype)
         vllm.v1.attention.backend CommonAttentionMetadata: query_start_loc query_start_loc_cpu seq_lens
         vllm.v1.attention.backend CommonAttentionMetadata: seq_lens_cpu_upper_bound num_reqs num_actual_tokens
         vllm.v1.attention.backend CommonAttentionMetadata: max_query_len max_seq_len block_table_tensor slot_mapping

@@ -17,7 +17,7 @@ from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows
-from ..cache_dtype import FP8
+from ..cache_dtype import FP8, VALID
 from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
 from .mixed_step import prepare
@@ -41,6 +41,13 @@ class SparseBackend:
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, kv_cache_dtype: Any, **kwargs: Any) -> list[str]:
+        """vLLM's reasons against us; what no policy can decode from is for `checks`, which names what can be."""
+        judged = kv_cache_dtype if kv_cache_dtype in (None, *VALID) else "auto"
+        reasons: list[str] = super().validate_configuration(*args, kv_cache_dtype=judged, **kwargs)  # type: ignore[misc]
+        return reasons
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -101,13 +108,14 @@ class SparseLayer:
     kv_cache_dtype: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = get_current_vllm_config()
+        # First, since vLLM's own class names what it cannot take, and not what can be.
+        self.serving = serving_of(config)
         super().__init__(*args, **kwargs)
         for name, reason in _REFUSED.items():
             given = getattr(self, name, None)
             if isinstance(given, Tensor) or given:
                 raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
-        config = get_current_vllm_config()
-        self.serving = serving_of(config)
         roles = self.serving.plan.roles
         heads = len(roles.layers[roles.concerned[0]])
         if self.num_kv_heads != heads:

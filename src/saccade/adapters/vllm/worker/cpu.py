@@ -14,7 +14,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from ....errors import ServingError
 from ....types import KVView, Rows
-from ..cache_dtype import FP8, as_numbers
+from ..cache_dtype import as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .groups import Groups
 
@@ -40,8 +40,6 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
     """Prepares a step."""
 
     isa: str
-    kv_cache_dtype: str
-    block_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,9 +50,6 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
             self._set_isa_to_layers(self.layer_names)
         if self.isa not in ("vec", "vec16"):
             raise ServingError(f"vLLM's kernels for {self.isa!r} lay out keys in a way that saccade does not know")
-        if self.kv_cache_dtype in FP8 and self.isa != "vec":
-            told = f"kv_cache_dtype={self.kv_cache_dtype}, block_size={self.block_size}"
-            raise ServingError(f"{told}: vLLM's CPU kernels take quantised blocks of a multiple of 32 tokens")
 
 
 class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
