@@ -41,9 +41,14 @@ class SyntheticWorker:
     model_runner: Any
 
     def graph_facts(self) -> dict[str, Any]:
-        """What only the worker knows of its CUDA graphs: their kind, and the bytes that vLLM set aside for them."""
+        """What only the worker knows: the kind of its CUDA graphs, the bytes set aside for them, and who attends."""
         kind = self.vllm_config.compilation_config.cudagraph_mode.name
-        return {"cudagraph_mode": kind, "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0)}
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention).values()
+        return {
+            "cudagraph_mode": kind,
+            "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0),
+            "attention": sorted({layer.attn_backend.get_name() for layer in layers}),
+        }
 
     @torch.inference_mode()
     def fill_cache(self) -> None:
