@@ -1,7 +1,7 @@
 """The CUDA backend over a cache of 8-bit floats, as `test_cuda_path` runs it over one of float32.
 
 Keys and values are told to the oracle as they come out of the cache. Queries are numbers that 8 bits hold, so that it
-does not matter whose kernel answers, vLLM's with quantised queries or ours with all their digits, unless a test says so.
+does not matter whose kernel answers, vLLM's with quantised queries or ours with all digits, unless a test says so.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def test_scales_are_read_where_the_engine_keeps_them(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLHNC"])
-def test_bounds_take_the_cache_s_bytes_and_hold_its_numbers(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind each block, a quarter of what float32 takes; smallest and largest of a page's own numbers, none rounded."""
+def test_bounds_are_numbers_of_the_cache(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind each block, in its bytes: the smallest and largest of a page's own numbers, none rounded."""
     engine = CudaEngine(monkeypatch, PAGES, block=32, layout=layout, cache="fp8")
     content = 32 * KV_HEADS * 2 * HEAD_DIM
     assert engine.spec.unpadded_page_size_bytes == content

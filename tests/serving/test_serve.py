@@ -342,7 +342,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({"policy": "resa:rectify=64"}, ("--max-num-batched-tokens", "32", "--max-num-seqs", "4"), ("--max-num-batched",)),
     ({}, ("--attention-backend", "CPU_ATTN"), ("--attention-backend CUSTOM", "CPU_ATTN")),
     ({}, ("--kv-cache-dtype", "fp8_e5m2"), ("kv_cache_dtype=fp8_e5m2", "auto, bfloat16, float16, fp8, fp8_e4m3")),
-    ({}, ("--kv-cache-dtype", "int8_per_token_head"), ("kv_cache_dtype=int8_per_token_head", "fp8_e4m3")),
+    ({}, ("--kv-cache-memory-bytes", "10000000", "--kv-cache-dtype", "fp8", "--max-model-len", "3300"), ("most 3255",)),
     ({}, ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0"), ("kv_cache_dtype_skip_layers=0",)),
     ({}, ("--kv-cache-dtype", "fp8", "--block-size", "16"), ("block_size=16", "kv_cache_dtype=fp8", "32 tokens")),
     ({"policy": "lychee_cluster"}, ("--kv-cache-dtype", "fp8"), ("kv_cache_dtype=fp8", "lychee_cluster", "use auto")),
@@ -372,14 +372,6 @@ def test_every_reason_is_given(reasons: Reasons) -> None:
     assert len(found) == 4
     for word in ("pipeline", "fp8_e5m2", "--headless", f"port {port} of 127.0.0.1 is in use"):
         assert any(word in reason for reason in found), found
-
-
-def test_a_cache_of_bytes_has_room_for_longer_rows(made: Callable[..., Server], reasons: Reasons) -> None:
-    """Four times as long as in float32, and no longer."""
-    room = ("--kv-cache-memory-bytes", "10000000", "--kv-cache-dtype", "fp8", "--max-model-len")
-    assert made(*room, "3200").args.max_model_len == 3200
-    (reason,) = reasons(*room, "3300")
-    assert "max_model_len=3300" in reason and "at most 3255" in reason
 
 
 def test_models_that_see_no_more_than_a_window_are_refused(reasons: Reasons, tmp_path: Path) -> None:
