@@ -19,6 +19,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import flash_attn
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, compute_layout_strides
 
+from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.worker import cuda
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
@@ -187,6 +188,7 @@ class CudaEngine:
         patch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 2)
         patch.setattr(flash_attn, "flash_attn_supports_kv_cache_dtype", lambda *_, **__: True)
         patch.setattr(cuda, "scaled_fp8_quant", scaled_fp8_quant)
+        patch.setattr(checks, "_bytes_on_cpus", lambda _: [])
         self.quantised = cache == "fp8"
         self.device = torch.device(device)
         self.block, self.max_len = block, MAX_LEN

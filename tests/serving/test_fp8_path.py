@@ -14,6 +14,8 @@ from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, CudaEngine, Row
 from engines import force_own_path
 from test_cuda_path import PAGES, QKV, REUSED_PAGES, Requests
 from torch import Tensor
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backends import flash_attn
 
 from saccade.adapters.vllm.worker import cuda
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
@@ -155,6 +157,26 @@ def test_bounds_are_numbers_of_the_cache(layout: str, monkeypatch: pytest.Monkey
         )
         assert torch.equal(own.amin(0), low)
         assert torch.equal(own.amax(0), high)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_vllm_judges_what_a_policy_can_decode_from_and_we_the_rest(
+    supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other formats it would say that a backend named CUSTOM does not support them; `checks` names those that go."""
+    monkeypatch.setattr(flash_attn, "flash_attn_supports_kv_cache_dtype", lambda *_, **__: supported)
+    monkeypatch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 3)
+    asked: dict[str, Any] = {
+        **{"head_size": 128, "dtype": torch.bfloat16, "block_size": 16, "attn_type": "decoder"},
+        **dict.fromkeys(("use_mla", "has_sink", "use_sparse", "use_mm_prefix", "use_per_head_quant_scales"), False),
+    }
+    found = {
+        name: cuda.SaccadeFlashBackend.validate_configuration(
+            device_capability=DeviceCapability(9, 0), kv_cache_dtype=name, **asked
+        )
+        for name in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
+    }
+    assert [name for name, reasons in found.items() if reasons] == ([] if supported else ["fp8", "fp8_e4m3"])
 
 
 def test_layers_differ_in_their_factors(monkeypatch: pytest.MonkeyPatch) -> None:

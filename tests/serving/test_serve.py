@@ -96,6 +96,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     assert server.address == f"http://127.0.0.1:{free_port}"
     assert "12 layers" in server.shape
     assert "float32" in server.shape
+    assert made("--kv-cache-dtype", "fp8").shape == f"{server.shape}, cache in fp8"
 
 
 def test_a_policy_that_reads_text_is_not_scheduled_ahead(made: Callable[..., Server]) -> None:
@@ -345,7 +346,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("--kv-cache-memory-bytes", "10000000", "--kv-cache-dtype", "fp8", "--max-model-len", "3300"), ("most 3255",)),
     ({}, ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0"), ("kv_cache_dtype_skip_layers=0",)),
     ({}, ("--kv-cache-dtype", "fp8", "--block-size", "16"), ("block_size=16", "kv_cache_dtype=fp8", "32 tokens")),
-    ({"policy": "lychee_cluster"}, ("--kv-cache-dtype", "fp8"), ("kv_cache_dtype=fp8", "lychee_cluster", "use auto")),
+    ({"policy": "lychee_cluster"}, ("--kv-cache-dtype", "fp8"), ("kv_cache_dtype=fp8", "lychee_cluster", "quantise")),
     ({}, ("--headless",), ("--headless",)),
     ({}, ("--api-server-count", "2"), ("--api-server-count",)),
     ({}, ("--host", "no.such.host.invalid"), ("--host no.such.host.invalid",)),
