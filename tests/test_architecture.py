@@ -25,9 +25,9 @@ LIMITS = {
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
     # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness. Then
-    # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on.
-    # Then dense passes: their kernel, scheduled ahead, together, and timed.
-    "lines of Python in src": 29_600,
+    # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on. Then dense
+    # passes: their kernel, scheduled ahead, together, and timed; caches of 8-bit floats.
+    "lines of Python in src": 29_750,
     "of them measuring": 9_900,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
@@ -89,7 +89,7 @@ ARROWS["__main__"] = {"cli"}
 
 # Rooms of the vLLM adapter, by process: what scheduler, worker and server share is the adapter's own modules.
 VLLM = ("scheduler", "worker", "server")
-VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_spec", "clean", "metrics"}
+VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_dtype", "cache_spec", "clean", "metrics"}
 
 # Which rooms may import which library; the standard library is free.
 LIBRARIES: dict[str, set[str]] = {

@@ -56,6 +56,7 @@ def checked(**changed: Any) -> ServingJob:
         ({"points": ["4096x1"], "max_model_len": 4096}, "max-model-len=4096 has no room for a context of 4096 tokens"),
         ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
         ({"memory": 1.5}, "memory=1.5 is not valid"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv-cache-dtype=fp8_e5m2 is not valid: one of auto, bfloat16, float16, fp8, "),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
     ],
 )
@@ -149,6 +150,37 @@ def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
     token = 2 * 30 * 3 * 64 * 2  # keys and values, layers, heads, head dim, bytes
     grown = found["stock", 8192, 4]["bytes"] - found["stock", EMPTY, 4]["bytes"]
     assert grown == 4 * (8192 - EMPTY) * token
+
+
+@pytest.mark.usefixtures("clocked")
+@pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("float16", 2), ("fp8", 1), ("fp8_e4m3", 1)])
+def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, size: int) -> None:
+    """Keys, values and bounds, of every engine; weights as they are. Every engine is told, stock too."""
+    results = checked(kv_cache_dtype=dtype).run(lambda unit, results: None)
+    found = {(row["policy"], row["context"], row["batch"]): row["bytes"] for row in results["rows"]}
+    vectors = 30 * 3 * 64 * size  # layers, heads, head dim, bytes
+    assert found["stock", 8192, 1] - found["stock", EMPTY, 1] == (8192 - EMPTY) * 2 * vectors
+    # 28 layers select: bounds of 513 pages and scores in float32, written and read, of each; 2,048 tokens, and a
+    # page's keys read and its bounds written where the new token fell.
+    dense, selecting = 2 * vectors // 30, 28 * vectors // 30
+    bounds, scores = 513 * 2 * selecting, 28 * 3 * 513 * 4 * 2
+    attended = 8193 * 2 * dense + 2048 * 2 * selecting
+    upkeep = (16 + 2) * selecting
+    weights = found["stock", EMPTY, 1] - (EMPTY + 1 + 1) * 2 * vectors
+    written = 2 * vectors
+    assert found["quest:budget=2048", 8192, 1] == weights + attended + written + bounds + scores + upkeep
+    assert {settings["kv_cache_dtype"] for settings in Clocked.given} == {dtype}
+    said = StringIO()
+    Console(file=said, width=200).print(serving_table(results))
+    assert (f"bfloat16 on a cache in {dtype}," in said.getvalue()) == (dtype != "auto")
+
+
+@pytest.mark.usefixtures("clocked")
+def test_room_on_a_cpu_is_that_of_the_caches_numbers() -> None:
+    for dtype in ("auto", "fp8"):
+        checked(kv_cache_dtype=dtype).run(lambda unit, results: None)
+    plain, small = (settings["kv_cache_memory_bytes"] for settings in Clocked.given[::2])
+    assert plain == 2 * small
 
 
 def alone(**changed: Any) -> ServingJob:

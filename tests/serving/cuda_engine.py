@@ -19,6 +19,8 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import flash_attn
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, compute_layout_strides
 
+from saccade.adapters.vllm import checks
+from saccade.adapters.vllm.worker import cuda
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
 from saccade.adapters.vllm.worker.worker import serving_of
@@ -73,17 +75,24 @@ def varlen(
     num_splits: int = 0,
     fa_version: int = 2,
     out: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """`flash_attn_varlen_func` over a paged cache as vLLM documents it, in float64, and what its kernels check."""
-    assert all(value is None or value in (0, [-1, -1]) for name, value in others.items() if "descale" not in name)
+    """`flash_attn_varlen_func` over a paged cache as vLLM documents it, in float64, and what its kernels check.
+
+    The factors of numbers in 8 bits are `[requests, Hkv]`; one that is not told counts as 1.
+    """
+    assert all(value is None or value in (0, [-1, -1]) for value in others.values())
     pages, page, kv_heads, head_dim = k.shape
     requests = cu_seqlens_q.shape[0] - 1
     assert k.stride(-1) == v.stride(-1) == block_table.stride(-1) == 1
     assert q.dtype == k.dtype == v.dtype
     assert cu_seqlens_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32
     assert seqused_k.shape == block_table.shape[:1] == (requests,)
-    assert k.shape == v.shape and k.stride(2) % 8 == 0 and k.stride(0) % 8 == 0 and page % 16 == 0
+    steps = 16 // k.element_size()
+    assert k.shape == v.shape and k.stride(2) % steps == 0 and k.stride(0) % steps == 0 and page % 16 == 0
     assert q.shape[1] % kv_heads == 0 and q.shape[2] == head_dim
     result = torch.empty_like(q) if out is None else out
     if q.is_meta:
@@ -96,8 +105,14 @@ def varlen(
         at = torch.arange(length)
         numbers = block_table[request].long()[at // page]
         assert bool(((numbers >= 0) & (numbers < pages)).all())
-        keys, values = (storage[numbers, at % page].double().transpose(0, 1) for storage in (k, v))
+        factors = [
+            1.0 if descale is None or k.element_size() > 1 else descale[request].double()[:, None, None]
+            for descale in (q_descale, k_descale, v_descale)
+        ]
         queries = q[start:stop].double().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+        keys, values = (storage[numbers, at % page].double().transpose(0, 1) for storage in (k, v))
+        keys, values = keys * factors[1], values * factors[2]
+        queries = queries * (factors[0] if isinstance(factors[0], float) else factors[0][:, None])
         scores = queries @ keys[:, None].transpose(-1, -2) * softmax_scale
         if causal:
             hidden = at > torch.arange(length - (stop - start), length)[:, None]
@@ -108,16 +123,39 @@ def varlen(
 
 
 def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *rest: Any
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    cache_dtype: str,
+    k_scale: Tensor,
+    v_scale: Tensor,
 ) -> None:
     """Writes new tokens to their slots; those of padding are negative."""
     if key.is_meta:
         return
     page = key_cache.shape[1]
+    if cache_dtype == "fp8":
+        key, value = (to_fp8(*pair).view(torch.uint8) for pair in ((key, k_scale), (value, v_scale)))
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             key_cache[slot // page, slot % page] = key[token]
             value_cache[slot // page, slot % page] = value[token]
+
+
+def to_fp8(numbers: Tensor, scale: Tensor) -> Tensor:
+    """The nearest numbers in 8 bits, whose factor is the scale; further away than the largest there is none."""
+    return (numbers / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def scaled_fp8_quant(numbers: Tensor, scale: Tensor, group_shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """As vLLM's of `[T, N]`: one scale for all, or one for each `group_shape[1]` numbers of a row."""
+    assert numbers.dim() == 2 and group_shape[0] == -1
+    if group_shape[1] == -1:
+        assert scale.numel() == 1
+        return to_fp8(numbers, scale), scale
+    return to_fp8(numbers.unflatten(1, (-1, group_shape[1])), scale[:, None]).flatten(1), scale
 
 
 class CudaEngine:
@@ -129,6 +167,7 @@ class CudaEngine:
         layout: of vLLM's cache.
         device: "cpu", or "meta" where only shapes and the order of calls matter.
         requests: how many there may be.
+        cache: dtype of the cache, "auto" or "fp8"; the factors of the latter differ from layer to layer.
         settings: further ones of vLLM.
     """
 
@@ -141,11 +180,16 @@ class CudaEngine:
         layout: str = "LBNHC",
         device: str = "cpu",
         requests: int = 4,
+        cache: str = "auto",
         settings: dict[str, Any] | None = None,
     ) -> None:
         patch.setattr(flash_attn, "flash_attn_varlen_func", varlen, raising=False)
         patch.setattr(flash_attn, "reshape_and_cache_flash", reshape_and_cache, raising=False)
         patch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 2)
+        patch.setattr(flash_attn, "flash_attn_supports_kv_cache_dtype", lambda *_, **__: True)
+        patch.setattr(cuda, "scaled_fp8_quant", scaled_fp8_quant)
+        patch.setattr(checks, "_bytes_on_cpus", lambda _: [])
+        self.quantised = cache == "fp8"
         self.device = torch.device(device)
         self.block, self.max_len = block, MAX_LEN
         self.config = EngineArgs(
@@ -155,6 +199,7 @@ class CudaEngine:
             block_size=block,
             enforce_eager=True,
             attention_backend="CUSTOM",
+            kv_cache_dtype=cache,
             additional_config={"saccade": {"policy": policy}},
             **(settings or {}),
         ).create_engine_config()
@@ -178,6 +223,10 @@ class CudaEngine:
             prefix=name,
             attn_backend=SaccadeFlashBackend,
         )
+        if self.quantised:
+            number = self.names.index(name)
+            for scale, size in ((made._q_scale, 0.05), (made._k_scale, 0.02), (made._v_scale, 0.3)):
+                scale.fill_(size * (1 + number / LAYERS))
         # vLLM's custom operations have no kernel for tensors without content.
         made.use_direct_call = self.device.type == "meta"
         return made.to(self.device)
@@ -186,11 +235,20 @@ class CudaEngine:
         """Give every layer its cache: NaN but for what is written, so that whatever else is read shows."""
         per_request = MAX_LEN // self.block
         blocks = requests * per_request + 1
-        spec = FullAttentionSpec(block_size=self.block, num_kv_heads=KV_HEADS, head_size=HEAD_DIM, dtype=torch.float32)
+        plain = torch.uint8 if self.quantised else torch.float32
+        spec = FullAttentionSpec(
+            block_size=self.block,
+            num_kv_heads=KV_HEADS,
+            head_size=HEAD_DIM,
+            dtype=plain,
+            kv_quant_mode=self.layers[0].impl.kv_quant_mode,
+        )
         self.spec = SaccadeFlashBackend.customize_spec(spec)
         order = KVCacheLayout[layout]
-        strides = [max(size // 4, 1) for size in compute_layout_strides(self.spec, blocks, LAYERS, order)]
-        storage = torch.full((LAYERS * blocks * self.spec.page_size_bytes // 4,), torch.nan, device=self.device)
+        size, absent = plain.itemsize, 0x7F if self.quantised else torch.nan
+        strides = [max(step // size, 1) for step in compute_layout_strides(self.spec, blocks, LAYERS, order)]
+        count = LAYERS * blocks * self.spec.page_size_bytes // size
+        storage = torch.full((count,), absent, dtype=plain, device=self.device)
         shape = (blocks, KV_HEADS, self.block, 2 * HEAD_DIM)
         for number, layer in enumerate(self.layers):
             layer.kv_cache = storage.as_strided(shape, strides[1:], number * strides[0])

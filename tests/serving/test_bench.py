@@ -10,6 +10,7 @@ import pytest
 import torch
 from engines import force_own_path, runner
 
+from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.clients import ClientsJob, ClientsSettings
 from saccade.bench.serving import ServingJob, ServingSettings
@@ -64,10 +65,13 @@ def test_engines_one_after_another_as_on_a_gpu() -> None:
     assert kept.items() <= now.items()
 
 
-def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cache", "names"), [("auto", ("quest", "lychee_cluster")), ("fp8", ("quest", "streaming"))])
+def test_every_engine_stands_on_the_same_cache(
+    cache: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Policies that attend to everything decode what stock decodes from the same random keys, which stay as they were.
 
-    The second reads text, and finds the index of what was not prefilled in its first step.
+    `lychee_cluster` reads text, and finds the index of what was not prefilled in its first step.
     """
     force_own_path(monkeypatch)
     told = []
@@ -78,10 +82,24 @@ def test_every_engine_stands_on_the_same_cache(monkeypatch: pytest.MonkeyPatch) 
     }
     for options in (
         None,
-        *(ServeOptions(Policy.from_spec(f"{name}:budget=512")) for name in ("quest", "lychee_cluster")),
+        *(ServeOptions(Policy.from_spec(f"{name}:budget=512")) for name in names),
     ):
-        engine = SyntheticEngine(options, model=str(model_path()), dtype="float32", enforce_eager=True, **sizes, **room)
+        engine = SyntheticEngine(
+            options,
+            model=str(model_path()),
+            dtype="float32",
+            kv_cache_dtype=cache,
+            enforce_eager=True,
+            **sizes,
+            **room,
+        )
+        assert engine.facts["attention"] == ["CPU_ATTN" if options is None else "CUSTOM"]
         caches = [layer.kv_cache for layer in runner(engine.llm).compilation_config.static_forward_context.values()]
+        for held in caches:
+            numbers = as_numbers(held, cache).float()
+            assert bool(numbers.isfinite().all())
+            # As random as asked for, in 8 bits too.
+            assert 0.9 < float(numbers.std()) < 1.1
         filled = [cache.clone() for cache in caches]
         engine.begin(200, 2)
         # No prompt was run.

@@ -42,8 +42,8 @@ class Requests:
     def run(self, rows: Sequence[Row], padding: int = 0) -> None:
         """One step on random numbers, every output compared; `padding` positions follow that belong to no row."""
         tokens = sum(row.new for row in rows)
-        qkv = self._engine.random_qkv(tokens + padding)
-        outputs = self._engine.step(rows, qkv)
+        given, qkv = self._draw(tokens + padding)
+        outputs = self._engine.step(rows, given)
         start = 0
         for row in rows:
             if row.new:
@@ -52,6 +52,11 @@ class Requests:
                     # Float32 over a few hundred tokens; one token more or less moves a result by about 1e-2.
                     assert (out[own] - expected).abs().max() < 1e-5
             start += row.new
+
+    def _draw(self, tokens: int) -> tuple[QKV, QKV]:
+        """What layers are given, and what it is by the time that it is read."""
+        drawn = self._engine.random_qkv(tokens)
+        return drawn, drawn
 
     def _expected(self, row: Row, own: slice, qkv: QKV) -> list[Tensor]:
         new = [(k[own], v[own]) for _, k, v in qkv]

@@ -92,6 +92,12 @@ POLICIES = (
     "exact_topk:budget=48",
     "composed:scorer=page_bounds,page=16,budget=64,roles={roles}",
     "composed:scorer=exact,budget=64,roles=layers:2+6",
+    "streaming:budget=64 in fp8",
+    "quest:budget=64,page=16 in fp8",
+    "resa:min_pages=2,ratio=0.05 in fp8",
+    "tidal:budget=64,reselect=7 in fp8",
+    "less_is_more:budget=64,reselect=7 in fp8",
+    "lychee_decode:budget=64,roles=every:4 in fp8",
 )
 
 MIXED = (Row(0, 301), Row(1, 180, 69, True), Row(2, 98), Row(3, 40))
@@ -99,14 +105,14 @@ MIXED = (Row(0, 301), Row(1, 180, 69, True), Row(2, 98), Row(3, 40))
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
-    policy = request.param.format(roles=mixed_roles(tmp_path))
+    policy, _, cache = request.param.format(roles=mixed_roles(tmp_path)).partition(" in ")
     settings = {}
     if "resa" in policy:
         settings = {
             "scheduler_cls": SCHEDULER,
             "async_scheduling": False,
         }
-    made = CudaEngine(monkeypatch, policy, device="meta", settings=settings)
+    made = CudaEngine(monkeypatch, policy, device="meta", cache=cache or "auto", settings=settings)
     made.requests.rows[3] = RequestRow(sparse=False)
     made.step([Row(0, 299, 299, True)], made.random_qkv(299))
     return made

@@ -95,6 +95,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     assert (server.block, server.address) == (32, f"http://127.0.0.1:{free_port}")
     assert "12 layers" in server.shape
     assert "float32" in server.shape
+    assert made("--kv-cache-dtype", "fp8").shape == f"{server.shape}, cache in fp8"
 
 
 def test_a_policy_that_reads_text_is_not_scheduled_ahead(made: Callable[..., Server]) -> None:
@@ -348,7 +349,11 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({"policy": "quest:rectify=8:verify"}, (), ("verify",)),
     ({"policy": "resa:rectify=64"}, ("--max-num-batched-tokens", "32", "--max-num-seqs", "4"), ("--max-num-batched",)),
     ({}, ("--attention-backend", "CPU_ATTN"), ("--attention-backend CUSTOM", "CPU_ATTN")),
-    ({}, ("--kv-cache-dtype", "fp8"), ("fp8",)),
+    ({}, ("--kv-cache-dtype", "fp8_e5m2"), ("kv_cache_dtype=fp8_e5m2", "auto, bfloat16, float16, fp8, fp8_e4m3")),
+    ({}, ("--kv-cache-memory-bytes", "10000000", "--kv-cache-dtype", "fp8", "--max-model-len", "3300"), ("most 3255",)),
+    ({}, ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0"), ("kv_cache_dtype_skip_layers=0",)),
+    ({}, ("--kv-cache-dtype", "fp8", "--block-size", "16"), ("block_size=16", "kv_cache_dtype=fp8", "32 tokens")),
+    ({"policy": "lychee_cluster"}, ("--kv-cache-dtype", "fp8"), ("kv_cache_dtype=fp8", "lychee_cluster", "quantise")),
     ({}, ("--headless",), ("--headless",)),
     ({}, ("--api-server-count", "2"), ("--api-server-count",)),
     ({}, ("--host", "no.such.host.invalid"), ("--host no.such.host.invalid",)),
@@ -370,9 +375,10 @@ def test_every_reason_is_given(reasons: Reasons) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        found = reasons("--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8", "--headless", "--port", port)
+        rest = ("--kv-cache-dtype", "fp8_e5m2", "--headless", "--port", port)
+        found = reasons("--pipeline-parallel-size", "2", *rest)
     assert len(found) == 4
-    for word in ("pipeline", "fp8", "--headless", f"port {port} of 127.0.0.1 is in use"):
+    for word in ("pipeline", "fp8_e5m2", "--headless", f"port {port} of 127.0.0.1 is in use"):
         assert any(word in reason for reason in found), found
 
 
@@ -473,7 +479,7 @@ def test_the_command_prints_what_it_attached(monkeypatch: pytest.MonkeyPatch, fr
 
 
 def test_the_command_prints_every_reason_on_a_line(free_port: int) -> None:
-    rest = ["--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8", "--port", str(free_port)]
+    rest = ["--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--port", str(free_port)]
     done = CliRunner().invoke(app, ["serve", *rest])
     assert done.exit_code == 2
     assert done.stdout == ""

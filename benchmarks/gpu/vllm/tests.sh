@@ -33,6 +33,10 @@ kinds=$tests/test_layer_kinds_gpu.py
 go kinds_a 0 $kinds -k "adapter and less_is_more"
 go kinds_b 1 $kinds -k "adapter and quest"
 go kinds_c 0 $kinds -k rectified
+bytes=$tests/test_fp8_steps.py
+go bytes_a 0 $bytes -k "captured and (quest or tidal or resa)"
+go bytes_b 1 $bytes -k "captured and (less_is_more or lychee_decode or streaming)"
+go bytes_c 1 $bytes -k "not captured"
 wait
 failed=0
 for file in "$folder"/*.code; do

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..adapters.vllm.cache_dtype import VALID, number_type
 from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
 from ..machine import copy_bandwidth, free_memory
@@ -44,6 +45,7 @@ class EngineSettings(PolicySettings):
     block: int | None = None
     memory: float = 0.9
     tensor_parallel: int = 1
+    kv_cache_dtype: str = "auto"
     rectify_together: bool = False
 
     def check(self, grid: Grid) -> int:
@@ -55,6 +57,8 @@ class EngineSettings(PolicySettings):
             raise SaccadeError(f"tensor-parallel={self.tensor_parallel} is not valid on a CPU: 1 is")
         if not 0 < self.memory < 1:
             raise SaccadeError(f"memory={self.memory} is not valid: a share of the device's, such as 0.9")
+        if self.kv_cache_dtype not in VALID:
+            raise SaccadeError(f"kv-cache-dtype={self.kv_cache_dtype} is not valid: one of {', '.join(VALID)}")
         block = self.block or (16 if served else 32)
         if block % 16:
             raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")
@@ -100,6 +104,11 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
     @property
     def units(self) -> int:
         return len(self.groups) * len(self.points)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the cache."""
+        return number_type(self.settings.kv_cache_dtype, self.grid.dtype).itemsize
 
     @property
     @abstractmethod
@@ -217,6 +226,7 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
             "max_model_len": self.longest,
             "max_num_seqs": self.most,
             "block_size": self.block,
+            "kv_cache_dtype": self.settings.kv_cache_dtype,
             "apart": SLIDING in shape.kinds,
         }
         texts = any(_reads_text(policy, grid) for policy in self.policies.values())
@@ -226,7 +236,7 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
             return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
         blocks = 8 + max(self.blocks(point) for point in self.points)
         # The bounds' share of a page is at most a quarter.
-        room = blocks * self.block * shape.token_bytes(grid.dtype.itemsize) * 5 // 4
+        room = blocks * self.block * shape.token_bytes(self.itemsize) * 5 // 4
         return {**settings, "enforce_eager": True, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": room}
 
     def blocks_of(self, length: int, rows: int) -> int:

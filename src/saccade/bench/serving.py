@@ -137,7 +137,7 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         grid, rows = self.grid, []
         with torch.device("meta"):
             weights = weights_read(AutoModelForCausalLM.from_config(grid.config), batch) * grid.dtype.itemsize
-        size: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": grid.dtype.itemsize}
+        size: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": self.itemsize}
         size |= {"weight_bytes": weights, "state_bytes": state_bytes(grid.config, grid.dtype)}
         for name, taken in times.items():
             steps = len(taken) * self.periods.get(name, 1)

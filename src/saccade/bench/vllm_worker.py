@@ -9,6 +9,7 @@ from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
+from ..adapters.vllm.cache_dtype import as_numbers
 from ..adapters.vllm.worker.backend import SparseLayer
 from ..adapters.vllm.worker.step import Written
 from ..types import Rows
@@ -40,26 +41,34 @@ class SyntheticWorker:
     model_runner: Any
 
     def graph_facts(self) -> dict[str, Any]:
-        """What only the worker knows of its CUDA graphs: their kind, and the bytes that vLLM set aside for them."""
+        """What only the worker knows: the kind of its CUDA graphs, the bytes set aside for them, and who attends."""
         kind = self.vllm_config.compilation_config.cudagraph_mode.name
-        return {"cudagraph_mode": kind, "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0)}
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention).values()
+        return {
+            "cudagraph_mode": kind,
+            "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0),
+            "attention": sorted({layer.attn_backend.get_name() for layer in layers}),
+        }
 
     @torch.inference_mode()
     def fill_cache(self) -> None:
         """Random keys and values, the same in every engine, and the page bounds of them where a policy has some."""
+        dtype = self.vllm_config.model_config.dtype
         layers = list(get_layers_from_vllm_config(self.vllm_config, Attention).values())
         # Layers of other kinds may lie in the same memory: ours come last, so that bounds are of what lies there.
         layers.sort(key=lambda layer: isinstance(layer.impl, SparseLayer))
         for seed, layer in enumerate(layers):
-            cache = layer.kv_cache
+            cache = as_numbers(layer.kv_cache, layer.kv_cache_dtype)
             generator = torch.Generator(cache.device).manual_seed(seed)
             for start in range(0, cache.shape[0], FILLED):
                 part = cache[start : start + FILLED]
-                part.copy_(torch.randn(part.shape, generator=generator, dtype=cache.dtype, device=cache.device))
+                # Far below what fp8 ends at: no number becomes NaN.
+                part.copy_(torch.randn(part.shape, generator=generator, dtype=dtype, device=cache.device))
                 if isinstance(layer.impl, SparseLayer):
                     table = torch.arange(start, start + part.shape[0], dtype=torch.int32, device=cache.device)
                     rows = Rows.on_host(table[None], [0], [part.shape[0] * part.shape[2]])
-                    layer.impl.refresh(layer, cache, Written(rows, torch.zeros_like(rows.seq_lens), rows.max_len))
+                    written = Written(rows, torch.zeros_like(rows.seq_lens), rows.max_len)
+                    layer.impl.refresh(layer, layer.kv_cache, written)
 
     def skip_model(self, skip: bool) -> None:
         """Leave the model out of the steps that follow, or take it back in; full CUDA graphs may replay it anyway."""

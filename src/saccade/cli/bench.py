@@ -102,6 +102,9 @@ def serve(
     rectify_together: Annotated[
         bool, flag("--rectify-together", "Rectified policies run the dense passes of a batch together.")
     ] = False,
+    kv_cache_dtype: Annotated[
+        str, words("NAME", "Of the cache, stock's too: auto (as --dtype), bfloat16, float16, fp8, fp8_e4m3.")
+    ] = "auto",
     dtype: RandomDtype = "bfloat16",
     device: Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")] = "auto",
     json: JsonFile = None,
@@ -144,7 +147,7 @@ def serve(
     common: dict[str, Any] = {
         "shape": shape, "contexts": context, "threads": [str(threads)], "dtype": dtype, "device": device,
         "policies": policy, "budgets": budget, "steps": steps, "block": block, "memory": memory,
-        "tensor_parallel": tensor_parallel, "rectify_together": rectify_together,
+        "tensor_parallel": tensor_parallel, "rectify_together": rectify_together, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     job: EngineJob[Any, Any]
     if clients is None:

@@ -66,7 +66,9 @@ def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
     if "copy_bandwidth_gb_s" in here:
         bandwidth = f"copy bandwidth {here['copy_bandwidth_gb_s']} GB/s"
     where = here["processor"] if here["device"] == "cpu" else here["device"]
-    title = f"{results['shape']}, {here['dtype']}, {where}, {bandwidth}"
+    cache = results.get("settings", {}).get("kv_cache_dtype", "auto")
+    dtype = here["dtype"] if cache == "auto" else f"{here['dtype']} on a cache in {cache}"
+    title = f"{results['shape']}, {dtype}, {where}, {bandwidth}"
     rows, notes = renamed(results["rows"]) if "policy" in columns else (results["rows"], [])
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"), notes)
     setting = [key for key in ("context", "batch", "threads", "clients") if all(key in row for row in rows)]

@@ -138,6 +138,12 @@ def test_llama_heads(kind: str, capability: int) -> None:
         ("sparse", {"dim": 80, "page": 32}),
         ("sparse", {"cache": "fp8e4nv"}),
         ("dense", {"cache": "fp8e5", "dtype": "fp16"}),
+        # As vLLM's captured steps ask.
+        ("sparse", {"cache": "fp8e4nv", "page": 16, "whole": True}),
+        ("sparse", {"cache": "fp8e4nv", "page": 16, "unit": 16, "whole": True}),
+        ("dense", {"cache": "fp8e4nv", "page": 16, "pooling": "max"}),
+        ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "max", "whole": True}),
+        ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "each", "whole": True, "dim": 64, "group": 7}),
     ],
 )
 def test_other_shapes(kind: str, options: dict[str, Any]) -> None:

@@ -290,15 +290,22 @@ def test_scores_compile_without_spills(
     assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot
 
 
-def test_quantised_scores_compile_for_what_has_the_type() -> None:
-    cut = kernels.Plan(dot=True, pages=64, tiles=1, warps=4, stages=1)
-    assert compiled_score("fp8e4nv", 8, 128, cut, "max", 90).spilled == 0
+@pytest.mark.parametrize(
+    ("group", "head_dim", "pooling"), [(4, 128, "max"), (7, 64, "each"), (8, 128, "mean"), (8, 128, "max")]
+)
+def test_quantised_scores_compile_for_what_has_the_type(group: int, head_dim: int, pooling: Pooling) -> None:
+    bounds = torch.empty(1, 1, 1, head_dim, dtype=torch.float8_e4m3fn)
+    cut = kernels.plan(torch.empty(1, group, head_dim, dtype=torch.bfloat16), bounds, bounds, pooling)
+    compiled = compiled_score("fp8e4nv", group, head_dim, cut, pooling, 90)
+    assert compiled.spilled == 0
+    assert compiled.registers <= 200, compiled.registers
+    assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot == (pooling != "mean")
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "bf16"), (90, "bf16"), (90, "fp8e4nv")])
 @pytest.mark.parametrize(("head_dim", "page"), [(64, 16), (128, 16), (128, 64)])
-def test_updates_compile_without_spills(head_dim: int, page: int, capability: int) -> None:
-    pointers = {"k": "bf16", "lower": "bf16", "upper": "bf16"}
+def test_updates_compile_without_spills(head_dim: int, page: int, capability: int, dtype: str) -> None:
+    pointers = dict.fromkeys(("k", "lower", "upper"), dtype)
     indexes = ("page_table", "row_start", "seq_lens", "start", "table")
     signature = {name: f"*{kind}" for name, kind in {**pointers, **dict.fromkeys(indexes, "i32")}.items()}
     steps = ["k_page_step", "k_slot_step", "k_head_step"] + [

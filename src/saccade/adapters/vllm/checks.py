@@ -12,11 +12,15 @@ from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...types import CHUNKED, FULL, SLIDING
+from .cache_dtype import FP8, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
 UNIT = 16
 """Tokens; vLLM's blocks are multiples of it."""
+
+CPU_BYTES = 32
+"""Tokens, of which blocks of 8-bit numbers are multiples on a CPU."""
 
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 """What `--scheduler-cls` is given."""
@@ -90,22 +94,30 @@ def _engine(vllm_config: Any) -> list[str]:
     if kv_heads % ranks:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
-    reasons += _room(vllm_config)
-    held = cache.cache_dtype
-    if held not in ("auto", "float32", "bfloat16", "float16"):
-        reasons.append(f"kv_cache_dtype={held}: selection from a quantised cache is not built yet; use auto")
-    return reasons
+    dtype = reasons_against_dtype(cache)
+    return [*reasons, *(dtype or [*_room(vllm_config), *_bytes_on_cpus(cache)])]
+
+
+def _bytes_on_cpus(cache: Any) -> list[str]:
+    """Why vLLM's CPU kernels would fail at the first prompt; what else they cannot, they say when an engine starts."""
+    from vllm.platforms import current_platform
+
+    held, block = cache.cache_dtype, cache.block_size
+    if held not in FP8 or not block or not block % CPU_BYTES or not current_platform.is_cpu():
+        return []
+    return [f"block_size={block}: on CPUs vLLM keeps kv_cache_dtype={held} in multiples of {CPU_BYTES} tokens"]
 
 
 def _room(vllm_config: Any) -> list[str]:
     """Why the longest request would not fit into a cache whose size was chosen; vLLM looks once weights are loaded."""
-    config, given = vllm_config.model_config, vllm_config.cache_config.kv_cache_memory_bytes
+    config, cache = vllm_config.model_config, vllm_config.cache_config
+    given = cache.kv_cache_memory_bytes
     ranks = vllm_config.parallel_config.tensor_parallel_size
     if not given or reasons_in_sizes(config.hf_text_config):
         return []
     shape = shape_of(vllm_config)
     own = replace(shape, kv_heads=max(shape.kv_heads // ranks, 1))
-    token = own.token_bytes(config.dtype.itemsize)
+    token = own.token_bytes(number_type(cache.cache_dtype, config.dtype).itemsize)
     if config.max_model_len * token <= given:
         return []
     return [
@@ -135,6 +147,9 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
+    held = vllm_config.cache_config.cache_dtype
+    if selector.owns_index and held in FP8:
+        reasons.append(f"kv_cache_dtype={held}: {options.policy} keeps chunks in the cache's dtype; do not quantise it")
     if selector.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "

@@ -91,7 +91,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config VllmConfig: compilation_config
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
         vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
-        vllm.config CacheConfig: block_size cache_dtype kv_cache_memory_bytes
+        vllm.config CacheConfig: block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_memory_bytes
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
         vllm.config ParallelConfig: prefill_context_parallel_size enable_dbo
         vllm.config SchedulerConfig: async_scheduling max_num_batched_tokens max_num_scheduled_tokens
@@ -106,8 +106,10 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.distributed tensor_model_parallel_all_gather(dim)
         vllm.tokenizers cached_tokenizer_from_config(model_config)
         vllm.utils.torch_utils async_tensor_h2d(data device dtype)
+        vllm.v1.attention.backend AttentionLayer: _q_scale _k_scale _v_scale
         vllm.v1.attention.backend AttentionBackend: get_name get_impl_cls get_builder_cls
         vllm.v1.attention.backend AttentionBackend: get_supported_kernel_block_sizes customize_spec
+        vllm.v1.attention.backend AttentionBackend.validate_configuration(kv_cache_dtype)
         vllm.v1.attention.backend CommonAttentionMetadata: query_start_loc query_start_loc_cpu seq_lens
         vllm.v1.attention.backend CommonAttentionMetadata: seq_lens_cpu_upper_bound num_reqs num_actual_tokens
         vllm.v1.attention.backend CommonAttentionMetadata: max_query_len max_seq_len block_table_tensor slot_mapping
@@ -131,6 +133,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.attention.backends.flash_attn FlashAttentionBackend
         vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(layer query key value kv_cache attn_metadata)
         vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(output)
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl: supports_quant_query_input kv_cache_dtype
+        vllm._custom_ops scaled_fp8_quant(input scale group_shape)
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_prefix_len)
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_attn_metadata fast_build)
     """),

@@ -146,6 +146,8 @@ def prepare(
         f"{shape.layers} layers, {shape.query_heads} query heads on {shape.kv_heads} KV heads, "
         f"{str(config.model_config.dtype).removeprefix('torch.')}"
     )
+    if config.cache_config.cache_dtype != "auto":
+        words += f", cache in {config.cache_config.cache_dtype}"
     name = BUNDLED if bundled else args.model
     notes = (*plan_of(config, options).notes, *_only(_no_chat, args, config.model_config))
     return Server(args, options, notes, name, words, args.block_size, _address(args))

@@ -17,6 +17,7 @@ from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows
+from ..cache_dtype import FP8, VALID
 from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
 from .mixed_step import prepare
@@ -40,6 +41,13 @@ class SparseBackend:
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, kv_cache_dtype: Any, **kwargs: Any) -> list[str]:
+        """vLLM's reasons against us; what no policy can decode from is for `checks`, which names what can be."""
+        judged = kv_cache_dtype if kv_cache_dtype in (None, *VALID) else "auto"
+        reasons: list[str] = super().validate_configuration(*args, kv_cache_dtype=judged, **kwargs)  # type: ignore[misc]
+        return reasons
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -97,15 +105,17 @@ class SparseLayer:
 
     scale: float
     num_kv_heads: int
+    kv_cache_dtype: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = get_current_vllm_config()
+        # First, since vLLM's own class names what it cannot take, and not what can be.
+        self.serving = serving_of(config)
         super().__init__(*args, **kwargs)
         for name, reason in _REFUSED.items():
             given = getattr(self, name, None)
             if isinstance(given, Tensor) or given:
                 raise ServingError(f"saccade cannot serve this model: a layer has {name}: {reason}")
-        config = get_current_vllm_config()
-        self.serving = serving_of(config)
         roles = self.serving.plan.roles
         heads = len(roles.layers[roles.concerned[0]])
         if self.num_kv_heads != heads:
@@ -115,7 +125,19 @@ class SparseLayer:
 
     @abstractmethod
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
-        """The one place that knows how a cache is laid out; a quantised one's scales, in `layer`, would be too."""
+        """The one place that knows how a cache is laid out."""
+
+    def scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
+        """Of keys and of values, `[Hkv]` on the device; None where the cache is not quantised."""
+        if self.kv_cache_dtype not in FP8:
+            return None, None
+        heads = self.num_kv_heads
+        return layer._k_scale.expand(heads), layer._v_scale.expand(heads)
+
+    def stock(self, layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Attention by vLLM's own kernel; its arguments are those of `forward`."""
+        result: Tensor = super().forward(layer, query, *args, **kwargs)  # type: ignore[misc]
+        return result
 
     def forward(
         self,
@@ -130,10 +152,8 @@ class SparseLayer:
         **kwargs: Any,
     ) -> Tensor:
         """Attention of one layer; see vLLM's `AttentionImpl.forward` for the arguments."""
-        parent = super().forward  # type: ignore[misc]
         if attn_metadata is None:
-            result: Tensor = parent(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
-            return result
+            return self.stock(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
         step, number = attn_metadata, extract_layer_index(layer.layer_name)
         # Here, and not with the cache's update, which vLLM may capture in piecewise graphs.
         for written in step.written:
@@ -141,11 +161,11 @@ class SparseLayer:
         part = step.part(number)
         tokens = part.parent_tokens
         if part.parent is not None and tokens is None:
-            parent(layer, query, key, value, kv_cache, part.parent, output, *args, **kwargs)
+            self.stock(layer, query, key, value, kv_cache, part.parent, output, *args, **kwargs)
         elif part.parent is not None and tokens is not None:
             own_output = output.new_empty((tokens.shape[0], *output.shape[1:]))
             mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
-            parent(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
+            self.stock(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
             output.index_copy_(0, tokens, own_output)
         for group in part.groups:
             own = group.tokens
@@ -170,6 +190,6 @@ class SparseLayer:
         kv = self.view(layer, kv_cache, written.rows)
         bounds = self.serving.indexes.layers.get(number)
         if bounds is None or not bounds.lies_in(kv_cache):
-            bounds = BlockBounds.behind(kv_cache, kv.page, kv.head_dim, page)
+            bounds = BlockBounds.behind(kv_cache.view(kv.k.dtype), kv.page, kv.head_dim, page)
             self.serving.indexes.layers[number] = bounds
         bounds.update(kv, written.start, written.count)

@@ -14,6 +14,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from ....errors import ServingError
 from ....types import KVView, Rows
+from ..cache_dtype import as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .groups import Groups
 
@@ -56,9 +57,10 @@ class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
 
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
         """Of `[blocks, Hkv, block, 2 · d]`: a head's keys `[d, block]`, then its values."""
+        kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
         blocks, heads, block, width = kv_cache.shape
         d = width // 2
         halves = kv_cache.view(blocks, heads, 2, block * d)
         k = halves[:, :, 0].view(blocks, heads, d, block).permute(0, 3, 1, 2)
         v = halves[:, :, 1].view(blocks, heads, block, d).permute(0, 2, 1, 3)
-        return KVView(k, v, rows, sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=self.logits_soft_cap or None)

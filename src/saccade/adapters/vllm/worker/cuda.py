@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm._custom_ops import scaled_fp8_quant
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -16,6 +17,7 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from ....decode.capture import reasons_against_capture
 from ....types import KVView, Rows
+from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .decode_step import DecodeSteps
 from .groups import Groups
@@ -70,12 +72,35 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
 
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
-    """One layer."""
+    """One layer; what it is asked with has all its digits, also where the cache is quantised."""
+
+    supports_quant_query_input: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._quantises = self.kv_cache_dtype in FP8 and self.supports_quant_query_input
+        # vLLM's layer asks once, when it makes us, whether to quantise queries before it calls.
+        self.supports_quant_query_input = False
+
+    def stock(self, layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """vLLM's own kernel, whose queries are as the cache is: quantised here, by the factor that it is told."""
+        if self._quantises:
+            query, self.supports_quant_query_input = _quantised(query, layer._q_scale), True
+        return super().stock(layer, query, *args, **kwargs)
 
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
+        kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return KVView(k, v, rows, sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+
+
+def _quantised(query: Tensor, scale: Tensor) -> Tensor:
+    """Queries `[T, Hq, d]` over their factor, one for all or one for each KV head, as vLLM's layer would do it."""
+    numbers = query.flatten(1)
+    shared = numbers.shape[1] // scale.numel() if scale.numel() > 1 else -1
+    quantised: Tensor = scaled_fp8_quant(numbers, scale, group_shape=(-1, shared))[0]
+    return quantised.view_as(query)
 
 
 def reasons_of(vllm_config: Any) -> list[str]:
