@@ -25,8 +25,9 @@ LIMITS = {
     # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
     # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness. Then
-    # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on.
-    "lines of Python in src": 29_100,
+    # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on. Then indexes
+    # of text that captured steps search.
+    "lines of Python in src": 29_600,
     "of them measuring": 9_850,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

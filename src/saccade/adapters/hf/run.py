@@ -117,6 +117,8 @@ class Run:
             UnsupportedModelError: with every reason.
         """
         reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
+        if self.plan.selector is not None and self.plan.selector.stays:
+            reasons.append("its index takes new tokens in between steps")
         if self.plan.roles.mixed:
             reasons.append("layers without full attention keep their lengths on the host")
         if reasons:
