@@ -16,6 +16,7 @@ from saccade.adapters.vllm.worker.slots import Arrival, FixedIndexes, SlotMemory
 from saccade.plans.rectify import Phase
 from saccade.selection.clusters import stack as stack_module
 from saccade.selection.clusters.stack import ClusterStack
+from saccade.selection.history import TokenHistory
 from saccade.selection.selector import KeySizes
 from saccade.types import Rows
 
@@ -29,7 +30,10 @@ class Fixed:
         fed, self.made = way(world)
         keys = KeySizes(HEADS, DIM, torch.float32, torch.device("cpu"))
         layers = sorted(world.plan(CLUSTERS).refreshing)
-        self.world, self.stack = world, ClusterStack.empty(CLUSTERS, layers, keys, SLOTS + 1, LENGTH)
+        self.world, self.stack = (
+            world,
+            ClusterStack.empty(CLUSTERS, layers, keys, SLOTS + 1, LENGTH, TokenHistory(LEVELS)),
+        )
         self.indexes = FixedIndexes(world.plan(CLUSTERS), LEVELS, fed, world.view, self.stack, ROWS)
         self.here: dict[int, RequestRow] = {}
 

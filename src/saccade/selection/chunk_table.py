@@ -142,10 +142,6 @@ class ChunkTable:
         first, last = first.index_select(0, picked), last.index_select(0, picked)
         return Change(rows, first, last, sum(change.most for change in changes))
 
-    def latest(self) -> Change:
-        """The latest change, if there was one."""
-        return self._changes[-1]
-
     def clear(self, row: int) -> None:
         """Forget a row, whose index forgets it too; memory stays where it is."""
         self.counts[row].zero_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,6 +131,11 @@ class Reserved(Protocol):
         """Forget what a slot holds, in the table too."""
         ...
 
+    @property
+    def stale(self) -> bool:
+        """Whether the text has changed since it was last taken in."""
+        ...
+
     def warm_up(self, kvs: Mapping[int, KVView]) -> None:
         """Run what `plant` runs, so that it is compiled; `kvs` see any one row, of which nothing is taken in.
 
@@ -138,8 +143,8 @@ class Reserved(Protocol):
         """
         ...
 
-    def plant(self, kvs: Mapping[int, KVView]) -> None:
-        """Take in the table's latest change; `kvs` are the caches of the layers, seen by the rows that it names."""
+    def plant(self, seen: Callable[[Sequence[int]], Mapping[int, KVView]]) -> None:
+        """Take in what the text has become since the last time; caches of all layers are `seen` by some slots' rows."""
         ...
 
     @property
@@ -274,8 +279,10 @@ class Selector(ABC):
         """An empty index for a layer with this cache and text; None: it needs none."""
         return None
 
-    def reserve(self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int) -> Reserved:
-        """Indexes of these layers for so many rows of at most `longest` tokens, where they `stays`."""
+    def reserve(
+        self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int, history: TokenHistory
+    ) -> Reserved:
+        """Empty indexes of these layers for rows of at most `longest` tokens, where they can stay in one place."""
         raise NotImplementedError
 
     def stop(self, length: int, clean: int) -> int:

@@ -41,8 +41,10 @@ class ClusterSelector(ClusterSettings, Selector):
             return LazyClusterIndex(self, table, history, [None] * kv.rows.batch)
         return ClusterIndex.empty(self, table, history, kv)
 
-    def reserve(self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int) -> ClusterStack:
-        return ClusterStack.empty(self, layers, keys, rows, longest)
+    def reserve(
+        self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int, history: TokenHistory
+    ) -> ClusterStack:
+        return ClusterStack.empty(self, layers, keys, rows, longest, history)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, (ClusterIndex, LazyClusterIndex)), "chunks are chosen through their own index"

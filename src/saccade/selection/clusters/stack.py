@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,14 +41,20 @@ class ClusterStack:
 
     @classmethod
     def empty(
-        cls, settings: ClusterSettings, layers: Sequence[int], keys: KeySizes, rows: int, longest: int
+        cls,
+        settings: ClusterSettings,
+        layers: Sequence[int],
+        keys: KeySizes,
+        rows: int,
+        longest: int,
+        history: TokenHistory,
     ) -> ClusterStack:
         """Room for `rows` rows of at most `longest` tokens in every layer, and nothing in it."""
-        table = ChunkTable(settings.cuts, None, rows, keys.device, longest=longest)
-        groups = -(-max(settings.cuts.most(longest), 1) // settings.group_size)
+        text = settings.chunking == "text"
+        table = ChunkTable(settings.cuts, history if text else None, rows, keys.device, longest=longest)
+        history.tables[settings.cuts, text] = table
+        groups = settings.cuts.most(longest) // settings.group_size + 1
         tree = empty_tree(settings, keys, len(layers) * rows, table.edges, table.ends, groups)
-        # Only its table and its tree are looked at.
-        history = TokenHistory()
         parts = {
             layer: ClusterIndex(settings, table, _part(tree, number * rows, rows), history, fixed=True)
             for number, layer in enumerate(layers)
@@ -64,8 +70,18 @@ class ClusterStack:
         nothing = self.table.counts[-1:].long()
         self._plant(Change((len(self.table.stops) - 1,), nothing, nothing, 1), [kvs[layer] for layer in self.layers])
 
-    def plant(self, kvs: Mapping[int, KVView]) -> None:
-        self._plant(self.table.latest(), [kvs[layer] for layer in self.layers])
+    @property
+    def stale(self) -> bool:
+        return any(index.stale for index in self.layers.values())
+
+    def plant(self, seen: Callable[[Sequence[int]], Mapping[int, KVView]]) -> None:
+        change = self.table.since(min(index.version for index in self.layers.values()))
+        if change is not None:
+            kvs = seen(change.rows)
+            self._plant(change, [kvs[layer] for layer in self.layers])
+        # Only now: who was interrupted plants again.
+        for index in self.layers.values():
+            index.version = self.table.version
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
+from ....selection.history import TokenHistory
 from ....selection.selector import KeySizes, Reserved
 from ..options import held_by
 from .worker import serving_of
@@ -55,7 +56,7 @@ def _made(vllm_config: Any) -> Room:
     keys = KeySizes(heads, model.get_head_size(), dtype, torch.get_default_device())
     layers, longest = sorted(plan.refreshing), model.max_model_len
     requests, bound = vllm_config.scheduler_config.max_num_seqs, SHARE * current_platform.get_device_total_memory()
-    one = selector.reserve(layers, replace(keys, device=torch.device("meta")), 1, longest).nbytes
+    one = selector.reserve(layers, replace(keys, device=torch.device("meta")), 1, longest, TokenHistory()).nbytes
     # One slot more is nobody's.
     needed, fitting = one * (requests + 1), int(bound / one) - 1
     told = f"{requests} requests of up to {longest} tokens"
@@ -65,5 +66,5 @@ def _made(vllm_config: Any) -> Room:
             reason=f"its index for {told} would take {needed / 2**30:.2f} GiB, more than {SHARE:.0%} of the device's "
             f"memory: {advice}"
         )
-    reserved = selector.reserve(layers, keys, requests + 1, longest)
+    reserved = selector.reserve(layers, keys, requests + 1, longest, TokenHistory())
     return Room(reserved, told=f", with an index for {told} in {needed / 2**30:.2f} GiB set aside")

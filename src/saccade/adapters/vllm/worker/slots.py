@@ -230,10 +230,9 @@ class FixedIndexes(SlotIndexes):
         table = reserved.table
         slots = len(table.stops) - 1
         self._history, self._reserved, self._nobody = SlotHistory(levels, fed, slots + 1), reserved, slots
-        if plan.selector is not None and plan.selector.reads_text:
+        if table.source is not None:
             table.source = self._history
         self._history.tables[table.cuts, True] = table
-        self._planted = table.version
         self._layers.update(reserved.layers)
         self.free.extend(range(slots))
         self._places = torch.full((rows,), slots, dtype=torch.int32, device=table.edges.device)
@@ -263,13 +262,12 @@ class FixedIndexes(SlotIndexes):
         """All is there."""
 
     def _plant(self, slots: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
-        version = self._reserved.table.version
-        if version == self._planted:
-            return
-        change = self._reserved.table.latest()
-        where = rows([slots.index(slot) for slot in change.rows])
-        self._reserved.plant({layer: self._view(layer, where) for layer in self._layers})
-        self._planted = version
+        def seen(chosen: Sequence[int]) -> dict[int, KVView]:
+            where = rows([slots.index(slot) for slot in chosen])
+            return {layer: self._view(layer, where) for layer in self._layers}
+
+        if self._reserved.stale:
+            self._reserved.plant(seen)
 
     def _enter(self) -> int:
         slot = heapq.heappop(self.free)
