@@ -24,6 +24,10 @@ SLICE = 4096
 """Tokens of requests with a backlog that a step takes in, or as many as it computes: a decoding step stays short."""
 
 
+LITTLE = 512
+"""Tokens that a request brings at most while it decodes: a full buffer, or what a dense pass has made final."""
+
+
 @dataclass(slots=True, eq=False)
 class SlotMemory:
     """What is kept for a request between its steps.
@@ -124,8 +128,9 @@ class SlotIndexes:
         assert selector is not None, "only selectors have indexes"
         self._begin(arrivals, rows)
         # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
-        left, feeds = max(SLICE, sum(one.length - one.start for one in arrivals)), []
-        for one in arrivals:
+        left = max(SLICE, sum(one.length - one.start for one in arrivals))
+        little, much = list[tuple[Feed, int]](), list[tuple[Feed, int]]()
+        for number, one in enumerate(arrivals):
             memory: SlotMemory = one.request.memory
             if memory.slot is None:
                 memory.slot = self._enter()
@@ -138,11 +143,12 @@ class SlotIndexes:
                 memory.behind = stop < due
             if selector.reads_text:
                 self._fed.feed(memory.slot, one.request, one.place, stop)
-            feeds.append(Feed(memory.slot, 0, kept, stop))
+            feed = Feed(memory.slot, 0, kept, stop)
+            (little if stop - known <= LITTLE else much).append((feed, number))
             memory.rewritten = one.length
-        for table in self._history.tables.values():
-            table.bring(feeds)
-        self._plant([feed.row for feed in feeds], rows)
+        # Apart, for as much is planted of every row as of the one that brings most.
+        for some in filter(None, (little, much)):
+            self._bring([feed for feed, _ in some], [number for _, number in some], rows)
 
     def narrow(self, requests: Sequence[RequestRow], device: torch.device) -> None:
         """Let the step at hand search the indexes of these requests, row by row."""
@@ -177,6 +183,12 @@ class SlotIndexes:
             for layer in sorted(missing):
                 # `checks` refuses indexes that follow one cache.
                 self._layers[layer] = cast(SlotIndex, selector.new_index(self._view(layer, where), self._history))
+
+    def _bring(self, feeds: list[Feed], numbers: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
+        """Cut and take in what some arrivals, which have these numbers, were fed."""
+        for table in self._history.tables.values():
+            table.bring(feeds)
+        self._plant([feed.row for feed in feeds], lambda chosen: rows([numbers[one] for one in chosen]))
 
     def _plant(self, slots: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
         """Take in what has changed in `slots`, which are those of the arrivals."""
