@@ -27,7 +27,7 @@ LIMITS = {
     # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness. Then
     # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on. Then indexes
     # of text that captured steps search.
-    "lines of Python in src": 29_600,
+    "lines of Python in src": 29_800,
     "of them measuring": 9_850,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

@@ -15,7 +15,7 @@ from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed, unmade
 from docs import hooks
 from saccade.errors import SaccadeError
 
-WORDS = 13_900
+WORDS = 14_070
 """That somebody wrote, on all pages but the log, the changes and the API."""
 
 # Speeds, times, shares, sizes and scores: whoever types them must keep them true by hand.
