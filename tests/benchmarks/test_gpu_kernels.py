@@ -1,4 +1,4 @@
-"""`benchmarks.gpu.kernels`, `.captured` and `.planting`, rehearsed on tiny shapes; `kernels` finds what oracles find."""
+"""`benchmarks.gpu.kernels`, `.captured` and `.planting`, rehearsed on tiny shapes; `kernels` finds what oracles do."""
 
 from __future__ import annotations
 
