@@ -18,13 +18,17 @@ from forcing import sparse_below_the_budget
 from host_reads import watching
 from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
+from saccade.adapters.hf.session import Session
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
+from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.scorers.page_bounds import PageBounds
 
 from . import tiny
+from .test_chunks import letters
 
 CAPACITY, NEW = 64, 7
+CLUSTERS = "sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20"
 
 POLICIES = {
     **{name: tiny.spec(name, 9) for name in tiny.POLICIES},
@@ -33,6 +37,8 @@ POLICIES = {
     "resa": "resa:page=4,min_pages=2,ratio=0.1,rectify=none",
     "ratio": "tidal:reselect=3,dense_layers=1,rule=ratio,ratio=0.3",
     "top_p": "tidal:reselect=3,dense_layers=1,rule=top_p,top_p=0.8,budget=12",
+    "lychee_cluster": f"lychee_cluster:{CLUSTERS}",
+    "lychee_cluster, small groups": f"lychee_cluster:{CLUSTERS},replant=3",
     "covering": "less_is_more:reselect=3,dense_layers=1,budget=50",
 }
 """Small sets, and one that covers all rows but not the capacity."""
@@ -49,7 +55,7 @@ class Decoding:
 
     def __init__(self, model: PreTrainedModel, spec: str, batch: str) -> None:
         self.model, self.given = model, BATCHES[batch]
-        self.run = saccade.sparsify(model, spec)
+        self.run = saccade.sparsify(model, spec, tokenizer=letters())
         self.cache = StaticCache(config=model.config, max_cache_len=CAPACITY)
         self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
         self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])
@@ -62,7 +68,9 @@ class Decoding:
             self.logits.append(self._call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
 
     def on_device(self, steps: int) -> None:
+        upkeep = self.run.upkeep(self.cache, self.starts)
         for _ in range(steps):
+            upkeep.before(int(self.cache.layers[0].cumulative_length), self.next())
             self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
             with self.run.lengths_on_device(self.starts):
                 self.logits.append(forward(self.model, self.cache, self.next(), self.starts))
@@ -131,33 +139,73 @@ def to_meta(decoding: Decoding) -> None:
             setattr(layer, name, getattr(layer, name).to("meta"))
         layer.device = torch.device("meta")
     decoding.starts = decoding.starts.to("meta")
+    history = in_cache(decoding).state.history
+    history._fed = None if history._fed is None else history._fed.to("meta")
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_step_reads_nothing_on_the_host(name: str) -> None:
     decoding = Decoding(tiny.fresh("llama"), POLICIES[name], "padded")
+    starts, past = decoding.starts, decoding.mask.shape[1]
     to_meta(decoding)
     token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
-    shapes = []
+    upkeep, shapes = decoding.run.upkeep(decoding.cache, starts), []
     with decoding.run.lengths_on_device(decoding.starts):
+        upkeep.before(past)
         forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
         addresses = _index_memory(decoding)
-        for _ in range(2):
+        for step in range(1, 25):
+            with watching():
+                upkeep.before(past + step, token)
             with watching() as watched:
                 forward(decoding.model, decoding.cache, token, decoding.starts)
             shapes.append(watched.shapes)
+    assert all(one == shapes[0] for one in shapes)
     assert len(shapes[0]) > 100 and shapes[0] == shapes[1]
     assert _index_memory(decoding) == addresses
-    assert bool(addresses) == (name in ("quest", "quest-query", "resa"))
+    assert bool(addresses) == (name.startswith(("quest", "resa", "lychee_cluster")))
     decoding.run.restore()
 
 
 def _index_memory(decoding: Decoding) -> list[int]:
     """The tensors of all indexes, which hold them as long as the test compares."""
+    held = [in_cache(decoding).state.indexes._indexes.get(layer) for layer in range(4)]  # type: ignore[attr-defined]
+    bounds = [part for index in held if isinstance(index, PageBounds) for part in (index.lower, index.upper)]
+    clusters = [index for index in held if isinstance(index, ClusterIndex)]
+    trees = [part for index in clusters for part in (*index.tree.tensors().values(), index.table.edges)]
+    return [id(part) for part in (*bounds, *trees)]
+
+
+def in_cache(decoding: Decoding) -> Session:
     session = session_of(decoding.cache)
     assert session is not None
-    held = [session.state.indexes._indexes.get(layer) for layer in range(4)]  # type: ignore[attr-defined]
-    return [id(part) for index in held if isinstance(index, PageBounds) for part in (index.lower, index.upper)]
+    return session
+
+
+@pytest.mark.parametrize("upkept", [True, False])
+def test_an_index_of_text_is_let_take_in_before_each_step(upkept: bool) -> None:
+    decoding = Decoding(tiny.llama(), POLICIES["lychee_cluster"], "several")
+    if upkept:
+        decoding.on_device(1)
+    told = pytest.raises(UnsupportedModelError, match="takes text in between steps")
+    with told, decoding.run.lengths_on_device(decoding.starts):
+        forward(decoding.model, decoding.cache, decoding.next(), decoding.starts)
+    decoding.run.restore()
+
+
+def test_an_index_of_text_leaves_its_memory_when_rows_move() -> None:
+    """What a graph has captured is no longer what the cache is decoded with; a new one begins anew."""
+    decoding = Decoding(tiny.llama(), POLICIES["lychee_cluster"], "several")
+    upkeep = decoding.run.upkeep(decoding.cache, decoding.starts)
+    again = decoding.run.upkeep(decoding.cache, decoding.starts)
+    assert (upkeep.lost, again.lost) == (False, False)
+    decoding.cache.reorder_cache(torch.tensor([2, 0, 1]))
+    assert upkeep.lost
+    decoding.on_device(1)
+    assert upkeep.lost
+    decoding.cache.reset()
+    assert again.lost
+    decoding.run.restore()
 
 
 def test_a_host_length_step_is_seen_to_read() -> None:
@@ -184,7 +232,7 @@ def test_what_happens_undone_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20", "between steps"),
+        (f"lychee_cluster:{CLUSTERS},replant=none", "between steps"),
         ("composed:scorer=page_bounds,page=4,budget=12,chunking=text", "between steps"),
         ("resa:page=4,min_pages=2,rectify=3", "dense passes between steps"),
     ],

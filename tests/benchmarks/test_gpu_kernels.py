@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.kernels` and `.captured`, rehearsed on tiny shapes; `kernels` finds what oracles find."""
+"""`benchmarks.gpu.kernels`, `.captured` and `.planting`, rehearsed on tiny shapes; `kernels` finds what oracles do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import captured, kernels, timing
+from benchmarks.gpu import captured, kernels, planting, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,14 @@ def test_a_rehearsal_of_captured_steps(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(row["rows"], row["length"]) for row in found["rows"]] == [
         point for point in ((2, 16), (3, 2100), (2, 20)) for _ in range(4)
     ]
+
+
+def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "planting.json"
+    monkeypatch.setattr(sys, "argv", ["planting", str(file), "--smoke", "--seconds", "600"])
+    planting.main()
+    found = json.loads(file.read_text())
+    assert [(size, one["slices"]) for size, one in found["slices"].items()] == [("1024", 4)]
+    assert [one["rows"] for one in found["buffers"]] == [1, 2, 2]
+    assert all(0 < one["median_ms"] <= one["most_ms"] for one in found["buffers"])
+    assert set(found["search_ms"]) == {"1", "2"}

@@ -30,6 +30,8 @@ POLICIES = {
     "lychee_decode": "lychee_decode:budget=64,roles=every:2",
     "lychee_decode, pages": "lychee_decode:budget=64,page=16,roles=every:2",
     "exact_topk": "exact_topk:budget=64",
+    "lychee_cluster": "lychee_cluster:budget=64",
+    "lychee_cluster, small groups": "lychee_cluster:budget=64,chunk_min=2,chunk_max=4,replant=8",
     "covering": "tidal:budget=400,reselect=3",
 }
 
@@ -93,14 +95,17 @@ def eager(model: PreTrainedModel, spec: str, ids: Tensor, mask: Tensor | None) -
     """Greedy steps one call after the other; from the second on, none makes the host wait."""
     with saccade.sparsify(model, spec) as run:
         cache, logits = prefilled(model, ids, mask)
-        starts, steps = row_starts(mask, ids.shape[0]).cuda(), [logits]
+        first, steps = row_starts(mask, ids.shape[0]), [logits]
+        upkeep, starts, past = run.upkeep(cache, first), first.cuda(), ids.shape[1]
         for step in range(NEW):
             token = steps[-1].argmax(-1, keepdim=True)
             with run.lengths_on_device(starts):
                 if step == 0:
+                    upkeep.before(past, token)
                     steps.append(forward(model, cache, token, starts))
                     continue
                 with never_waiting():
+                    upkeep.before(past + step, token)
                     steps.append(forward(model, cache, token, starts))
         return steps, run.stats()
 
@@ -163,10 +168,11 @@ def test_lengths_on_the_device_change_nothing(model: PreTrainedModel, name: str)
             assert torch.equal(one.argmax(-1), other.argmax(-1)), f"{batch}, step {step}"
 
 
+@pytest.mark.parametrize("name", ["quest", "lychee_cluster"])
 @torch.no_grad()
-def test_calls_and_replays_follow_each_other(model: PreTrainedModel) -> None:
+def test_calls_and_replays_follow_each_other(model: PreTrainedModel, name: str) -> None:
     ids, _ = batches()["three, 160"]
-    spec = POLICIES["quest"]
+    spec = POLICIES[name]
     expected, _ = eager(model, spec, ids, None)
     with saccade.sparsify(model, spec) as run:
         cache, logits = prefilled(model, ids, None)
@@ -175,6 +181,7 @@ def test_calls_and_replays_follow_each_other(model: PreTrainedModel) -> None:
         for step in range(NEW):
             token = steps[-1].argmax(-1, keepdim=True)
             if step % 3 == 1:
+                run.upkeep(cache, row_starts(None, 3)).before(ids.shape[1] + step, token)
                 with run.lengths_on_device(starts):
                     steps.append(forward(model, cache, token, starts))
             else:

@@ -61,7 +61,7 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
     tokens = st.lists(st.sampled_from([0, 0, 1, 2, 3, 4, UNKNOWN]), min_size=1, max_size=90)
     ids = data.draw(st.lists(tokens, min_size=1, max_size=3))
     table = table_of(cuts, ids)
-    history = table._source
+    history = table.source
     assert isinstance(history, TokenHistory)
     for _ in range(data.draw(st.integers(1, 3))):
         row = data.draw(st.integers(0, len(ids) - 1))

@@ -418,7 +418,7 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
             for n in [lengths[sequence]]
         )
         fresh = set()
-        index.plant(kv)
+        index.plant(kv, slots)
         q = torch.randn(len(slots), 4, 8)
         found = index.search(q, kv)
         for row, sequence in enumerate(in_slots):

@@ -204,9 +204,9 @@ class CudaEngine:
             **(settings or {}),
         ).create_engine_config()
         self.names = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
-        with set_current_vllm_config(self.config):
-            self.layers = [self._layer(name) for name in self.names]
         self.serving = serving_of(self.config)
+        with set_current_vllm_config(self.config), self.device:
+            self.layers = [self._layer(name) for name in self.names]
         self._bind(layout, requests)
         with set_current_vllm_config(self.config):
             self.builder = SaccadeFlashBuilder(self.spec, self.names, self.config, self.device)

@@ -28,6 +28,8 @@ from saccade.types import KVView, Rows
 QKV = list[tuple[Tensor, Tensor, Tensor]]
 PAGES = "quest:budget=64,page=16"
 REUSED_PAGES = "composed:scorer=page_bounds,page=16,budget=64,roles=layers:2+6"
+CLUSTERS = "lychee_cluster:budget=64"
+CHUNKS = "composed:scorer=page_bounds,page=16,budget=64,chunking=text,roles=select"
 MIXED_PAGES = "composed:scorer=page_bounds,page=16,budget=64,roles={roles}"
 
 
@@ -115,6 +117,9 @@ class Requests:
         ("lychee_decode:budget=64,roles=every:4", 16, "LBNHC"),
         ("exact_topk:budget=48", 16, "LBNHC"),
         ("lychee_cluster:budget=96", 16, "LBNHC"),
+        (CLUSTERS, 16, "BLHNC"),
+        ("composed:scorer=cluster,budget=64,chunking=fixed,roles={roles}", 32, "LBHNC"),
+        (CHUNKS, 16, "LBNHC"),
         ("dense", 16, "LBNHC"),
     ],
 )
@@ -136,7 +141,7 @@ def test_every_row_gets_what_the_policy_says(
     requests.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
 
 
-@pytest.mark.parametrize(("policy", "captured"), [(PAGES, True), ("lychee_cluster:budget=64", False)])
+@pytest.mark.parametrize(("policy", "captured"), [(PAGES, True), (CLUSTERS, True), (CHUNKS, False)])
 def test_rows_that_the_budget_covers_go_to_the_parent_unless_steps_are_captured(
     policy: str, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

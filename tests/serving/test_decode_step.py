@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_engine import LAYERS, MAX_LEN, QUERY_HEADS, CudaEngine, Row, mixed_roles
+from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, MAX_LEN, QUERY_HEADS, CudaEngine, Row, mixed_roles
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from host_reads import watching
 from saccade.adapters.vllm.checks import SCHEDULER
-from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
+from saccade.adapters.vllm.options import held_by
+from saccade.adapters.vllm.worker import room, slots
+from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode import recall as recall_module
@@ -25,6 +27,8 @@ from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
 from saccade.types import KVView, Selection
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
+CLUSTERS = "lychee_cluster:budget=64"
+CHUNKS = "composed:scorer=page_bounds,page=16,budget=64,chunking=text,roles=select"
 
 
 def decode_step(engine: CudaEngine, rows: Sequence[Row]) -> DecodeStep:
@@ -116,9 +120,10 @@ def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPat
     assert all(steps == 2 for *_, steps in counts[0])
 
 
-def test_the_whole_step_is_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", [PAGES, CLUSTERS])
+def test_the_whole_step_is_one_shape(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the lengths, also those that the budget covers, with rows that pad, are whole or are neither."""
-    engine = CudaEngine(monkeypatch, PAGES, device="meta")
+    engine = CudaEngine(monkeypatch, policy, device="meta")
     engine.requests.rows[3] = RequestRow(sparse=False)
     shapes = []
     warm_up = (Row(0, 1), Row(1, 1), Row(2, 1))
@@ -145,7 +150,7 @@ def test_the_whole_step_is_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
         (PAGES, None),
         ("resa:min_pages=2,ratio=0.05", None),
         ("less_is_more:budget=64,reselect=7", None),
-        ("lychee_cluster:budget=96", "its index takes new tokens in between steps"),
+        (CHUNKS, "its index takes new tokens in between steps"),
     ],
 )
 def test_who_is_captured_and_who_says_why_not(
@@ -164,9 +169,104 @@ def test_who_is_captured_and_who_says_why_not(
         assert told == [f"saccade: decoding steps are not part of CUDA graphs: {reason}"]
 
 
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (None, "part of CUDA graphs, with an index for 4 requests of up to 512 tokens in {size} GiB set aside"),
+        (4.5, "not part of CUDA graphs: its index for 4 requests {much}: --max-num-seqs 3 would fit"),
+        (1.5, "not part of CUDA graphs: its index for 4 requests {much}: lower --max-model-len"),
+    ],
+)
+def test_an_index_is_set_aside_before_the_cache(
+    share: float | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For as many requests as there may be and nobody, if the device has memory for as many rows as `share` says."""
+    # One group of 128 chunks: 64 clusters and their 8 units, in ten layers of four heads; edges are little beside it.
+    heads, nodes = 10 * KV_HEADS, 64 + 8
+    row = heads * (nodes * (HEAD_DIM * 4 + 3 * 4) + 2 * 4 + 128 * 4)
+    monkeypatch.setattr(
+        room.current_platform, "get_device_total_memory", lambda: 2**40 if share is None else 10 * share * row
+    )
+    with caplog.at_level(logging.INFO, logger="saccade"):
+        engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 4})
+    size = f"{5 * row / 2**30:.2f}"
+    told = told.format(
+        size=size, much=f"of up to 512 tokens would take {size} GiB, more than 10% of the device's memory"
+    )
+    assert [record.message for record in caplog.records] == [f"saccade: decoding steps are {told}"]
+    held = room.room_of(engine.config)
+    support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
+    if held.reserved is None:
+        assert support is AttentionCGSupport.NEVER
+        return
+    assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    # Four slots and nobody's, in the ten layers that select.
+    assert len(held.reserved.table.stops) == 5
+    assert list(held.reserved.layers) == list(range(2, LAYERS))
+    # vLLM may make builders twice, the first time to see what graphs need.
+    again = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
+    assert again.groups._reserved is engine.builder.groups._reserved is held.reserved
+
+
+def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 1})
+    engine.config.model_config.enable_sleep_mode = True
+    del held_by(engine.config)["_saccade_room"]
+    assert reasons_of(engine.config) == ["sleep mode may discard the memory of its index"]
+    assert room.room_of(engine.config).reserved is None
+
+
+def searched(engine: CudaEngine) -> list[int]:
+    """The slots that the latest step's rows search."""
+    index: Any = engine.builder.groups._state.indexes.of(LAYERS - 1, None)  # type: ignore[arg-type]
+    found: list[int] = index.slots[1].tolist()
+    return found
+
+
+def test_only_rows_whose_index_is_complete_search_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests that opted out, that have just finished their prompts, that pad the batch or are none: nobody's."""
+    engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 5})
+    engine.requests.rows[2] = RequestRow(sparse=False)
+    nobody, prompts = 5, [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True)]
+    engine.step(prompts, engine.random_qkv(352))
+    engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
+    held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
+    monkeypatch.setattr(slots, "SLICE", 60)
+    engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
+    step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
+    assert searched(engine) == [held[1].slot, nobody, nobody, held[0].slot, nobody]
+    assert step.group.rows.whole is not None
+    assert step.group.rows.whole.tolist() == [False, True, True, False, False]
+    # What is prepared for a capture.
+    step = decode_step(engine, [Row(0, 1), Row(1, 1)])
+    assert searched(engine) == [nobody] * 2
+    assert step.group.rows.whole is not None
+    assert step.group.rows.whole.tolist() == [True, True]
+
+
+def test_who_takes_a_slot_over_is_answered_as_in_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request after the other in the same slot, and in the same place of vLLM's batch."""
+    answers = []
+    for before in (True, False):
+        engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 1})
+        if before:
+            torch.manual_seed(1)
+            engine.step([Row(0, 400, 400, True)], engine.random_qkv(400))
+            for length in (401, 402):
+                engine.step([Row(0, length)], engine.random_qkv(1))
+            assert engine.requests.rows[0].memory.slot == 0
+            engine.requests._leave(0)
+            engine.requests._enter(0, RequestRow())
+        torch.manual_seed(2)
+        engine.step([Row(0, 120, 120, True)], engine.random_qkv(120))
+        answers.append([out for length in (121, 122) for out in engine.step([Row(0, length)], engine.random_qkv(1))])
+        assert engine.requests.rows[0].memory.slot == 0
+    assert all(map(torch.equal, *answers))
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
-    "policy", [PAGES, "tidal:budget=64,reselect=7", "composed:scorer=exact,budget=64,roles={roles}"]
+    "policy", [PAGES, CLUSTERS, "tidal:budget=64,reselect=7", "composed:scorer=exact,budget=64,roles={roles}"]
 )
 def test_recall_behind_a_captured_step_is_that_of_the_step(
     policy: str, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

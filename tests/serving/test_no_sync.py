@@ -138,6 +138,21 @@ def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaE
     assert watched_step(engine, (Row(1, 129), Row(0, 300), Row(2, 299))) == first
 
 
+@pytest.mark.parametrize("engine", ["lychee_cluster:budget=64"], indirect=True)
+def test_taking_text_in_reads_nothing_on_the_host(engine: CudaEngine) -> None:
+    """Rows of prompts and rows that decode, whose text is cut and planted; then rows enter the slots of others."""
+    watched_step(engine, MIXED)
+    table = engine.builder.groups._reserved.table
+    version = table.version
+    watched_step(engine, (Row(0, 310, 9, True), Row(1, 300, 120, True), Row(2, 99)))
+    watched_step(engine, (Row(0, 311), Row(1, 301), Row(2, 100)))
+    assert table.version > version + 1
+    engine.requests._enter(1, RequestRow())
+    watched_step(engine, (Row(0, 312), Row(1, 200, 200, True)))
+    watched_step(engine, (Row(0, 313), Row(1, 201)))
+    assert table.stops[:2] == [312 // 16 * 16, 200 // 16 * 16]
+
+
 @pytest.mark.parametrize("more", [1, 84])
 def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
     """What is chosen is chosen without a look at the device, also in a step that cuts chunks and plants them."""

@@ -20,7 +20,7 @@ def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequ
     if rectify is not None:
         reasons.append(f"rectify={rectify} runs dense passes between steps; use rectify=none")
     selector = plan.selector
-    if selector is not None and selector.owns_index:
+    if selector is not None and selector.owns_index and not selector.stays:
         reasons.append("its index takes new tokens in between steps")
     if observers:
         reasons.append("observers and recall look at every step on the host")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..plans.plan import Plan
 from ..selection.history import TokenHistory
-from ..selection.selector import Index, NewTokens
+from ..selection.selector import Index, KeySizes, NewTokens, Reserved
 from ..types import KVView, Rows
 
 
@@ -47,6 +48,7 @@ class OwnIndexes:
     Attributes:
         build_seconds: time that the first update of every layer took.
         update_seconds: time of the later ones; of a device's only what its host needs.
+        reserved: memory that indexes do not leave, as long as their rows stay in order; None: they move as they grow.
     """
 
     def __init__(self, plan: Plan, history: TokenHistory) -> None:
@@ -55,17 +57,65 @@ class OwnIndexes:
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
         self._new: NewTokens | None = None
+        self._followed = False
+        self.reserved: Reserved | None = None
         self.build_seconds = self.update_seconds = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnIndexes:
         twin = OwnIndexes(self._plan, copy.deepcopy(self._history, memo))
         twin._indexes = copy.deepcopy(self._indexes, memo)
         twin._covered = dict(self._covered)
+        twin.reserved = copy.deepcopy(self.reserved, memo)
         return twin
 
     def begin(self, past: int) -> None:
         for layer, covered in self._covered.items():
             self._covered[layer] = min(covered, past)
+
+    def stay(self, seen: Callable[[int], KVView], longest: int) -> None:
+        """Move indexes, if they can stay in one place, to memory for rows of at most `longest` tokens.
+
+        What was taken in is taken in anew. `seen` gives a layer's cache.
+        """
+        selector = self._plan.selector
+        if selector is None or not selector.stays or self.reserved is not None:
+            return
+        layers = sorted(self._plan.refreshing)
+        kv = seen(layers[0])
+        self.reserved = selector.reserve(layers, KeySizes.of(kv), kv.rows.batch, longest, self._history)
+        self._indexes.clear()
+        self._indexes.update(self.reserved.layers)
+        self._covered.clear()
+
+    def follow(
+        self,
+        bounds: Sequence[tuple[int, int]],
+        length: int,
+        seen: Callable[[Sequence[int]], Mapping[int, KVView]],
+    ) -> None:
+        """Take in what a step whose lengths only the device knows will find; it does not do so itself.
+
+        Args:
+            bounds: starts and lengths of all rows, the step's token included.
+            length: slots that are filled then.
+            seen: the caches of all layers as some of the rows see them.
+        """
+        selector, reserved = self._plan.selector, self.reserved
+        assert selector is not None and reserved is not None, "indexes that stay"
+        new = max(length - min(self._covered.values(), default=0), 1)
+        feeds = self._history.feeds(reserved.table, bounds, new, selector.stop)
+        if feeds:
+            reserved.table.bring(feeds)
+        if reserved.stale:
+            reserved.plant(seen)
+        self._covered = dict.fromkeys(reserved.layers, length)
+        self._followed = True
+
+    def ready(self) -> bool:
+        """Whether a step whose lengths only the device knows may come: every one is followed first."""
+        followed, self._followed = self._followed, False
+        selector = self._plan.selector
+        return followed or selector is None or not selector.stays
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         layer = self._plan.sources.get(layer, layer)
@@ -77,6 +127,9 @@ class OwnIndexes:
             if index is None:
                 return None
             self._indexes[layer] = index
+        if self.reserved is not None and kv.rows.bounds is None:
+            # It was followed before the step.
+            return index
         length, covered = kv.rows.max_len, self._covered.get(layer, 0)
         if length != covered:
             start = time.perf_counter()
@@ -101,6 +154,7 @@ class OwnIndexes:
     def permute(self, layer: int, rows: Tensor) -> None:
         if layer in self._indexes:
             self._indexes[layer].permute(rows)
+            self.reserved = None
 
     @property
     def nbytes(self) -> int:

@@ -75,10 +75,10 @@ class ChunkTable:
     """Chunks of R rows; a chunk is cut once `longest` tokens stand behind its start.
 
     So its end depends on these tokens alone: not on when it was cut, on what was taken back since, or on how the tokens
-    were fed.
+    were fed. Rows of at most `longest` tokens never move it in memory.
 
     Attributes:
-        cuts: sizes; without a `source` of levels all text is unknown.
+        cuts, source: sizes, and who knows levels; without a source all text is unknown.
         edges: int32 `[R, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`.
         counts: int32 `[R]`, chunks of each row.
         ends: int32 `[R]`, where each row's last chunk ends; 0 without any.
@@ -88,9 +88,12 @@ class ChunkTable:
         version: how many changes there were.
     """
 
-    def __init__(self, cuts: Cuts, source: LevelSource | None, rows: int, device: torch.device) -> None:
-        self.cuts, self._source = cuts, source
-        self.edges = torch.full((rows, 2), cuts.first, dtype=torch.int32, device=device)
+    def __init__(
+        self, cuts: Cuts, source: LevelSource | None, rows: int, device: torch.device, *, longest: int = 0
+    ) -> None:
+        self.cuts, self.source = cuts, source
+        room = max(cuts.most(longest), 1)
+        self.edges = torch.full((rows, room + 1), cuts.first, dtype=torch.int32, device=device)
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
         self.stops = [0] * rows
@@ -138,6 +141,12 @@ class ChunkTable:
         picked = torch.tensor(rows).to(first.device, non_blocking=True)
         first, last = first.index_select(0, picked), last.index_select(0, picked)
         return Change(rows, first, last, sum(change.most for change in changes))
+
+    def clear(self, row: int) -> None:
+        """Forget a row, whose index forgets it too; memory stays where it is."""
+        self.counts[row].zero_()
+        self.ends[row].zero_()
+        self.stops[row] = 0
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What `make` finds for these chunks, found once for all layers that ask with the same key."""
@@ -206,10 +215,10 @@ class ChunkTable:
         it long enough (LycheeCluster, section 4.3).
         """
         cuts = self.cuts
-        if self._source is None:
+        if self.source is None:
             levels = torch.full((len(rows), width), -1, dtype=torch.int8, device=first.device)
         else:
-            levels = self._source.window(rows, first, width)
+            levels = self.source.window(rows, first, width)
         ends = levels[:, cuts.shortest - 1 :].long()
         ends = torch.where(ends > 0, ends, WEAKEST).unfold(1, cuts.longest - cuts.shortest + 1, 1)
         choices = ends.shape[2]

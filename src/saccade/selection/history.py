@@ -124,15 +124,22 @@ class TokenHistory:
         """
         if table.seen is rows:
             return
+        feeds = self.feeds(table, host_bounds(rows), count, stop)
+        if feeds:
+            table.bring(feeds)
+        table.seen = rows
+
+    def feeds(
+        self, table: ChunkTable, bounds: Sequence[tuple[int, int]], count: int, stop: Callable[[int, int], int]
+    ) -> list[Feed]:
+        """What a table lacks of rows with these starts and lengths; otherwise as `follow`."""
         feeds = []
-        for row, (slot, length) in enumerate(host_bounds(rows)):
+        for row, (slot, length) in enumerate(bounds):
             kept, looked_at = max(length - count, 0), stop(length, min(length - 1, self.clean - slot))
             # In most steps nothing is to be cut anew.
             if looked_at != table.stops[row] or kept < looked_at:
                 feeds.append(Feed(row, slot, kept, looked_at))
-        if feeds:
-            table.bring(feeds)
-        table.seen = rows
+        return feeds
 
     @property
     def has_unread(self) -> bool:

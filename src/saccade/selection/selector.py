@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import PolicyError
 from ..types import HeadGrouping, KVView, Pooling, Rows, Selection
+from .chunk_table import ChunkTable
 from .history import TokenHistory
 
 SCORE_BYTES = 4
@@ -90,9 +91,64 @@ class SlotIndex(Index, Protocol):
         """Whether the text has changed since it was last taken in."""
         ...
 
-    def plant(self, kv: KVView) -> None:
-        """Take in what the text of these rows has become since the last time."""
+    def clear(self, slot: int) -> None:
+        """Forget what a slot holds; the table of chunks has forgotten it."""
         ...
+
+    def plant(self, kv: KVView, slots: Sequence[int]) -> None:
+        """Take in what the text of these rows, which are in these slots, has become since the last time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeySizes:
+    """The keys of one layer, as far as an index depends on them."""
+
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, kv: KVView) -> KeySizes:
+        return cls(kv.kv_heads, kv.head_dim, kv.k.dtype, kv.k.device)
+
+
+class Reserved(Protocol):
+    """Indexes of all layers in memory that never moves, each with the same slots.
+
+    Attributes:
+        table: where the text is cut, a row for each slot.
+        layers: their indexes, by layer.
+    """
+
+    table: ChunkTable
+
+    @property
+    def layers(self) -> Mapping[int, SlotIndex]: ...
+
+    def clear(self, slot: int) -> None:
+        """Forget what a slot holds, in the table too."""
+        ...
+
+    @property
+    def stale(self) -> bool:
+        """Whether the text has changed since it was last taken in."""
+        ...
+
+    def warm_up(self, kvs: Mapping[int, KVView]) -> None:
+        """Run what `plant` runs, so that it is compiled; `kvs` see any one row, of which nothing is taken in.
+
+        The last slot is empty, and stays so.
+        """
+        ...
+
+    def plant(self, seen: Callable[[Sequence[int]], Mapping[int, KVView]]) -> None:
+        """Take in what the text has become since the last time; caches of all layers are `seen` by some slots' rows."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class Scorer(ABC):
@@ -180,6 +236,7 @@ class Selector(ABC):
             None.
         owns_index: whether `new_index` gives any other index, which takes tokens in between steps.
         follows_one_cache: whether that index can only follow one cache from its beginning on.
+        stays: whether that index can lie in memory that is set aside once, so that a captured step can search it.
         reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
         assumption: what the byte counts assume about the text or the scores, in words.
     """
@@ -207,6 +264,10 @@ class Selector(ABC):
         return False
 
     @property
+    def stays(self) -> bool:
+        return False
+
+    @property
     def reads_text(self) -> bool:
         return False
 
@@ -217,6 +278,12 @@ class Selector(ABC):
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         """An empty index for a layer with this cache and text; None: it needs none."""
         return None
+
+    def reserve(
+        self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int, history: TokenHistory
+    ) -> Reserved:
+        """Empty indexes of these layers for rows of at most `longest` tokens, where they can stay in one place."""
+        raise NotImplementedError
 
     def stop(self, length: int, clean: int) -> int:
         """How much of the first `clean` tokens of a row of `length` an own index looks at."""

@@ -240,7 +240,8 @@ class Truth:
             self.models[dtype] = made.to(DEVICE).eval()
         model, ids = self.models[dtype], torch.tensor([request.ids], device=DEVICE)
         cache = DynamicCache(config=model.config)
-        with saccade.sparsify(model, policy if request.sparse else "dense"):
+        reader = AutoTokenizer.from_pretrained(self.folder)
+        with saccade.sparsify(model, policy if request.sparse else "dense", tokenizer=reader):
             pieces = [ids[:, : request.prompt], *ids[:, request.prompt : -1].split(1, dim=1)]
             logits = [model(piece, past_key_values=cache).logits[0, -1] for piece in pieces]
         return torch.stack(logits).float().cpu()

@@ -35,9 +35,11 @@ from vllm.config import CUDAGraphMode
 from saccade.adapters.vllm.worker.backend import SparseLayer
 
 LESS_IS_MORE, QUEST = "less_is_more:budget=256,reselect=7", "quest:budget=256"
+CLUSTER = "lychee_cluster:budget=256"
 POLICIES = [
     LESS_IS_MORE,
     QUEST,
+    CLUSTER,
     "lychee_decode:budget=256,roles=every:4",
     "streaming:budget=256",
 ]
@@ -131,11 +133,12 @@ def test_logits_are_those_of_the_transformers_adapter(
             assert far <= allowed
 
 
+@pytest.mark.parametrize("policy", [QUEST, CLUSTER])
 def test_model_runner_v1_replays_the_same_graph(
-    engines: CudaEngines, truth: Truth, stock_distance: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    policy: str, engines: CudaEngines, truth: Truth, stock_distance: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    engine = engines.make(QUEST, async_scheduling=False)
+    engine = engines.make(policy, async_scheduling=False)
     assert not core(engine).vllm_config.use_v2_model_runner
     modes = []
     forward = SparseLayer.forward
@@ -144,8 +147,8 @@ def test_model_runner_v1_replays_the_same_graph(
     # Layers run in Python in steps with prompts alone: decoding is replayed.
     assert len(modes) < 12 * len(REQUESTS) * 4
     for request in REQUESTS:
-        exact = truth.logits(QUEST, request)
-        ours = truth.logits(QUEST, request, torch.float16)
+        exact = truth.logits(policy, request)
+        ours = truth.logits(policy, request, torch.float16)
         far = distance(found[request.name], exact)
         say(f"V1 {request.name}: {far:.4f}")
         assert far <= 2 * max(stock_distance[request.name], distance(ours, exact))
@@ -160,11 +163,12 @@ def expect(request: Request, found: torch.Tensor, policy: str, truth: Truth, sto
     assert far <= allowed
 
 
+@pytest.mark.parametrize("policy", [QUEST, CLUSTER])
 def test_a_second_turn_hits_the_prefix_cache(
-    engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]
+    policy: str, engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]
 ) -> None:
     """What sparse steps wrote is not reused, what was prompt is; the answer is that of a request without hits."""
-    engine = engines.make(QUEST, enable_prefix_caching=True)
+    engine = engines.make(policy, enable_prefix_caching=True)
     first = Request("first", 0, 1500, 40)
     feed(engine, [first])
     second = Request("second", 0, 1700, 40)
@@ -175,12 +179,15 @@ def test_a_second_turn_hits_the_prefix_cache(
             hit = output.num_cached_tokens
     assert hit is not None
     assert 1400 <= hit <= 1500
-    expect(second, logits_of(second), QUEST, truth, stock_distance)
+    expect(second, logits_of(second), policy, truth, stock_distance)
 
 
-def test_preempted_rows_go_on(engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]) -> None:
+@pytest.mark.parametrize("policy", [QUEST, CLUSTER])
+def test_preempted_rows_go_on(
+    policy: str, engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]
+) -> None:
     """A cache too small for all: some lose their blocks and are computed anew, the others answer as alone."""
-    engine = engines.make(QUEST, num_gpu_blocks_override=200, max_model_len=2048)
+    engine = engines.make(policy, num_gpu_blocks_override=200, max_model_len=2048)
     requests = [Request(f"row {number}", 2000 * number, 700, 120) for number in range(4)]
     preempted: list[str] = []
     scheduler = core(engine).scheduler
@@ -196,14 +203,17 @@ def test_preempted_rows_go_on(engines: CudaEngines, truth: Truth, stock_distance
     kept = [request for request in requests if request.name not in preempted]
     assert kept
     for request in kept:
-        expect(request, found[request.name], QUEST, truth, stock_distance)
+        expect(request, found[request.name], policy, truth, stock_distance)
     for name in set(preempted):
         assert bool(torch.isfinite(found[name]).all())
 
 
-def test_aborted_requests_leave_no_trace(engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]) -> None:
+@pytest.mark.parametrize("policy", [LESS_IS_MORE, CLUSTER])
+def test_aborted_requests_leave_no_trace(
+    policy: str, engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]
+) -> None:
     """Twelve streams over eight rows, four of them cut off while they decode: the others answer as alone."""
-    engine = engines.make(LESS_IS_MORE)
+    engine = engines.make(policy)
     requests = [Request(f"row {number}", 900 * number, 300 + 90 * number, 40) for number in range(12)]
     for request in requests:
         begin(engine, request)
@@ -218,7 +228,7 @@ def test_aborted_requests_leave_no_trace(engines: CudaEngines, truth: Truth, sto
         engine.llm_engine.step()
     for request in requests:
         if request.name not in cut:
-            expect(request, logits_of(request), LESS_IS_MORE, truth, stock_distance)
+            expect(request, logits_of(request), policy, truth, stock_distance)
 
 
 def test_rectified_keys_are_those_of_a_dense_prefill(engines: CudaEngines) -> None:

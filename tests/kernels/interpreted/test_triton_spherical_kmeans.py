@@ -16,9 +16,13 @@ MODULE = "saccade.kernels.spherical_kmeans.triton"
 
 @settings(max_examples=12)
 @given(
-    st.integers(1, 2), st.integers(1, 30), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**31), st.booleans()
+    *(st.integers(1, 2), st.integers(1, 30), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**31)),
+    *(st.booleans(), st.booleans()),
 )
-def test_against_float64(heads: int, count: int, size: int, iterations: int, seed: int, tiled: bool) -> None:
+def test_against_float64(
+    heads: int, count: int, size: int, iterations: int, seed: int, tiled: bool, compared: bool
+) -> None:
+    """Where all pairs are compared, and where vectors are sorted."""
     from saccade.kernels.spherical_kmeans import triton
 
     chance = torch.Generator().manual_seed(seed)
@@ -27,13 +31,16 @@ def test_against_float64(heads: int, count: int, size: int, iterations: int, see
         if tiled:
             patch.setattr(triton, "tiles", lambda _device, _inner: triton.Tiles(16, 16, 4))
             patch.setattr(triton, "MEMBERS", 2)
+        if not compared:
+            patch.setattr(triton, "COMPARED", 0)
         expect(vectors, -(-count // size), iterations, "triton")
 
 
 @settings(max_examples=10)
-@example(axes=[0, 1, 2, 3, 4] * 8, clusters=36, iterations=1)
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=40), st.integers(1, 40), st.integers(1, 3))
-def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int) -> None:
+@example(axes=[0, 1, 2, 3, 4] * 8, clusters=36, iterations=1, compared=True)
+@example(axes=[0, 1, 2, 3, 4] * 8, clusters=36, iterations=1, compared=False)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=40), st.integers(1, 40), st.integers(1, 3), st.booleans())
+def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int, compared: bool) -> None:
     """Axes of space, and zero: products are exact, so that equal vectors tie, across blocks too."""
     from saccade.kernels.spherical_kmeans import triton
 
@@ -43,13 +50,17 @@ def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int
             vectors[0, place, axis] = 1.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "tiles", lambda _device, _inner: triton.Tiles(16, 16, 4))
+        patch.setattr(triton, "COMPARED", 128 if compared else 0)
         expect(vectors, min(clusters, len(axes)), iterations, "triton")
 
 
 @settings(max_examples=12)
-@example(sizes=[(0, 0), (1, 1), (17, 17), (17, 3)], iterations=2, seed=0, tied=False)
-@given(parts, st.integers(1, 4), st.integers(0, 2**31), st.booleans())
-def test_parts_against_float64(sizes: list[tuple[int, int]], iterations: int, seed: int, tied: bool) -> None:
+@example(sizes=[(0, 0), (1, 1), (17, 17), (17, 3)], iterations=2, seed=0, tied=False, compared=True)
+@example(sizes=[(0, 0), (1, 1), (17, 17), (17, 3)], iterations=2, seed=0, tied=False, compared=False)
+@given(parts, st.integers(1, 4), st.integers(0, 2**31), st.booleans(), st.booleans())
+def test_parts_against_float64(
+    sizes: list[tuple[int, int]], iterations: int, seed: int, tied: bool, compared: bool
+) -> None:
     from saccade.kernels.spherical_kmeans import triton
 
     chance = torch.Generator().manual_seed(seed)
@@ -60,6 +71,7 @@ def test_parts_against_float64(sizes: list[tuple[int, int]], iterations: int, se
         vectors = unit(torch.randn(*shape, 8, generator=chance))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "tiles", lambda _device, _inner: triton.Tiles(16, 16, 4))
+        patch.setattr(triton, "COMPARED", 128 if compared else 0)
         expect_parts(vectors, sizes, iterations, "triton")
 
 
@@ -122,9 +134,24 @@ def test_labels_stream_centroids_without_spills(
 
 
 @pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize(("vectors", "centroids"), [(128, 64), (64, 16)])
+def test_pairs_are_compared_in_registers(vectors: int, centroids: int, capability: int) -> None:
+    """As planting asks: of 128 chunks and 64 clusters, and of these and 8 units."""
+    signature = {
+        "nearest": "*i64", "own": "*fp32", "cluster_counts": "*i64", "labels": "*i64", "order": "*i32",
+        "offsets": "*i32", "count": "i32", "clusters": "i32",
+    }  # fmt: skip
+    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+    constants = {"VECTORS": vectors, "CENTROIDS": centroids}
+    compiled = compile_kernel(MODULE, "_settle", signature, constants, pointers, capability=capability, warps=8)
+    # Two registers of the widest wait in the first-level cache.
+    assert compiled.spilled <= 8
+
+
+@pytest.mark.parametrize("capability", [90, 80])
 def test_centroids_move_without_spills(capability: int) -> None:
     signature = {
-        "vectors": "*fp32", "order": "*i64", "offsets": "*i64", "centroids": "*fp32", "count": "i32", "clusters": "i32",
+        "vectors": "*fp32", "order": "*i32", "offsets": "*i32", "centroids": "*fp32", "count": "i32", "clusters": "i32",
     }  # fmt: skip
     compiled = compile_kernel(
         MODULE,

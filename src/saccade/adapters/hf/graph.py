@@ -19,7 +19,8 @@ WARM_UPS = 2
 class GraphedStep:
     """Decodes one token of every row by replaying what one step of the model launched; nothing waits for the device.
 
-    Indexes are built on construction, which leaves the cache as it was. Between steps the cache may be read, and other
+    Indexes are built on construction, which leaves the cache as it was; an index of text takes new chunks in between
+    two replays. Between steps the cache may be read, and other
     calls may decode from it; the step after one asks the device how long the cache has become. A step costs the same at
     every length: shapes follow from the cache's capacity, so give it no more than the text needs.
 
@@ -40,10 +41,12 @@ class GraphedStep:
         if not keys.is_cuda:
             raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {keys.device}")
         self._run, self._cache, self._calls = run, cache, 0
-        self._starts = row_starts(attention_mask, keys.shape[0]).to(keys.device)
+        starts = row_starts(attention_mask, keys.shape[0])
+        self._starts = starts.to(keys.device)
         self._left = caches.room(cache) or 0
         self._require_room()
         with torch.cuda.device(keys.device):
+            self._upkeep = run.upkeep(cache, starts)
             self._capture(keys)
         self._places = self._addresses()
 
@@ -61,7 +64,8 @@ class GraphedStep:
             AttachmentError: if the cache was emptied, reordered or given to another run since.
         """
         session = caches.session_of(self._cache)
-        if session is None or session.state is not self._state or self._addresses() != self._places:
+        moved = self._upkeep.lost or self._addresses() != self._places
+        if session is None or session.state is not self._state or moved:
             raise AttachmentError(
                 "the cache was emptied, reordered or given to another run since; make a new GraphedStep"
             )
@@ -73,7 +77,9 @@ class GraphedStep:
         self._require_room()
         self._tokens.copy_(tokens)
         with torch.cuda.device(self._tokens.device):
+            self._upkeep.before(self._past, tokens)
             self._graph.replay()
+            self._upkeep.done()
         self._left -= 1
         return self._logits
 
@@ -87,6 +93,7 @@ class GraphedStep:
         with self._run.lengths_on_device(self._starts):
             with torch.cuda.stream(stream), self._run.counters.undone():
                 for _ in range(WARM_UPS):
+                    self._upkeep.before(self._past)
                     try:
                         self._forward()
                     finally:
@@ -98,9 +105,15 @@ class GraphedStep:
             assert session is not None, "the warm-up has installed one"
             self._state = session.state
             self._graph = torch.cuda.CUDAGraph()
+            self._upkeep.before(self._past)
             with self._run.counters.undone(), torch.cuda.graph(self._graph, stream=stream):
                 self._logits = self._forward()
         self._calls = session.calls
+
+    @property
+    def _past(self) -> int:
+        """Slots that are filled, as far as calls by others are known."""
+        return int(self._cache.layers[0].max_cache_len) - self._left
 
     def _require_room(self) -> None:
         if self._left < 1:

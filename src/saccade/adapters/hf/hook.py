@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...decode.counters import Counters
+from ...decode.indexes import OwnIndexes
 from ...decode.state import DecodeState, Observer
 from ...errors import AttachmentError, UnsupportedModelError
 from ...plans.plan import Plan
@@ -65,7 +66,7 @@ class ForwardHook:
                 return args, kwargs
             # As the decoder would: without a configuration all layers keep everything.
             held = kwargs["past_key_values"] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
-        session = self._session_in(held)
+        session = self.session_in(held)
         make_up_for(session, held)
         past = cache.filled(held, kwargs.get("cache_position"))
         self._enter(session)
@@ -106,9 +107,16 @@ class ForwardHook:
                 f"this call has {batch} x {queries} tokens; one for each of {starts.shape[0]} rows was promised"
             )
         cache.refuse_moving(held)
-        self._enter(self._session_in(held)).begin_fixed(*cache.advance(held, starts))
+        session = self.session_in(held)
+        indexes = session.state.indexes
+        if isinstance(indexes, OwnIndexes) and not indexes.ready():
+            raise UnsupportedModelError(
+                "the policy's index takes text in between steps, and nobody let it: decode with GraphedStep, or call "
+                "`upkeep(...).before` ahead of each step"
+            )
+        self._enter(session).begin_fixed(*cache.advance(held, starts))
 
-    def _session_in(self, held: Any) -> Session:
+    def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""
         session = cache.session_of(held)
         if session is None or not self._owns(session):

@@ -27,6 +27,7 @@ from . import attention, support
 from .hook import ForwardHook
 from .linear import NativeLinears
 from .rectify import Rectifier
+from .upkeep import Upkeep
 from .verify import Verifier
 
 logger = logging.getLogger("saccade")
@@ -95,7 +96,8 @@ class Run:
         """Inside, calls decode one token per row on a filled `StaticCache`, and the host never reads the device.
 
         Every call does the same to the cache's whole capacity, so that a CUDA graph can hold it; `graph.GraphedStep`
-        does. Masks are not looked at; `starts` are int32 `[B]` on the cache's device, first real slot of each row.
+        does. Where the policy has an index of text, `upkeep` goes ahead of each. Masks are not looked at; `starts` are
+        int32 `[B]` on the cache's device, first real slot of each row.
 
         Raises:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
@@ -109,6 +111,10 @@ class Run:
             session = self._hook.at_hand.session
             if session is not None:
                 session.slot = None
+
+    def upkeep(self, cache: Any, starts: Tensor) -> Upkeep:
+        """Who brings the index of a filled `StaticCache` up to each of those calls; `starts` as there."""
+        return Upkeep(self._hook.session_in(cache), cache, starts)
 
     def refuse_capture(self) -> None:
         """Raise unless a step needs nothing of the host.

@@ -129,6 +129,9 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "worker on CUDA": _parts("""
         vllm.config CompilationConfig: max_cudagraph_capture_size
         vllm.config SchedulerConfig: max_num_seqs
+        vllm.config ModelConfig: enable_sleep_mode
+        vllm.platforms current_platform: get_device_total_memory
+        vllm.utils.torch_utils kv_cache_dtype_str_to_dtype(kv_cache_dtype model_config)
         vllm.v1.attention.backend AttentionCGSupport: NEVER UNIFORM_SINGLE_TOKEN_DECODE
         vllm.v1.attention.backends.flash_attn FlashAttentionBackend
         vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(layer query key value kv_cache attn_metadata)

@@ -13,7 +13,7 @@ from saccade.kernels._pooling import RunPooling
 from saccade.types import KVView
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit(do_not_specialize=["k_scale_step", "chunks"])
 def _pool(
     k: tl.tensor, page_table: tl.tensor, row_start: tl.tensor, edges: tl.tensor, k_scale: tl.tensor, pooled: tl.tensor,
     k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor, k_dim_step: tl.tensor,

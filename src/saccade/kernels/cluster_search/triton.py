@@ -214,7 +214,8 @@ def _bound_clusters(
     kept_sizes = tl.zeros((UNITS,), dtype=tl.int32)
     shift = tl.zeros((BLOCK,), dtype=tl.int32)
     present = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, parents, UNITS):
+    # The tree has room for the longest row; what this row does not have is not looked at.
+    for start in range(0, tl.max(tl.where(filled, rivals + 1, 0), axis=0), UNITS):
         units = start + tl.arange(0, UNITS)
         own = tl.load(unit_tokens + node * parents + units, mask=units < parents, other=0) > 0
         own_keys = tl.load(unit_keys + pair * parents + units, mask=own, other=0)

@@ -13,6 +13,8 @@ from saccade.kernels._kmeans import Sizes, first_centroids, refill
 
 MEMBERS = 4
 """Members of a cluster that are read at a time."""
+COMPARED = 128
+"""The most vectors of which one program compares all pairs instead of sorting them, in a launch instead of thirty."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,17 @@ def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Siz
     nearest = torch.empty((heads, count), dtype=torch.int64, device=vectors.device)
     own = torch.empty((heads, count), dtype=torch.float32, device=vectors.device)
     numbers = torch.arange(clusters + 1, dtype=torch.int32, device=vectors.device).expand(heads, -1).contiguous()
-    labels = nearest
+    labels = torch.empty_like(nearest)
     with torch.cuda.device_of(vectors):
         for _ in range(iterations):
             _assigned(vectors, centroids, sizes, nearest, own)
-            labels = refill(nearest, own, present)
-            _average(vectors, labels, numbers, centroids)
+            if count <= COMPARED:
+                order, offsets = _settled(nearest, own, sizes[1], clusters, labels)
+            else:
+                labels = refill(nearest, own, present)
+                ranked, order = labels.int().sort(dim=1, stable=True)
+                offsets = torch.searchsorted(ranked, numbers)
+            _average(vectors, order, offsets, centroids)
     return labels, centroids
 
 
@@ -71,11 +78,23 @@ def _assigned(vectors: Tensor, centroids: Tensor, sizes: Sizes, nearest: Tensor,
     )
 
 
-def _average(vectors: Tensor, labels: Tensor, numbers: Tensor, centroids: Tensor) -> None:
+def _settled(nearest: Tensor, own: Tensor, made: Tensor, clusters: int, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Puts labels after every empty cluster has taken a vector in place; vectors by label, and where each begins."""
+    problems, count = nearest.shape
+    order = torch.empty((problems, count), dtype=torch.int32, device=nearest.device)
+    offsets = order.new_empty((problems, clusters + 1))
+    _settle[(problems,)](
+        *(nearest, own, made, labels, order, offsets, count, clusters),
+        VECTORS=max(triton.next_power_of_2(count), 16),
+        CENTROIDS=max(triton.next_power_of_2(clusters), 16),
+        num_warps=8,
+    )
+    return order, offsets
+
+
+def _average(vectors: Tensor, order: Tensor, offsets: Tensor, centroids: Tensor) -> None:
     """Centroids become the normalised sums of their members, in place; where that is zero they stay."""
     heads, count, head_dim = vectors.shape
-    ranked, order = labels.int().sort(dim=1, stable=True)
-    offsets = torch.searchsorted(ranked, numbers)
     _move[(centroids.shape[1], heads)](
         vectors,
         order,
@@ -136,6 +155,41 @@ def _assign(
     label = tl.where(within, label, clusters)
     tl.store(nearest + head * count + rows, label.to(tl.int64), mask=rows < count)
     tl.store(own + head * count + rows, best, mask=rows < count)
+
+
+@triton.jit(do_not_specialize=["count", "clusters"])
+def _settle(
+    nearest: tl.tensor, own: tl.tensor, cluster_counts: tl.tensor, labels: tl.tensor, order: tl.tensor,
+    offsets: tl.tensor, count: tl.tensor, clusters: tl.tensor,
+    VECTORS: tl.constexpr, CENTROIDS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Labels of one problem after every empty cluster has taken a vector, and its vectors in order of them."""
+    problem = tl.program_id(0).to(tl.int64)
+    rows, columns = tl.arange(0, VECTORS), tl.arange(0, CENTROIDS)
+    there = rows < count
+    # What is no vector comes behind those that are absent.
+    label = tl.load(nearest + problem * count + rows, mask=there, other=clusters + 1).to(tl.int32)
+    product = tl.load(own + problem * count + rows, mask=there, other=0.0)
+    members = tl.sum((label[None, :] == columns[:, None]).to(tl.int32), axis=1)
+    empty = ((columns < tl.load(cluster_counts + problem)) & (members == 0)).to(tl.int32)
+    if tl.sum(empty, axis=0) > 0:
+        # By product, ties by number, all but the last of each cluster are spare: as `refill` has it.
+        tied = product[:, None] == product[None, :]
+        later = (product[None, :] > product[:, None]) | (tied & (rows[None, :] > rows[:, None]))
+        alike = label[:, None] == label[None, :]
+        spare = (tl.max((alike & later).to(tl.int32), axis=1) > 0) & (label < clusters)
+        turn = tl.sum((later & spare[:, None]).to(tl.int32), axis=0)
+        waiting = tl.cumsum(empty, axis=0) - empty
+        taking = (waiting[None, :] == turn[:, None]) & (empty > 0)[None, :] & spare[:, None]
+        target = tl.sum(tl.where(taking, columns[None, :], 0), axis=1)
+        label = tl.where(tl.max(taking.to(tl.int32), axis=1) > 0, target, label)
+    before = (label[None, :] < label[:, None]) | ((label[None, :] == label[:, None]) & (rows[None, :] < rows[:, None]))
+    place = tl.sum(before.to(tl.int32), axis=1)
+    tl.store(labels + problem * count + rows, label.to(tl.int64), mask=there)
+    tl.store(order + problem * count + place, rows, mask=there)
+    begin = tl.sum((label[None, :] < columns[:, None]).to(tl.int32), axis=1)
+    tl.store(offsets + problem * (clusters + 1) + columns, begin, mask=columns < clusters)
+    tl.store(offsets + problem * (clusters + 1) + clusters, tl.sum((label < clusters).to(tl.int32), axis=0))
 
 
 @triton.jit(do_not_specialize=["count", "clusters"])

@@ -120,26 +120,29 @@ class ChunkBounds:
         if self.version != self.table.version:
             self.plant(kv)
 
-    def plant(self, kv: KVView) -> None:
-        """Compute the bounds of the chunks that the table has changed since the last time; `kv` has these rows."""
+    def plant(self, kv: KVView, slots: Sequence[int] | None = None) -> None:
+        """Compute the bounds of the chunks that the table has changed since the last time; `kv` has these rows.
+
+        They are in `slots`; None: all rows, in order.
+        """
         change, table = self.table.since(self.version), self.table
         # Also for a row of which nothing is indexed.
         self.bounds.reserve(0, rows=len(table.stops))
         if change is None:
             return
-        host = range(kv.rows.batch) if self.slots is None else self.slots[0]
-        kv = kv.picked([host.index(slot) for slot in change.rows])
-        slots = torch.tensor(change.rows).to(kv.k.device, non_blocking=True)
+        held = range(kv.rows.batch) if slots is None else slots
+        kv = kv.picked([held.index(slot) for slot in change.rows])
+        chosen = torch.tensor(change.rows).to(kv.k.device, non_blocking=True)
         number = change.most
-        if slots.is_cpu:
+        if chosen.is_cpu:
             # Reading them costs nothing here, and chunks that are not there would be pooled else.
             number = max(int((change.last - change.first).max()), 1)
         self.bounds.reserve(table.cuts.most(max(table.stops)) + number, rows=len(table.stops))
-        chunk = change.first[:, None] + torch.arange(number + 1, device=slots.device)
-        counts = table.counts.index_select(0, slots)[:, None]
-        edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts))
-        heads = torch.arange(kv.kv_heads, device=slots.device)[:, None]
-        places = slots[:, None, None], heads, chunk[:, None, :-1]
+        chunk = change.first[:, None] + torch.arange(number + 1, device=chosen.device)
+        counts = table.counts.index_select(0, chosen)[:, None]
+        edges = table.edges.index_select(0, chosen).gather(1, torch.minimum(chunk, counts))
+        heads = torch.arange(kv.kv_heads, device=chosen.device)[:, None]
+        places = chosen[:, None, None], heads, chunk[:, None, :-1]
         lower, upper = chunk_bounds(kv, edges, longest=self.settings.longest)
         self.bounds.lower[places], self.bounds.upper[places] = lower.to(kv.k.dtype), upper.to(kv.k.dtype)
         # Only now: who was interrupted does it again.
@@ -148,6 +151,9 @@ class ChunkBounds:
     @property
     def stale(self) -> bool:
         return self.version != self.table.version or self.bounds.lower.shape[0] < len(self.table.stops)
+
+    def clear(self, slot: int) -> None:
+        """Nothing to forget: chunks that the table does not have are not read."""
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The best chunks for queries `[B, Hq, d]` until the next does not fit, and everything behind the last one.

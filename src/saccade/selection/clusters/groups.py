@@ -72,8 +72,13 @@ class Groups:
         )
 
     @classmethod
-    def touched(cls, settings: ClusterSettings, table: ChunkTable, change: Change, held: int, heads: int) -> Groups:
-        """Those whose chunks a change has touched, in a tree with room for `held` groups of a row."""
+    def touched(
+        cls, settings: ClusterSettings, table: ChunkTable, change: Change, held: int, heads: int, layers: int = 1
+    ) -> Groups:
+        """Those whose chunks a change has touched, in a tree with room for `held` groups of a row.
+
+        `layers`: the tree has the table's rows so many times, one layer after the other, and all are touched alike.
+        """
         size = settings.group_size
         slots = torch.tensor(change.rows).to(table.edges.device, non_blocking=True)
         first, number = change.first // size, (change.most + size - 1) // size + 1
@@ -86,6 +91,10 @@ class Groups:
         counts = table.counts.index_select(0, slots).long()
         chunk = first[:, None] * size + torch.arange(number * size + 1, device=slots.device)
         edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts[:, None]))
+        if layers > 1:
+            above = torch.arange(layers, device=slots.device) * len(table.stops)
+            slots = (above[:, None] + slots).flatten()
+            first, counts, edges = first.repeat(layers), counts.repeat(layers), edges.repeat(layers, 1)
         return cls.of(settings, slots, first, edges, counts, heads)
 
 

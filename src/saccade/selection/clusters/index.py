@@ -14,7 +14,7 @@ from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Rows, Selection
 from ..chunk_table import Change, ChunkTable
 from ..history import TokenHistory
-from ..selector import NewTokens
+from ..selector import KeySizes, NewTokens
 from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
@@ -36,6 +36,8 @@ class ClusterIndex:
         history: how far the cache is clean.
         slots: where the batch's rows are in the tree, on the host and as int32 `[B]`; None: all, in order.
         version: of the table that the tree was planted from.
+        fixed: whether searches must not depend on lengths; rows that a set of the budget's size does not hold are then
+            none of this index's.
     """
 
     settings: ClusterSettings
@@ -44,11 +46,13 @@ class ClusterIndex:
     history: TokenHistory
     slots: tuple[Sequence[int], Tensor] | None = None
     version: int = 0
+    fixed: bool = False
 
     @classmethod
     def empty(cls, settings: ClusterSettings, table: ChunkTable, history: TokenHistory, kv: KVView) -> ClusterIndex:
         """An index of no chunk yet, with a slot for every row of the table."""
-        return cls(settings, table, empty_tree(settings, kv, len(table.stops), table.edges, table.ends), history)
+        tree = empty_tree(settings, KeySizes.of(kv), len(table.stops), table.edges, table.ends)
+        return cls(settings, table, tree, history)
 
     def update(self, kv: KVView, new: NewTokens) -> None:
         # Nearly always there is nothing to do, in every layer of every step.
@@ -57,20 +61,27 @@ class ClusterIndex:
         if self.version != self.table.version:
             self.plant(kv)
 
-    def plant(self, kv: KVView) -> None:
-        """Plant the groups whose chunks the table has changed since the last time; `kv` has these rows."""
+    def plant(self, kv: KVView, slots: Sequence[int] | None = None) -> None:
+        """Plant the groups whose chunks the table has changed since the last time; `kv` has these rows.
+
+        They are in `slots`; None: all rows, in order.
+        """
         change = self.table.since(self.version)
         # Also for a row of which nothing is indexed.
         self.tree = with_room(self.tree, self.settings, len(self.table.stops), 0)
         if change is not None:
-            slots = range(kv.rows.batch) if self.slots is None else self.slots[0]
-            self._plant(kv.picked([slots.index(slot) for slot in change.rows]), change)
+            held = range(kv.rows.batch) if slots is None else slots
+            self._plant(kv.picked([held.index(slot) for slot in change.rows]), change)
         # Only now: who was interrupted plants again.
         self.version = self.table.version
 
     @property
     def stale(self) -> bool:
         return self.version != self.table.version or self.tree.radii.shape[0] < len(self.table.stops)
+
+    def clear(self, slot: int) -> None:
+        # A unit without tokens is none, whatever else is left of it.
+        self.tree.unit_tokens[slot].zero_()
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`."""
@@ -103,10 +114,11 @@ class ClusterIndex:
     def _widths(self, rows: Rows) -> SearchWidths:
         """Bounds that follow from the settings and, for a row of which too little is clean, from its length."""
         settings, stops = self.settings, self.table.stops
-        slots = range(rows.batch) if self.slots is None else self.slots[0]
         tokens = settings.budget
-        for slot, (_, length) in zip(slots, host_bounds(rows), strict=True):
-            tokens = max(tokens, settings.always(length, stops[slot]) if length > settings.budget else 1)
+        if not self.fixed:
+            slots = range(rows.batch) if self.slots is None else self.slots[0]
+            for slot, (_, length) in zip(slots, host_bounds(rows), strict=True):
+                tokens = max(tokens, settings.always(length, stops[slot]) if length > settings.budget else 1)
         units = 4 * settings.budget // settings.chunk_min + 1
         return SearchWidths(
             clusters=(units if settings.k_g is None else settings.k_g * settings.clusters) + settings.clusters,

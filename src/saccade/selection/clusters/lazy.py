@@ -17,7 +17,7 @@ from ...kernels.cluster_search.api import cluster_search
 from ...types import KVView, Selection
 from ..chunk_table import ChunkTable
 from ..history import TokenHistory
-from ..selector import NewTokens
+from ..selector import KeySizes, NewTokens
 from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
@@ -118,7 +118,7 @@ class LazyClusterIndex:
         keys = chunk_keys(kv, edges[None], longest=whole.chunk_max, pooling=whole.pooling)[0]
         slot = torch.zeros(1, dtype=torch.int64, device=edges.device)
         groups = Groups.of(whole, slot, slot, edges[None], slot + chunks, heads)
-        tree = empty_tree(whole, kv, 1, edges[None].clone(), edges[-1:].clone())
+        tree = empty_tree(whole, KeySizes.of(kv), 1, edges[None].clone(), edges[-1:].clone())
         write(tree, whole, plant(keys, groups, whole, kv.k.dtype), groups)
         return _Row(tree, tree.unit_offsets[0].long().diff(dim=1), chunks, chunks, prompt)
 
@@ -195,4 +195,4 @@ def _move(centroids: Tensor, radii: Tensor, weights: Tensor, at: tuple[Tensor, T
 def _nothing(kv: KVView) -> ClusterTree:
     """The tree of a row that is not indexed."""
     none = torch.zeros((1, 2), dtype=torch.int32, device=kv.k.device)
-    return empty_tree(ClusterSettings(replant=1), kv, 1, none, none[:, 0])
+    return empty_tree(ClusterSettings(replant=1), KeySizes.of(kv), 1, none, none[:, 0])

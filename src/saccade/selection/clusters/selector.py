@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ...types import KVView, Selection
 from ..history import TokenHistory
-from ..selector import Bytes, Index, Selector
+from ..selector import Bytes, Index, KeySizes, Selector
 from .index import ClusterIndex
 from .lazy import LazyClusterIndex
 from .settings import ClusterSettings
+from .stack import ClusterStack
 from .traffic import ClusterTraffic
 
 
@@ -26,6 +28,10 @@ class ClusterSelector(ClusterSettings, Selector):
         return self.replant is None
 
     @property
+    def stays(self) -> bool:
+        return self.replant is not None
+
+    @property
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
@@ -34,6 +40,11 @@ class ClusterSelector(ClusterSettings, Selector):
         if self.replant is None:
             return LazyClusterIndex(self, table, history, [None] * kv.rows.batch)
         return ClusterIndex.empty(self, table, history, kv)
+
+    def reserve(
+        self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int, history: TokenHistory
+    ) -> ClusterStack:
+        return ClusterStack.empty(self, layers, keys, rows, longest, history)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, (ClusterIndex, LazyClusterIndex)), "chunks are chosen through their own index"

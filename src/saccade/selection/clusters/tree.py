@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels._cluster_tree import ClusterTree, Planted
-from ...types import KVView
+from ..selector import KeySizes
 from .groups import Groups
 from .settings import ClusterSettings
 
@@ -23,20 +23,21 @@ _COUNTED = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "un
 _BEYOND = 2**31 - 1
 
 
-def empty_tree(settings: ClusterSettings, kv: KVView, rows: int, edges: Tensor, ends: Tensor) -> ClusterTree:
-    """A tree with room for one group of every row, and nothing in it."""
-    heads, dtype, device = kv.kv_heads, kv.k.dtype, kv.k.device
-    units, clusters, chunks = _sizes(settings).values()
+def empty_tree(
+    settings: ClusterSettings, keys: KeySizes, rows: int, edges: Tensor, ends: Tensor, groups: int = 1
+) -> ClusterTree:
+    """A tree with room for so many groups of every row, and nothing in it."""
+    units, clusters, chunks = (groups * places for places in _sizes(settings).values())
 
     def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros((rows, heads, *sizes), dtype=dtype, device=device)
+        return torch.zeros((rows, keys.heads, *sizes), dtype=dtype, device=keys.device)
 
     return ClusterTree(
-        unit_centroids=zeros(units, kv.head_dim, dtype=dtype),
+        unit_centroids=zeros(units, keys.head_dim, dtype=keys.dtype),
         unit_radii=zeros(units, dtype=torch.float32),
         unit_offsets=zeros(units + 1),
         unit_tokens=zeros(units),
-        centroids=zeros(clusters, kv.head_dim, dtype=dtype),
+        centroids=zeros(clusters, keys.head_dim, dtype=keys.dtype),
         radii=zeros(clusters, dtype=torch.float32),
         numbers=zeros(clusters),
         offsets=zeros(clusters + 1),

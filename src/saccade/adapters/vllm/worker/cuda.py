@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm._custom_ops import scaled_fp8_quant
+from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -21,6 +22,7 @@ from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .decode_step import DecodeSteps
 from .groups import Groups
+from .room import room_of
 from .step import BuildParent, Step
 from .worker import serving_of
 
@@ -47,14 +49,16 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._decode_steps: DecodeSteps | None = None
-        reasons, longest = reasons_of(vllm_config), vllm_config.model_config.max_model_len
-        self.groups = Groups(vllm_config, self.view, longest=None if reasons else longest)
+        reasons, longest, room = reasons_of(vllm_config), vllm_config.model_config.max_model_len, room_of(vllm_config)
+        captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        most = max(vllm_config.scheduler_config.max_num_seqs, captured)
+        self.groups = Groups(
+            vllm_config, self.view, longest=None if reasons else longest, reserved=room.reserved, rows=most
+        )
         if not reasons:
-            captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
-            most = max(vllm_config.scheduler_config.max_num_seqs, captured)
             self._decode_steps = DecodeSteps(self.groups, most, longest, device)
         if vllm_config.parallel_config.rank == 0:
-            told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else "part of CUDA graphs"
+            told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"
             logger.info("saccade: decoding steps are %s", told)
 
     @classmethod
@@ -72,12 +76,16 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
 
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
-    """One layer; what it is asked with has all its digits, also where the cache is quantised."""
+    """One layer; what it is asked with has all its digits, also where the cache is quantised.
+
+    The first that is made lets memory be set aside, which vLLM then counts as the model's.
+    """
 
     supports_quant_query_input: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        room_of(get_current_vllm_config())
         self._quantises = self.kv_cache_dtype in FP8 and self.supports_quant_query_input
         # vLLM's layer asks once, when it makes us, whether to quantise queries before it calls.
         self.supports_quant_query_input = False
@@ -105,4 +113,5 @@ def _quantised(query: Tensor, scale: Tensor) -> Tensor:
 
 def reasons_of(vllm_config: Any) -> list[str]:
     """Why decoding steps cannot be captured; dense passes are steps of another kind, and recall is measured behind."""
-    return reasons_against_capture(serving_of(vllm_config).plan, None, ())
+    reason = room_of(vllm_config).reason
+    return [*reasons_against_capture(serving_of(vllm_config).plan, None, ()), *([] if reason is None else [reason])]

@@ -55,6 +55,7 @@ class DecodeSteps:
     def prepare(self, common: Any, build_parent: BuildParent) -> DecodeStep:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
         groups, count, batch = self._groups, common.num_reqs, batch_of(common)
+        groups.follow(batch, common.block_table_tensor, common.seq_lens)
         whole = groups.whole(batch)
         self._flag(whole)
         rows = Rows(
@@ -68,7 +69,7 @@ class DecodeSteps:
         written = (Written(rows, first_new, 1),)
         groups.sample(batch, whole, rows)
         # A position for every row: those that pad the batch come last.
-        return DecodeStep(build_parent(common, False), groups.all_of(rows), written, count)
+        return DecodeStep(build_parent(common, False), groups.all_of(batch, whole, rows), written, count)
 
     def _flag(self, whole: list[bool]) -> None:
         """Say which rows attend to everything; those behind them pad the batch, and read nothing whatever they are."""

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....decode.kept import KeptSteps
 from ....decode.recall import OfRows
 from ....decode.state import DecodeState, Observer
+from ....selection.selector import Reserved
 from ....types import KVView, Rows
 from ..options import shape_of
+from .fed import Fed, FedByDevice, FedByHost
 from .requests import RequestRow, requests_of
-from .slots import Fed, FedByDevice, FedByHost, SlotIndexes, SlotMemory
+from .slots import Arrival, FixedIndexes, SlotIndexes, SlotMemory
 from .worker import serving_of
 
 
@@ -58,6 +61,11 @@ class Batch:
         known = [self.lengths[row] for row in chosen]
         return Rows(table, torch.zeros_like(lengths), lengths, max(known), tuple((0, length) for length in known))
 
+    def picked(self, chosen: list[int], table: Tensor, lengths: Tensor) -> Rows:
+        """Some rows of a step, whose blocks and lengths of all rows are given; the host knows their lengths."""
+        where = async_tensor_h2d(chosen, table.device, torch.int64)
+        return self.rows(chosen, table.index_select(0, where), lengths.index_select(0, where))
+
     def decodes(self, row: int, request: RequestRow) -> bool:
         """Whether a row decodes under the policy, whatever its length: one token behind the prompt, not opted out."""
         return self.queries[row] == 1 and not self.prefilling[row] and request.sparse
@@ -69,12 +77,23 @@ class Groups:
     Args:
         view: a layer's cache as some rows see it.
         longest: a bound on the length of any row, where steps must not depend on lengths; None: they may.
+        reserved: memory of the indexes, if it was set aside.
+        rows: the most that a batch has, with its padding, where indexes are in such memory.
     """
 
-    def __init__(self, vllm_config: Any, view: Callable[[int, Rows], KVView], *, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        view: Callable[[int, Rows], KVView],
+        *,
+        longest: int | None = None,
+        reserved: Reserved | None = None,
+        rows: int = 0,
+    ) -> None:
         self._config, self._longest = vllm_config, longest
         self._serving = serving = serving_of(vllm_config)
         self._view = view
+        self._reserved, self._most = reserved, rows
         self._slots: SlotIndexes | None = None
         self._state = DecodeState(serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes)
         self._measured = 0.0
@@ -96,26 +115,59 @@ class Groups:
         selector = self._serving.plan.selector
         return selector is None or (not self.captured and selector.covers(length))
 
-    def sparse_rows(self, batch: Batch) -> list[int]:
-        """Rows that select in this step: one new token behind the prompt, not opted out, and not covered."""
+    def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
+        """Bring indexes of text up to what is in the cache before a step, so that its rows may be asked for.
+
+        Rows have blocks int32 `[B, n]` and lengths int32 `[B]`.
+        """
         selector = self._serving.plan.selector
-        if selector is None or (selector.owns_index and not self._announced(batch)):
+        if selector is None or not selector.owns_index:
+            return
+        if not self._announced(batch):
+            if self._reserved is not None:
+                self._fixed(table.device).warm_up(batch.picked([0], table, lengths))
+            return
+        indexes, arrivals, numbers = self._indexes(table.device), list[Arrival](), list[int]()
+        for row, request in enumerate(self.requests(batch)):
+            length, queries = batch.lengths[row], batch.queries[row]
+            if not request.sparse or not queries:
+                continue
+            dense = queries > 1 or batch.prefilling[row]
+            self._memory(request, indexes).written(length - queries, length, dense=dense)
+            if batch.decodes(row, request) or not selector.covers(length):
+                arrivals.append(Arrival(request, batch.slots[row], length - queries, length))
+                numbers.append(row)
+        indexes.take_in(arrivals, lambda chosen: batch.picked([numbers[one] for one in chosen], table, lengths))
+
+    def sparse_rows(self, batch: Batch) -> list[int]:
+        """Rows that select in this step: one new token behind the prompt, not opted out, not covered, and indexed."""
+        if self._serving.plan.selector is None:
             return []
+        known = self._announced(batch)
         return [
             row
             for row, request in enumerate(self.requests(batch))
-            if batch.decodes(row, request) and not self.covers(batch.lengths[row])
+            if batch.decodes(row, request) and not self.covers(batch.lengths[row]) and self._indexed(request, known)
         ]
 
     def whole(self, batch: Batch) -> list[bool]:
         """Which rows of a step of one new token each do not decode under the policy; not those that pad the batch."""
-        decoding = [batch.decodes(row, request) for row, request in enumerate(self.requests(batch))]
+        known = self._announced(batch)
+        decoding = [
+            batch.decodes(row, request) and self._indexed(request, known)
+            for row, request in enumerate(self.requests(batch))
+        ]
         chosen = [row for row, decodes in enumerate(decoding) if decodes]
-        self._report(batch, chosen, known=self._announced(batch))
+        self._report(batch, chosen, known=known)
         return [queries == 1 and not decodes for queries, decodes in zip(batch.queries, decoding, strict=True)]
 
-    def all_of(self, rows: Rows) -> Group:
-        """All rows of a step, in order."""
+    def all_of(self, batch: Batch, whole: list[bool], rows: Rows) -> Group:
+        """All rows of a step, in order; those that are `whole` search no index."""
+        if self._reserved is not None:
+            known = self._announced(batch)
+            pairs = zip(self.requests(batch), batch.queries, whole, strict=True)
+            searching = [one if known and queries and not other else None for one, queries, other in pairs]
+            self._fixed(rows.seq_lens.device).place(searching, rows.batch)
         self._state.observers = () if self._kept is None else (self._kept,)
         self._state.begin(0)
         return Group(self._state, rows, None)
@@ -159,15 +211,11 @@ class Groups:
         known = self._announced(batch)
         self._report(batch, sparse, known=known)
         selector = self._serving.plan.selector
-        own = selector is not None and selector.owns_index
-        if own and known:
-            self._follow(batch, table.device)
         if not sparse:
             return []
         rows = batch.rows(sparse, table, lengths, longest=self._longest)
-        if own and known:
-            places = [batch.slots[row] for row in sparse]
-            self._indexes(table.device).take_in(rows, self.requests(batch, sparse), places)
+        if selector is not None and selector.owns_index:
+            self._indexes(table.device).narrow(self.requests(batch, sparse), table.device)
         self._state.observers = self._observers([batch.lengths[row] for row in sparse]) if known else ()
         self._state.begin(0)
         return [Group(self._state, rows, tokens)]
@@ -218,14 +266,12 @@ class Groups:
         ]
         metrics.step([batch.lengths[row] for row in sparse], dense)
 
-    def _follow(self, batch: Batch, device: torch.device) -> None:
-        """Tell every request's memory what this step writes."""
-        indexes = self._indexes(device)
-        for row, request in enumerate(self.requests(batch)):
-            length, queries = batch.lengths[row], batch.queries[row]
-            if request.sparse and queries:
-                dense = queries > 1 or batch.prefilling[row]
-                self._memory(request, indexes).written(length - queries, length, dense=dense)
+    def _indexed(self, request: RequestRow, known: bool) -> bool:
+        """Whether a request can be searched, where that takes an index of its own; `known` as `_announced` says."""
+        selector = self._serving.plan.selector
+        if selector is None or not selector.owns_index:
+            return True
+        return known and request.memory is not None and request.memory.searched is not None
 
     def _memory(self, request: RequestRow, indexes: SlotIndexes) -> SlotMemory:
         if request.memory is None:
@@ -237,11 +283,20 @@ class Groups:
         """Made once the worker knows its requests, whose tokens they read."""
         if self._slots is None:
             requests, serving = requests_of(self._config), self._serving
-            assert requests is not None, "a batch of requests was announced"
+            assert requests is not None, "vLLM makes its logits processors before any step"
             ids = requests.ids_on_device
             fed: Fed = FedByHost(device) if ids is None else FedByDevice(ids)
-            self._slots = self._state.indexes = SlotIndexes(serving.plan, serving.levels, fed, self._view)
+            given = serving.plan, serving.levels, fed, self._view
+            reserved, most = self._reserved, self._most
+            self._slots = SlotIndexes(*given) if reserved is None else FixedIndexes(*given, reserved, most)
+            self._state.indexes = self._slots
         return self._slots
+
+    def _fixed(self, device: torch.device) -> FixedIndexes:
+        """Those in memory that was set aside."""
+        indexes = self._indexes(device)
+        assert isinstance(indexes, FixedIndexes), "memory was set aside for them"
+        return indexes
 
     def _measures(self) -> bool:
         """Whether recall is measured in this step: evenly spread, without chance."""

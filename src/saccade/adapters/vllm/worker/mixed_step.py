@@ -41,8 +41,9 @@ class MixedStep:
 def prepare(groups: Groups, common: Any, build_parent: BuildParent) -> MixedStep:
     """Split a step's rows."""
     batch = batch_of(common)
-    sparse = groups.sparse_rows(batch)
     table, lengths = common.block_table_tensor, common.seq_lens
+    groups.follow(batch, table, lengths)
+    sparse = groups.sparse_rows(batch)
     written = _written(common, batch)
     total = common.num_actual_tokens
     if not sparse:

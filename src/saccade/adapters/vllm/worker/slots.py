@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,12 +14,18 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from ....plans.plan import Plan
 from ....plans.rectify import Phase
 from ....selection.chunk_table import Feed
-from ....selection.history import ABSENT, ALL_CLEAN, UNKNOWN, TokenHistory
-from ....selection.selector import SlotIndex
+from ....selection.history import ALL_CLEAN, TokenHistory
+from ....selection.selector import Reserved, SlotIndex
 from ....types import KVView, Rows
+from .fed import Fed
 from .requests import RequestRow
 
-_GROWTH = 256
+SLICE = 4096
+"""Tokens of requests with a backlog that a step takes in, or as many as it computes: a decoding step stays short."""
+
+
+LITTLE = 512
+"""Tokens that a request brings at most while it decodes: a full buffer, or what a dense pass has made final."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +37,8 @@ class SlotMemory:
         free: slots that nobody has.
         clean: positions below it hold keys and values that no sparse step wrote, or that were rectified since.
         rewritten: first position written since the index was last brought up to date.
-        slot: where its index is; None before it selects, and while it is not in the batch.
+        slot: where its index is; None before it is indexed, and while it is not in the batch.
+        behind: whether its index lacks text that it should have; until then the request attends to all its tokens.
     """
 
     phase: Phase
@@ -39,6 +46,12 @@ class SlotMemory:
     clean: int = ALL_CLEAN
     rewritten: int = 0
     slot: int | None = None
+    behind: bool = True
+
+    @property
+    def searched(self) -> int | None:
+        """The slot, if what is in it is complete."""
+        return None if self.behind else self.slot
 
     def written(self, start: int, stop: int, *, dense: bool) -> None:
         """Note a step that writes positions `start..stop`."""
@@ -53,69 +66,25 @@ class SlotMemory:
         """Give the slot back; who comes back is indexed anew, which gives the same index."""
         if self.slot is not None:
             heapq.heappush(self.free, self.slot)
-        self.slot, self.rewritten = None, 0
+        self.slot, self.rewritten, self.behind = None, 0, True
 
 
-class Fed(Protocol):
-    """Token ids of the requests in slots."""
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request in the step at hand: its place in vLLM's batch, tokens before the step, and with those of the step."""
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
-        """Let the first `stop` tokens be read of a request, which is at `place` in vLLM's batch."""
-        ...
-
-    def read(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """As `TokenHistory.read`."""
-        ...
-
-
-class FedByHost:
-    """Copied from the host's lists, as model runner V1 keeps them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._ids = torch.empty((0, 0), dtype=torch.int32, device=device)
-        self._held: dict[int, tuple[RequestRow, int]] = {}
-
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
-        held, known = self._held.get(slot, (None, 0))
-        first = known if held is request else 0
-        if stop <= first:
-            return
-        rows, width = max(slot + 1, self._ids.shape[0]), max(stop, self._ids.shape[1])
-        if (rows, width) != self._ids.shape:
-            width += max(width // 8, _GROWTH) if width > self._ids.shape[1] else 0
-            wider = self._ids.new_full((rows, width), ABSENT)
-            wider[: self._ids.shape[0], : self._ids.shape[1]] = self._ids
-            self._ids = wider
-        self._ids[slot, first:stop] = async_tensor_h2d(_tokens(request, first, stop), self._ids.device, torch.int32)
-        self._held[slot] = request, stop
-
-    def read(self, slots: Tensor, positions: Tensor) -> Tensor:
-        return self._ids[slots[:, None], positions.clamp(max=self._ids.shape[1] - 1)].long()
-
-
-class FedByDevice:
-    """Read where model runner V2 keeps them, int32 `[requests, positions]`; the host never sees them."""
-
-    def __init__(self, ids: Tensor) -> None:
-        self._ids = ids
-        self._places = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
-        self._known = [-1] * ids.shape[0]
-
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
-        if self._known[slot] != place:
-            self._known[slot] = place
-            self._places[slot].fill_(place)
-
-    def read(self, slots: Tensor, positions: Tensor) -> Tensor:
-        return self._ids[self._places[slots][:, None], positions.clamp(max=self._ids.shape[1] - 1)].long()
+    request: RequestRow
+    place: int
+    start: int
+    length: int
 
 
 class SlotHistory(TokenHistory):
     """What the requests in the slots were fed; a table has `slots` rows, whatever the batch."""
 
-    def __init__(self, levels: Sequence[int] | None, fed: Fed) -> None:
+    def __init__(self, levels: Sequence[int] | None, fed: Fed, slots: int = 0) -> None:
         super().__init__(levels)
-        self.slots = 0
+        self.slots = slots
         self._source = fed
 
     def rows_of(self, kv: KVView) -> int:
@@ -150,37 +119,43 @@ class SlotIndexes:
         self._held: tuple[list[int], Tensor] | None = None
         self.free: list[int] = []
 
-    def take_in(self, rows: Rows, requests: Sequence[RequestRow], places: Sequence[int]) -> None:
-        """Bring the indexes of rows that select up to date; they are at `places` in vLLM's batch."""
+    def take_in(self, arrivals: Sequence[Arrival], rows: Callable[[Sequence[int]], Rows]) -> None:
+        """Bring the indexes of a step's requests up to date with what is in the cache before it.
+
+        `rows` says where some of the arrivals lie, by their numbers, with lengths known on the host.
+        """
         selector = self._plan.selector
-        assert rows.bounds is not None and selector is not None, "without speculation the host knows lengths"
-        if len(self.free) == self._history.slots:
-            # Nobody is here: room that the longest request needed is given back.
-            self.free.clear()
-            self._layers, self._history = {}, SlotHistory(self._history.levels, self._fed)
-        slots, feeds = [], []
-        for request, place, (_, length) in zip(requests, places, rows.bounds, strict=True):
-            memory: SlotMemory = request.memory
+        assert selector is not None, "only selectors have indexes"
+        self._begin(arrivals, rows)
+        # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
+        left = max(SLICE, sum(one.length - one.start for one in arrivals))
+        little, much = list[tuple[Feed, int]](), list[tuple[Feed, int]]()
+        for number, one in enumerate(arrivals):
+            memory: SlotMemory = one.request.memory
             if memory.slot is None:
                 memory.slot = self._enter()
-            stop = selector.stop(length, min(length - 1, memory.clean))
+            kept = min(memory.rewritten, one.start)
+            stop = selector.stop(one.length, min(one.start, memory.clean))
+            known = min(self._stop(memory.slot), kept, stop)
+            if memory.behind or stop - known > SLICE:
+                due, stop = stop, min(known + left, stop)
+                left -= stop - known
+                memory.behind = stop < due
             if selector.reads_text:
-                self._fed.feed(memory.slot, request, place, stop)
-            feeds.append(Feed(memory.slot, 0, min(memory.rewritten, length - 1), stop))
-            slots.append(memory.slot)
-            memory.rewritten = length
+                self._fed.feed(memory.slot, one.request, one.place, stop)
+            feed = Feed(memory.slot, 0, kept, stop)
+            (little if stop - known <= LITTLE else much).append((feed, number))
+            memory.rewritten = one.length
+        # Apart, for as much is planted of every row as of the one that brings most.
+        for some in filter(None, (little, much)):
+            self._bring([feed for feed, _ in some], [number for _, number in some], rows)
+
+    def narrow(self, requests: Sequence[RequestRow], device: torch.device) -> None:
+        """Let the step at hand search the indexes of these requests, row by row."""
+        slots = [request.memory.slot for request in requests]
         if self._held is None or self._held[0] != slots:
-            self._held = slots, async_tensor_h2d(slots, rows.seq_lens.device, torch.int32)
-        for layer in sorted(self._plan.refreshing - self._layers.keys()):
-            # `checks` refuses indexes that follow one cache.
-            made = selector.new_index(self._view(layer, rows), self._history)
-            self._layers[layer] = cast(SlotIndex, made)
-        for table in self._history.tables.values():
-            table.bring(feeds)
-        for layer, index in self._layers.items():
-            index.slots = self._held
-            if index.stale:
-                index.plant(self._view(layer, rows))
+            self._held = slots, async_tensor_h2d(slots, device, torch.int32)
+        self._search(self._held)
 
     def begin(self, past: int) -> None:
         """Nothing to forget: every request says what was rewritten."""
@@ -196,17 +171,117 @@ class SlotIndexes:
     def nbytes(self) -> int:
         return self._history.nbytes + sum(index.nbytes for index in self._layers.values())
 
+    def _begin(self, arrivals: Sequence[Arrival], rows: Callable[[Sequence[int]], Rows]) -> None:
+        """Make an index for every layer; where nobody is, room that the longest request needed is given back."""
+        selector, missing = self._plan.selector, self._plan.refreshing - self._layers.keys()
+        if len(self.free) == self._history.slots:
+            self.free.clear()
+            self._layers, self._history = {}, SlotHistory(self._history.levels, self._fed)
+            missing = self._plan.refreshing
+        if missing and arrivals and selector is not None:
+            where = rows(range(len(arrivals)))
+            for layer in sorted(missing):
+                # `checks` refuses indexes that follow one cache.
+                self._layers[layer] = cast(SlotIndex, selector.new_index(self._view(layer, where), self._history))
+
+    def _bring(self, feeds: list[Feed], numbers: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
+        """Cut and take in what some arrivals, which have these numbers, were fed."""
+        for table in self._history.tables.values():
+            table.bring(feeds)
+        self._plant([feed.row for feed in feeds], lambda chosen: rows([numbers[one] for one in chosen]))
+
+    def _plant(self, slots: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
+        """Take in what has changed in `slots`, which are those of the arrivals."""
+        if not any(index.stale for index in self._layers.values()):
+            return
+        where = rows(range(len(slots)))
+        for layer, index in self._layers.items():
+            index.plant(self._view(layer, where), slots)
+
+    def _search(self, held: tuple[list[int], Tensor]) -> None:
+        for index in self._layers.values():
+            index.slots = held
+
+    def _stop(self, slot: int) -> int:
+        """How many tokens of a slot were looked at."""
+        return min((table.stops[slot] for table in self._history.tables.values()), default=0)
+
     def _enter(self) -> int:
-        """The lowest slot that nobody has; one more if all are taken."""
+        """The lowest slot that nobody has; one more if all are taken. What was in it is forgotten."""
         if not self.free:
             self.free.append(self._history.add_slot())
-        return heapq.heappop(self.free)
+            return heapq.heappop(self.free)
+        slot = heapq.heappop(self.free)
+        for table in self._history.tables.values():
+            table.clear(slot)
+        for index in self._layers.values():
+            index.clear(slot)
+        return slot
 
 
-def _tokens(request: RequestRow, start: int, stop: int) -> list[int]:
-    """Token ids `start..stop` of a request; -1 (unknown) where the prompt came as embeddings."""
-    if request.prompt is None:
-        return [UNKNOWN] * (stop - start)
-    first, last = (max(place - len(request.prompt), 0) for place in (start, stop))
-    known = [*request.prompt[start:stop], *request.output[first:last]]
-    return known + [UNKNOWN] * (stop - start - len(known))
+class FixedIndexes(SlotIndexes):
+    """Indexes in memory that was set aside for as many requests as there may be, which captured steps search.
+
+    Its last slot is nobody's and empty: rows that are no request's, or do not search, are in it.
+
+    Args:
+        reserved: the memory; its tables know no other text than that of this object from now on.
+        rows: the most that a batch has, with its padding.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        levels: Sequence[int] | None,
+        fed: Fed,
+        view: Callable[[int, Rows], KVView],
+        reserved: Reserved,
+        rows: int,
+    ) -> None:
+        super().__init__(plan, levels, fed, view)
+        table = reserved.table
+        slots = len(table.stops) - 1
+        self._history, self._reserved, self._nobody = SlotHistory(levels, fed, slots + 1), reserved, slots
+        if table.source is not None:
+            table.source = self._history
+        self._history.tables[table.cuts, True] = table
+        self._layers.update(reserved.layers)
+        self.free.extend(range(slots))
+        self._places = torch.full((rows,), slots, dtype=torch.int32, device=table.edges.device)
+        self._known, self._warm = [slots] * rows, False
+
+    def warm_up(self, rows: Rows) -> None:
+        """Compile what taking text in needs, before a request does; `rows` is any one."""
+        if not self._warm:
+            self._reserved.warm_up({layer: self._view(layer, rows) for layer in self._layers})
+        self._warm = True
+
+    def place(self, requests: Sequence[RequestRow | None], rows: int) -> None:
+        """Let a step of so many rows search the indexes of its first rows' requests; None: it does not search."""
+        slots = [self._nobody if one is None else self._slot(one) for one in requests]
+        slots += [self._nobody] * (rows - len(slots))
+        if self._known[:rows] != slots:
+            self._known[:rows] = slots
+            self._places[:rows].copy_(async_tensor_h2d(slots, self._places.device, torch.int32))
+        # Always the same memory, which a graph reads.
+        self._search((slots, self._places[:rows]))
+
+    def _slot(self, request: RequestRow) -> int:
+        slot: int | None = request.memory.searched
+        return self._nobody if slot is None else slot
+
+    def _begin(self, arrivals: Sequence[Arrival], rows: Callable[[Sequence[int]], Rows]) -> None:
+        """All is there."""
+
+    def _plant(self, slots: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
+        def seen(chosen: Sequence[int]) -> dict[int, KVView]:
+            where = rows([slots.index(slot) for slot in chosen])
+            return {layer: self._view(layer, where) for layer in self._layers}
+
+        if self._reserved.stale:
+            self._reserved.plant(seen)
+
+    def _enter(self) -> int:
+        slot = heapq.heappop(self.free)
+        self._reserved.clear(slot)
+        return slot

@@ -1,0 +1,134 @@
+"""What an index of text takes in between two steps: slices of a long prompt, and full buffers of rows that decode.
+
+All layers of Llama-3.1-8B's shape, a paged cache with pages in disorder and text of random delimiters. Times are the
+wall's, from a device that is idle to one that is idle again, as a server's step would be longer by them; and searches
+of one layer, whose tree has room for the longest row.
+
+    python3 -m benchmarks.gpu.planting planting.json [--seconds 120] [--smoke]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from saccade.methods.policy import Policy
+from saccade.selection.chunk_table import Feed
+from saccade.selection.history import TokenHistory
+from saccade.selection.selector import KeySizes
+from saccade.types import KVView, ModelShape, Rows
+
+from .caches import Heads, disordered
+from .timing import Captured, Deadline, write
+
+PAGE, LAYERS, ROWS, CONTEXT = 16, 32, 8, 131_072
+SLICES = (2048, 4096, 8192)
+POLICY = "lychee_cluster:budget=2048"
+LEVELS = (0, 0, 0, 4, 4, 4, 3, 2)
+
+
+class Planting:
+    """Rows in a cache that all layers share, which is as good for time; and one index for all of them."""
+
+    def __init__(self, rows: int, context: int, layers: int, device: torch.device) -> None:
+        heads = Heads()
+        generator = torch.Generator(device).manual_seed(0)
+        pages = -(-context // PAGE)
+        self.k = torch.randn(
+            (rows * pages, PAGE, heads.kv, heads.dim), dtype=torch.bfloat16, device=device, generator=generator
+        )
+        self.table = disordered(rows, pages, pages, generator)
+        self.device, self.context = device, context
+        plan = Policy.from_spec(POLICY).plan(ModelShape(layers, heads.query, heads.kv, heads.dim))
+        assert plan.selector is not None, "it has an index"
+        self.selector, chosen = plan.selector, sorted(plan.refreshing)
+        history = TokenHistory(LEVELS)
+        ids = torch.randint(len(LEVELS), (rows + 1, context), device=device, generator=generator)
+        history.record(0, context, rows + 1, ids, None)
+        keys = KeySizes(heads.kv, heads.dim, torch.bfloat16, device)
+        self.reserved = self.selector.reserve(chosen, keys, rows + 1, context, history)
+        self.queries = torch.randn((rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device)
+
+    def rows(self, chosen: Sequence[int]) -> Rows:
+        where = torch.tensor(chosen).to(self.device, non_blocking=True)
+        lengths = torch.full((len(chosen),), self.context, dtype=torch.int32, device=self.device)
+        bounds = ((0, self.context),) * len(chosen)
+        return Rows(self.table.index_select(0, where), torch.zeros_like(lengths), lengths, self.context, bounds)
+
+    def seen(self, chosen: Sequence[int]) -> Mapping[int, KVView]:
+        rows = self.rows(chosen)
+        return {layer: KVView(self.k, self.k, rows) for layer in self.reserved.layers}
+
+    def take_in(self, stops: Mapping[int, int]) -> float:
+        """Milliseconds of a step's intake: rows, and up to where their text is looked at."""
+        self._wait()
+        start = time.perf_counter()
+        self.reserved.table.bring(Feed(row, 0, stop, stop) for row, stop in stops.items())
+        self.reserved.plant(self.seen)
+        self._wait()
+        return 1e3 * (time.perf_counter() - start)
+
+    def search(self, rows: int) -> float:
+        """Milliseconds of one layer's search for some rows."""
+        slots = [*range(rows)]
+        index = next(iter(self.reserved.layers.values()))
+        index.slots = slots, torch.tensor(slots, dtype=torch.int32).to(self.device)
+        kv = KVView(self.k, self.k, self.rows(slots))
+        calls = [lambda: self.selector.select(self.queries[:rows], kv, index, None, 1.0)] * 20
+        captured = Captured(calls, self.device)
+        return statistics.median(captured.milliseconds() for _ in range(9))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def slices(made: Planting, size: int, row: int) -> dict[str, Any]:
+    """A whole prompt in slices of some tokens."""
+    made.reserved.clear(row)
+    times = [made.take_in({row: min(stop + size, made.context)}) for stop in range(0, made.context, size)]
+    return {"total_ms": sum(times), "median_ms": statistics.median(times), "most_ms": max(times), "slices": len(times)}
+
+
+def buffers(made: Planting, rows: int, stop: int, steps: int) -> dict[str, Any]:
+    """Full buffers of some rows at once, which stand at `stop`."""
+    times = [made.take_in(dict.fromkeys(range(rows), stop + 128 * (step + 1))) for step in range(steps)]
+    return {"rows": rows, "median_ms": statistics.median(times), "most_ms": max(times)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows, context, layers, sizes = (2, 4096, 3, (1024,)) if given.smoke else (ROWS, CONTEXT, LAYERS, SLICES)
+    deadline, results = Deadline(given.seconds), dict[str, Any](policy=POLICY, context=context, layers=layers)
+    made = Planting(rows, context, layers, device)
+    results["index_gib_per_row"] = round(made.reserved.nbytes / (rows + 1) / 2**30, 3)
+    # Kernels are compiled.
+    made.take_in({0: 1024})
+    results["slices"] = {}
+    for size in sizes:
+        results["slices"][size] = slices(made, size, 0)
+        write(given.file, results)
+    results["buffers"] = []
+    standing = context - 128 * 12
+    for count in (1, 2, 4, rows):
+        if deadline.left > 5 and count <= rows:
+            made.take_in(dict.fromkeys(range(count), standing))
+            results["buffers"].append(buffers(made, count, standing, 10))
+            write(given.file, results)
+    results["search_ms"] = {count: made.search(count) for count in (1, rows)}
+    write(given.file, results)
+
+
+if __name__ == "__main__":
+    main()

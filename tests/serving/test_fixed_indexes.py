@@ -1,0 +1,221 @@
+"""Indexes of text in memory that never moves, as captured steps search it: the same sets as of each request alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, LEVELS, REQUESTS, World, by_device, by_host, present
+
+from saccade.adapters.vllm.worker import slots as slots_module
+from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.adapters.vllm.worker.slots import Arrival, FixedIndexes, SlotMemory
+from saccade.plans.rectify import Phase
+from saccade.selection.clusters import stack as stack_module
+from saccade.selection.clusters.stack import ClusterStack
+from saccade.selection.history import TokenHistory
+from saccade.selection.selector import KeySizes
+from saccade.types import Rows
+
+SLOTS, ROWS = 3, 5
+
+
+class Fixed:
+    """Indexes of a world's requests with as few slots as there may be, and steps that search them."""
+
+    def __init__(self, world: World, way: Any = by_device) -> None:
+        fed, self.made = way(world)
+        keys = KeySizes(HEADS, DIM, torch.float32, torch.device("cpu"))
+        layers = sorted(world.plan(CLUSTERS).refreshing)
+        self.world, self.stack = (
+            world,
+            ClusterStack.empty(CLUSTERS, layers, keys, SLOTS + 1, LENGTH, TokenHistory(LEVELS)),
+        )
+        self.indexes = FixedIndexes(world.plan(CLUSTERS), LEVELS, fed, world.view, self.stack, ROWS)
+        self.here: dict[int, RequestRow] = {}
+
+    def enter(self, request: int) -> SlotMemory:
+        self.here[request] = self.made(request)
+        memory = self.here[request].memory = SlotMemory(Phase(None), self.indexes.free)
+        return memory
+
+    def leave(self, request: int) -> None:
+        self.here.pop(request).memory.leave()
+
+    def step(self, new: dict[int, int]) -> None:
+        """A step that computes so many of the last tokens of these requests; lengths are those behind it."""
+        world, requests = self.world, [*new]
+        arrivals = []
+        for request, count in new.items():
+            length = world.lengths[request]
+            self.here[request].memory.written(length - count, length, dense=count > 1)
+            arrivals.append(Arrival(self.here[request], request, length - count, length))
+        self.indexes.take_in(arrivals, lambda chosen: world.rows([requests[number] for number in chosen]))
+
+    def rows(self, requests: list[int]) -> Rows:
+        """As a captured step has them: bounds are the longest row's, and rows behind the requests pad the batch."""
+        table = torch.tensor([*requests, *[0] * (ROWS - len(requests))], dtype=torch.int32)[:, None]
+        lengths = [*(self.world.lengths[request] for request in requests), *[0] * (ROWS - len(requests))]
+        return Rows(table, torch.zeros(ROWS, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), LENGTH)
+
+    def sets(self, requests: list[int], q: Tensor) -> list[Any]:
+        """What every layer chooses for a padded batch."""
+        self.indexes.place([self.here[request] for request in requests], ROWS)
+        found, rows = [], self.rows(requests)
+        for layer in range(1, LAYERS):
+            kv = self.world.view(layer, rows)
+            found.append(CLUSTERS.select(q, kv, self.indexes.of(layer, kv), None, 1.0))
+        return found
+
+    def check(self, requests: list[int]) -> None:
+        """Every layer's sets are those of each request alone, as wide as the budget."""
+        q = self.world.queries(ROWS)
+        for layer, chosen in enumerate(self.sets(requests, q), 1):
+            assert chosen.ids.shape == (ROWS, HEADS, CLUSTERS.budget)
+            assert not chosen.counts[len(requests) :].any()
+            for row, request in enumerate(requests):
+                assert present(chosen, row).equal(self.world.alone(CLUSTERS, request, q[row : row + 1], layer))
+
+    def addresses(self) -> list[int]:
+        """Of all that a search reads."""
+        table = self.stack.table
+        held = [table.edges, table.ends, *self.stack.tree.tensors().values()]
+        for layer in range(1, LAYERS):
+            index: Any = self.indexes.of(layer, None)  # type: ignore[arg-type]  # which is not looked at
+            held += [*index.tree.tensors().values(), index.table.edges, index.table.ends, index.slots[1]]
+        return [tensor.data_ptr() for tensor in held]
+
+
+@pytest.mark.parametrize("way", [by_host, by_device])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_requests_come_and_go(way: Any, seed: int) -> None:
+    """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory."""
+    world, numbers = World(seed), random.Random(seed)
+    fixed = Fixed(world, way)
+    fixed.indexes.place([], ROWS)
+    addresses, stood, kept = fixed.addresses(), [world.lengths[request] for request in range(REQUESTS)], 0
+    waiting = dict.fromkeys(range(REQUESTS), 0)
+    for _ in range(100):
+        new = {}
+        for request in [*fixed.here]:
+            if world.lengths[request] == LENGTH or numbers.random() < 0.05:
+                fixed.leave(request)
+                waiting[request] = 0
+        for request in numbers.sample([*waiting], min(len(waiting), SLOTS - len(fixed.here))):
+            del waiting[request]
+            fixed.enter(request)
+            world.lengths[request] = 0
+        for request in fixed.here:
+            left = stood[request] - world.lengths[request]
+            new[request] = min(left, 50) if left > 0 else 1
+            world.lengths[request] += new[request]
+        fixed.step(new)
+        decoding = [
+            request for request, count in new.items() if count == 1 and world.lengths[request] > CLUSTERS.budget
+        ]
+        fixed.check(decoding)
+        kept += len(decoding)
+    assert fixed.addresses() == addresses
+    assert kept > 100
+
+
+def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
+    """A long row leaves, and a short one enters: all that it does not write is poisoned, but what says it is none."""
+    world = World(2)
+    fixed, world.lengths = Fixed(world), [LENGTH, 75, 90, *[0] * 4]
+    first = fixed.enter(0)
+    fixed.step({0: 1})
+    fixed.check([0])
+    fixed.leave(0)
+    for name, tensor in fixed.stack.tree.tensors().items():
+        if name not in ("unit_tokens", "edges", "ends"):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 2**30)
+    second = fixed.enter(1)
+    fixed.step({1: 1})
+    assert first.slot is None
+    assert second.slot == 0
+    fixed.check([1])
+    # Also of a row that is in no slot yet.
+    fixed.enter(2)
+    assert [int(chosen.counts[0, 0]) for chosen in fixed.sets([2], world.queries(ROWS))] == [90] * 3
+
+
+@pytest.mark.parametrize("left", [60, 200])
+def test_a_backlog_is_taken_in_in_slices(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that begins with much in the cache attends to all of it until its index is that of all at once."""
+    monkeypatch.setattr(slots_module, "SLICE", left)
+    world = World(5)
+    fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
+    behind, stops = fixed.enter(0), []
+    for _ in range(8):
+        fixed.step({0: 1})
+        stops.append(fixed.stack.table.stops[0])
+        if not behind.behind:
+            break
+        chosen = fixed.sets([0], world.queries(ROWS))[0]
+        assert int(chosen.counts[0, 0]) == world.lengths[0], "nobody's slot is not indexed"
+        world.lengths[0] += 1
+    assert stops == [left * (number + 1) for number in range(len(stops) - 1)] + [stops[-1]]
+    assert len(stops) == -(-stops[-1] // left)
+    fixed.check([0])
+
+
+def test_slices_are_shared_by_those_who_are_behind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that follow their text are never late for others; the more a step computes, the more it takes in."""
+    monkeypatch.setattr(slots_module, "SLICE", 50)
+    world = World(6)
+    fixed, world.lengths = Fixed(world), [120, 200, 240, *[0] * 4]
+    steady = fixed.enter(0)
+    world.lengths[0] = 45
+    fixed.step({0: 45})
+    fixed.step({0: 1})
+    assert not steady.behind
+    others = [fixed.enter(1), fixed.enter(2)]
+    world.lengths[0] = 49
+    fixed.step({0: 1, 1: 1, 2: 1})
+    assert [steady.behind, *(one.behind for one in others)] == [False, True, True]
+    assert fixed.stack.table.stops[:3] == [48, 50, 0]
+    fixed.check([0])
+    # A chunk of a prompt is computed in the step.
+    fixed.step({0: 1, 1: 1, 2: 160})
+    assert [steady.behind, *(one.behind for one in others)] == [False, False, True]
+
+
+def test_a_prompt_is_indexed_while_it_is_computed() -> None:
+    """At the first decoded token nothing is left but what the last chunk has brought."""
+    world = World(7)
+    fixed = Fixed(world)
+    fixed.enter(0)
+    for length in (60, 120, 180):
+        world.lengths[0] = length
+        fixed.step({0: 60})
+        assert fixed.stack.table.stops[0] == (length - 60) // 12 * 12 * (length > CLUSTERS.budget)
+    world.lengths[0] = 181
+    fixed.step({0: 1})
+    assert fixed.stack.table.stops[0] == 180
+    fixed.check([0])
+
+
+def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what planting runs, on nobody's slot, which stays empty."""
+    world, planted = World(8), []
+    fixed = Fixed(world)
+
+    def spied(keys: Tensor, *rest: Any) -> Any:
+        planted.append(keys.clone())
+        return plant(keys, *rest)
+
+    plant = stack_module.plant
+    monkeypatch.setattr(stack_module, "plant", spied)
+    for _ in range(2):
+        fixed.indexes.warm_up(world.rows([3]))
+    assert len(planted) == 1
+    assert not planted[0].any()
+    assert not fixed.stack.tree.unit_tokens.any()
+    fixed.enter(0)
+    fixed.step({0: 1})
+    fixed.check([0])
+    assert len(planted) == 2
