@@ -63,6 +63,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[Variant]:
         "streaming:budget=256",
         "resa:rectify=none",
         "exact_topk:budget=256",
+        "less_is_more:budget=256,reselect=7 in fp8",
+        "quest:budget=256 in fp8",
+        "resa:rectify=none in fp8",
+        "streaming:budget=256 in fp8",
     ],
 )
 @torch.inference_mode()
@@ -70,7 +74,8 @@ def test_a_step_with_a_prompt_launches_what_captured_ones_have_compiled(
     policy: str, launched: set[Variant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In batches of every size, those that no graph is captured for included, wherever the prompt stands in them."""
-    engine = CudaEngine(monkeypatch, policy, device="meta", requests=ROWS)
+    policy, _, cache = policy.partition(" in ")
+    engine = CudaEngine(monkeypatch, policy, device="meta", requests=ROWS, cache=cache or "auto")
 
     def step(rows: list[Row]) -> None:
         engine.step(rows, engine.random_qkv(sum(row.new for row in rows)))

@@ -33,7 +33,8 @@ def update_page_bounds(
     A page's bounds are the elementwise minimum and maximum of its keys (ReSA, section 2.1). They are taken from the
     cache, never updated from the old ones: keys that rectification has rewritten leave no trace. Pages are aligned
     to each row's logical position 0 and cover only tokens below its length; positions beyond it touch nothing.
-    Bounds of untouched pages keep their values. Those of a quantised cache are of its stored numbers, without k_scale.
+    Bounds of untouched pages keep their values. Those of a quantised cache are of its stored numbers, without k_scale:
+    every bound is one of them, so that nothing is rounded, and times a positive k_scale they bound what keys stand for.
 
     Args:
         lower, upper: `[blocks, Hkv, P, d]` by strides, in the cache's dtype; written. A row has room for `max_len`.

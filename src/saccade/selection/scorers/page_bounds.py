@@ -17,8 +17,8 @@ class PageBounds:
     """Bounds of one layer's pages, which start at logical position 0.
 
     Attributes:
-        lower, upper: `[B, Hkv, P, d]` in the cache's dtype, P growing with the cache; with a table
-            `[blocks, Hkv, P, d]` by strides, borrowed like the cache whose blocks they follow.
+        lower, upper: `[B, Hkv, P, d]` in the cache's dtype, which holds them exactly, P growing with the cache; with a
+            table `[blocks, Hkv, P, d]` by strides, borrowed like the cache whose blocks they follow.
         page: tokens per page.
         table: int32 `[B, n]`, blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. None: block b
             is all of row b.
