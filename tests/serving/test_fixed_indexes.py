@@ -15,6 +15,7 @@ from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.slots import Arrival, FixedIndexes, SlotMemory
 from saccade.plans.rectify import Phase
 from saccade.selection.clusters import stack as stack_module
+from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.stack import ClusterStack
 from saccade.selection.history import TokenHistory
 from saccade.selection.selector import KeySizes
@@ -219,3 +220,28 @@ def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyP
     fixed.step({0: 1})
     fixed.check([0])
     assert len(planted) == 2
+
+
+@pytest.mark.parametrize("every", [0, 1, 5, 16])
+@pytest.mark.parametrize("buffer", [None, 1, 12])
+def test_a_set_of_the_budgets_size_holds_what_is_in_no_chunk(buffer: int | None, every: int) -> None:
+    """At the smallest budget, between dense passes, whatever the length: captured searches have no wider sets."""
+    sinks, longest = 3, 6
+    budget = sinks + (buffer or 1) + every + 2 * longest - 1
+    selector = ClusterSelector(
+        budget=budget, sinks=sinks, buffer=buffer, chunk_min=3, chunk_max=longest, replant=7, every=every
+    )
+    memory, length, widest = SlotMemory(Phase(every or None), []), budget - 9, 0
+    memory.written(0, length, dense=True)
+    for _ in range(200):
+        length += 1
+        # A pass begins at the first token that a sparse step wrote.
+        again = memory.phase.due(length - 1 - memory.clean) if every else False
+        memory.written(memory.clean if again else length - 1, length, dense=again)
+        stop = selector.stop(length, min(length - 1, memory.clean))
+        if length > budget and not again:
+            assert stop >= sinks + longest
+            # The last chunk ends within a longest one of what was looked at.
+            widest = max(widest, sinks + length - (stop - longest + 1))
+    # A chunk fits beside it, and not much more.
+    assert budget - 2 * longest <= widest <= budget - longest

@@ -25,8 +25,8 @@ captured=$tests/test_captured_steps.py
 go two 0,1 $tests/test_two_devices.py -k one_device
 go two_windows 0,1 $tests/test_two_devices.py -k windows
 go logits_a 0 $captured -k "less_is_more and adapter or quest and adapter"
-go logits_c 0 $captured -k "cluster and adapter"
-go cluster 1 $captured -k "cluster and not adapter"
+go logits_cluster 0 $captured -k "cluster and adapter"
+go rows_cluster 1 $captured -k "cluster and not adapter"
 go logits_b 1 $captured -k "lychee_decode or streaming"
 go rows 0 $captured -k "not cluster and (preempted or aborted or second_turn)"
 go v1 1 $captured -k "not cluster and (runner_v1 or rectified)"
