@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from engines import Engines, answers, core, force_own_path, greedy, prompts, runner
+from vllm.platforms import current_platform
 
+from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.types import Rows
 
@@ -108,3 +111,16 @@ def test_what_cannot_be_decoded_from_is_named(
 ) -> None:
     with pytest.raises(Exception, match=words):
         engines.sparse(policy, **settings)
+
+
+def test_on_a_gpu_vllms_kernel_answers_in_bfloat16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention 3 raises at the first prompt; seen on an H200."""
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+
+    def reasons(held: str, dtype: torch.dtype) -> list[str]:
+        cache = SimpleNamespace(cache_dtype=held, block_size=16)
+        return checks._bytes(SimpleNamespace(cache_config=cache, model_config=SimpleNamespace(dtype=dtype)))
+
+    (reason,) = reasons("fp8", torch.float16)
+    assert "dtype=torch.float16" in reason and "--dtype bfloat16" in reason
+    assert reasons("fp8", torch.bfloat16) == reasons("auto", torch.float16) == []

@@ -6,6 +6,8 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
+import torch
+
 from ...checkpoints.shape import shape_of as shape_of_text
 from ...checkpoints.unsupported import LATENT, mixed_kinds, reasons_in, reasons_in_kinds, reasons_in_sizes, values_in
 from ...errors import PolicyError, ServingError
@@ -95,15 +97,21 @@ def _engine(vllm_config: Any) -> list[str]:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
     dtype = reasons_against_dtype(cache)
-    return [*reasons, *(dtype or [*_room(vllm_config), *_bytes_on_cpus(cache)])]
+    return [*reasons, *(dtype or [*_room(vllm_config), *_bytes(vllm_config)])]
 
 
-def _bytes_on_cpus(cache: Any) -> list[str]:
-    """Why vLLM's CPU kernels would fail at the first prompt; what else they cannot, they say when an engine starts."""
+def _bytes(vllm_config: Any) -> list[str]:
+    """Why vLLM's own kernels would fail at the first prompt; what else they cannot, they say when an engine starts."""
     from vllm.platforms import current_platform
 
+    cache, dtype = vllm_config.cache_config, vllm_config.model_config.dtype
     held, block = cache.cache_dtype, cache.block_size
-    if held not in FP8 or not block or not block % CPU_BYTES or not current_platform.is_cpu():
+    if held not in FP8:
+        return []
+    if not current_platform.is_cpu():
+        told = f"dtype={dtype}: over kv_cache_dtype={held} vLLM's FlashAttention answers in bfloat16 alone"
+        return [] if dtype == torch.bfloat16 else [f"{told}; pass --dtype bfloat16"]
+    if not block or not block % CPU_BYTES:
         return []
     return [f"block_size={block}: on CPUs vLLM keeps kv_cache_dtype={held} in multiples of {CPU_BYTES} tokens"]
 
