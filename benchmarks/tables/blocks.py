@@ -37,6 +37,9 @@ _CLIENTS = (
     "taskset -c 0 saccade bench serve --clients 4 --context 4096,8192 --shared 0.95 --new-tokens 128 --requests 12 "
     "--threads 1 --policy less_is_more:reselect=15 --policy quest --json docs/results/serve_clients_cpu.json"
 )
+_PASSES = (
+    "python -m benchmarks.gpu.passes docs/results/passes_h200.json --heads 32x4x128,32x8x128 --points 131072x1,131072x4"
+)
 _LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
@@ -68,6 +71,9 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-pages": Made(
         partial(serving.speed, file="serve_h200_pages"), "serve_h200_pages", "saccade bench serve"
     ),
+    "serve-h200-large": Made(
+        partial(serving.speed, file="serve_h200_large"), "serve_h200_large", "saccade bench serve"
+    ),
     "serve-h200-gemma3": Made(
         partial(serving.speed, file="serve_h200_gemma3"), "serve_h200_gemma3", "saccade bench serve"
     ),
@@ -82,6 +88,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-clients-cpu": Made(
         partial(serving.load, command=_CLIENTS, file="serve_clients_cpu"), "serve_clients_cpu", _CLIENTS
     ),
+    "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},
     "cost": Made(counted.cost),

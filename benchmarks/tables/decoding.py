@@ -17,6 +17,19 @@ def _who(row: Row) -> str:
     return {"stock": "stock transformers", "dense": f"dense, {row['runtime']}"}.get(row["policy"], str(row["policy"]))
 
 
+def passes(results: Results, command: str, file: str) -> list[str]:
+    """Milliseconds of a layer's dense pass, beside those of one dense token."""
+    body = []
+    for point in results["points"]:
+        query, kv, _ = point["heads"]
+        token, whole, masked = (point["times"][name]["ms"] for name in ("one dense token", "pass", "torch, masked"))
+        cells = [f"{token:.3f}", f"{whole:.3f} ({whole / token:.2f})", f"{masked:.2f}"]
+        body.append([f"{query} on {kv}", f"{size(point['context'])} × {point['batch']}", *cells])
+    count = results["tokens"]
+    head = ["heads", "context × batch", "one token", f"pass of {count}", "torch's masked attention"]
+    return [*table(head, body), "", told({**results["environment"], "dtype": "bfloat16"}, command, file)]
+
+
 def steps(results: Results, command: str, file: str = "decode_cpu") -> list[str]:
     """Milliseconds per token and, in brackets, the speed-up over the best dense decoder of the run.
 

@@ -91,7 +91,7 @@ def told(environment: Results, command: str, file: str, root: str = "") -> str:
     `root` leads from the page to docs/.
     """
     versions = environment["versions"]
-    machine = environment.get("cpu") or environment["processor"]
+    machine = environment.get("cpu") or environment.get("processor")
     if environment["device"] not in ("cpu", None):
         machine = environment["device"]
     parts = [str(machine), str(environment["dtype"])]

@@ -2,8 +2,8 @@
 
 Factors are written once the graphs are captured, other ones in neighbouring layers: whoever reads them on the host, or
 another layer's, is off by two at least. A set moves by what 8 bits make of keys, the more the fewer heads see all: on a
-CPU logits of these policies were up to 1.8 times as far off as stock's, and with factors that are off by two 3 to 8
-times. So 2.5 is allowed.
+CPU logits of these policies were up to 1.8 times as far off as stock's, and with factors that are off by two 2.8 to
+10 times. So 2.5 is allowed.
 """
 
 from __future__ import annotations

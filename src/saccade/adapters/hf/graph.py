@@ -20,9 +20,9 @@ class GraphedStep:
     """Decodes one token of every row by replaying what one step of the model launched; nothing waits for the device.
 
     Indexes are built on construction, which leaves the cache as it was; an index of text takes new chunks in between
-    two replays. Between steps the cache may be read, and other
-    calls may decode from it; the step after one asks the device how long the cache has become. A step costs the same at
-    every length: shapes follow from the cache's capacity, so give it no more than the text needs.
+    two replays. Between steps the cache may be read, and other calls may decode from it; the step after one asks the
+    device how long the cache has become. A step costs the same at every length: shapes follow from the cache's
+    capacity, so give it no more than the text needs.
 
     Args:
         run: attached to the model; what `saccade.sparsify` returns.
