@@ -188,7 +188,7 @@ class CudaEngine:
         patch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 2)
         patch.setattr(flash_attn, "flash_attn_supports_kv_cache_dtype", lambda *_, **__: True)
         patch.setattr(cuda, "scaled_fp8_quant", scaled_fp8_quant)
-        patch.setattr(checks, "_bytes_on_cpus", lambda _: [])
+        patch.setattr(checks, "_bytes", lambda _: [])
         self.quantised = cache == "fp8"
         self.device = torch.device(device)
         self.block, self.max_len = block, MAX_LEN

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,11 +16,16 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+from vllm.v1.worker.gpu.states import RequestState
 
 from saccade import ServingError
+from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 from saccade.adapters.vllm.checks import SCHEDULER, reasons_against_rectifying
 from saccade.adapters.vllm.scheduler import RectifyingScheduler
+from saccade.adapters.vllm.scheduler.held import HeldTokens
+from saccade.adapters.vllm.scheduler.rectifying import AheadScheduler
 from saccade.plans.rectify import Rectify
 
 
@@ -248,6 +254,40 @@ def test_it_is_the_scheduler_of_the_engine_that_asks() -> None:
     assert not isinstance(Engine(policy, v2=True).scheduler, AsyncScheduler)
     ahead = Engine(policy, v2=True, ahead=True).scheduler
     assert isinstance(ahead, AsyncScheduler) and isinstance(ahead, RectifyingScheduler)
+
+
+def test_a_scheduler_of_ones_own_is_not_made_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(RectifyingScheduler):
+        pass
+
+    class Ahead(AheadScheduler):
+        pass
+
+    for scheduler, refused in ((Mine, ["Mine schedules synchronously"]), (Ahead, []), (RectifyingScheduler, [])):
+        asked = config("quest:budget=16,rectify=4", scheduler_cls=scheduler)
+        asked.scheduler_config.async_scheduling = True
+        monkeypatch.setattr(checks, "rectifies_ahead", lambda config: True)
+        found = reasons_against_rectifying(asked, Rectify(4))
+        assert [any(words in one for one in found) for words in refused] == [True] * len(refused) == [True] * len(found)
+
+
+def test_model_runner_v2_gives_a_request_its_slot_back() -> None:
+    """What `HeldTokens` stands on, in vLLM's own record: the slot is the same, and one token is written into it."""
+    state, ids = RequestState.__new__(RequestState), StagedWriteTensor.__new__(StagedWriteTensor)
+    for part in ("indices", "starts", "contents", "cu_lens"):
+        setattr(ids, f"_staged_write_{part}", [])
+    fields = ("max_seq_len", "prompt_len", "prefill_len", "total_len", "num_computed_prefill_tokens", "draft_tokens")
+    names = {"a": 0, "b": 1, "c": 2}
+    vars(state).update({name: MagicMock() for name in (*fields, "num_computed_tokens_np", "num_computed_tokens")})
+    vars(state).update(free_indices=[3], req_id_to_index=dict(names), all_token_ids=ids)
+    state.index_to_req_id = {index: name for name, index in names.items()}
+    state.remove_request("a")
+    for name, length in (("b", 5), ("c", 9)):
+        state.remove_request(name)
+        state.add_request(name, 4, HeldTokens(7, length), 3, 20)
+        assert state.req_id_to_index[name] == names[name]
+        state.prefill_len.np.__setitem__.assert_called_with(names[name], length)
+    assert ids._staged_write_contents == [7, 7] and ids._staged_write_indices == [1, 2]
 
 
 def test_nothing_is_run_again_for_a_request_whose_last_token_is_on_its_way() -> None:

@@ -228,8 +228,12 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     if gone := sorted({*kinds} - {FULL, SLIDING}):
         told = ", ".join(gone)
         reasons.append(f"rectify={rectify} computes tokens again, and layers of type {told} have forgotten theirs")
-    if not getattr(scheduling.get_scheduler_cls(), "rectifies", False):
+    chosen = scheduling.get_scheduler_cls()
+    if not getattr(chosen, "rectifies", False):
         reasons.append(f"rectify={rectify} needs --scheduler-cls {SCHEDULER}")
+    elif scheduling.async_scheduling and not chosen.schedules_ahead:
+        told = f"{chosen.__name__} schedules synchronously: derive it from AheadScheduler"
+        reasons.append(f"rectify={rectify}: {told}, or pass --no-async-scheduling")
     if rectify.mode == "verify":
         reasons.append(f"rectify={rectify}: verification is not built for serving; rectify={rectify.every} overwrites")
     if scheduling.async_scheduling and not rectifies_ahead(vllm_config):

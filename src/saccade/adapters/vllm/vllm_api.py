@@ -127,6 +127,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder: isa layer_names _set_isa_to_layers
     """),
     "worker on CUDA": _parts("""
+        vllm.v1.worker.gpu.states RequestState.add_request(req_id all_token_ids num_computed_tokens)
+        vllm.v1.worker.gpu.states RequestState.remove_request(req_id)
         vllm.config CompilationConfig: max_cudagraph_capture_size
         vllm.config SchedulerConfig: max_num_seqs
         vllm.config ModelConfig: enable_sleep_mode

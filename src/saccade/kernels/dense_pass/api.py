@@ -25,9 +25,10 @@ def dense_pass(q: Tensor, kv: KVView, *, scale: float, implementation: Implement
         q: queries `[B, Hq, n, d]` of each row's last n tokens, floating point.
         kv: the layer's cache, these tokens included.
         scale: factor of the scores inside the softmax, above 0, usually `d ** -0.5`.
-        implementation: "cpu" needs an unquantised cache of q's dtype in which every row is one page, by strides, and
-            neither sinks nor a soft-cap. "triton" needs what `decode_scores` says, "reference" nothing. "auto" takes
-            the first that can run of "cpu" (on a CPU alone) and "triton", else the reference.
+        implementation: "cpu", which is torch's own attention, needs an unquantised cache of q's dtype in which every
+            row is one page, by strides, lengths that the host knows, and neither sinks nor a soft-cap; on a CUDA device
+            it runs only what "triton" cannot. "triton" needs what `decode_scores` says, "reference" nothing. "auto"
+            takes the first that can run of "cpu" and "triton", else the reference.
 
     Returns:
         `[B, n, Hq, dv]` in q's dtype; 0 where a row has fewer than n tokens and so no such position.
@@ -42,13 +43,19 @@ def dense_pass(q: Tensor, kv: KVView, *, scale: float, implementation: Implement
     first = q[:, :, 0]
     check_query("dense_pass", first, kv)
     narrow = None if kv.v.shape[-1] == kv.head_dim else f"values are {kv.v.shape[-1]} wide, keys {kv.head_dim}"
-    chosen = choose(
-        "dense_pass",
-        implementation,
-        cpu=lambda: _cpu_refusal(q, kv),
-        # Whole rows, or those that pad a batch, are none of its concern: every row attends to everything it has.
-        triton=lambda: narrow or attention_refusal(first, replace(kv, rows=replace(kv.rows, whole=None))),
-    )
+    # Whole rows, or those that pad a batch, are none of its concern: every row attends to everything it has.
+    plain = replace(kv, rows=replace(kv.rows, whole=None))
+
+    def triton_refusal() -> str | None:
+        return narrow or attention_refusal(first, plain)
+
+    def cpu_refusal() -> str | None:
+        reason = _cpu_refusal(q, kv)
+        if reason is None and q.device.type != "cpu" and triton_refusal() is None:
+            return f"the cache is on {kv.k.device}, where 'triton' runs"
+        return reason
+
+    chosen = choose("dense_pass", implementation, cpu=cpu_refusal, triton=triton_refusal)
     if chosen == "triton":
         from saccade.kernels.dense_pass import triton
 
@@ -66,4 +73,6 @@ def _cpu_refusal(q: Tensor, kv: KVView) -> str | None:
         return "the cache is quantised"
     if kv.rows.page_table.shape[1] != 1:
         return f"rows have {kv.rows.page_table.shape[1]} pages"
-    return None if kv.k.device.type == "cpu" else f"the cache is on {kv.k.device}"
+    if kv.k.device.type != "cpu" and kv.rows.bounds is None:
+        return "the host does not know the lengths"
+    return None

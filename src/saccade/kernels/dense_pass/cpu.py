@@ -1,4 +1,7 @@
-"""Dense attention of the last tokens by torch's own attention: no key or value is repeated or copied."""
+"""Dense attention of the last tokens by torch's own attention: no key or value is repeated or copied.
+
+On a GPU too, where Triton's kernel cannot take the call.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ def dense_pass(q: Tensor, kv: KVView, scale: float) -> Tensor:
 def _attend(q: Tensor, keys: Tensor, values: Tensor, count: int, scale: float) -> Tensor:
     """Attention `[B, Hkv, g · n, d]` of the last n of the tokens `[B, N, Hkv, d]`, of which none is padding."""
     length, group = keys.shape[1], q.shape[2] // count
-    own = torch.arange(length - count, length)[:, None]
-    seen = (torch.arange(length) <= own).repeat(group, 1)
+    own = torch.arange(length - count, length, device=q.device)[:, None]
+    seen = (torch.arange(length, device=q.device) <= own).repeat(group, 1)
     out = scaled_dot_product_attention(
         q, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=seen[None, None], scale=scale
     )

@@ -40,7 +40,11 @@ class RectifyingScheduler(Scheduler):
         ServingError: settings under which a pass cannot run, with every reason.
     """
 
-    rectifies = True
+    rectifies = schedules_ahead = True
+
+    def __init_subclass__(cls) -> None:
+        # Of a subclass no other is made than itself.
+        cls.schedules_ahead = issubclass(cls, AsyncScheduler)
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         ahead = cls is RectifyingScheduler and vllm_config.scheduler_config.async_scheduling
