@@ -82,9 +82,11 @@ class OwnIndexes:
             return
         layers = sorted(self._plan.refreshing)
         kv = seen(layers[0])
-        self.reserved = selector.reserve(layers, KeySizes.of(kv), kv.rows.batch, longest, self._history)
+        reserved = selector.reserve(layers, KeySizes.of(kv), kv.rows.batch, longest, self._history)
+        assert reserved is not None, "it stays"
+        self.reserved = reserved
         self._indexes.clear()
-        self._indexes.update(self.reserved.layers)
+        self._indexes.update(reserved.layers)
         self._covered.clear()
 
     def follow(

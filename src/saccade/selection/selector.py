@@ -281,9 +281,9 @@ class Selector(ABC):
 
     def reserve(
         self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int, history: TokenHistory
-    ) -> Reserved:
-        """Empty indexes of these layers for rows of at most `longest` tokens, where they can stay in one place."""
-        raise NotImplementedError
+    ) -> Reserved | None:
+        """Empty indexes of these layers for rows of at most `longest` tokens, in one place; None: unless it `stays`."""
+        return None
 
     def stop(self, length: int, clean: int) -> int:
         """How much of the first `clean` tokens of a row of `length` an own index looks at."""

@@ -23,3 +23,14 @@ def engines() -> Iterator[object]:
     made = CudaEngines()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def truth() -> Iterator[object]:
+    """What float32 says of the bundled model's tokens, for all tests of a file."""
+    from cuda_engines import Truth
+
+    made = Truth()
+    yield made
+    made.models.clear()
+    torch.cuda.empty_cache()

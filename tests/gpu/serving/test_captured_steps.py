@@ -8,7 +8,6 @@ may be twice as far, for two roundings (of what chooses, and of what is computed
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,14 +50,6 @@ REQUESTS = [
     Request("grows", 7000, 240, 56),
     Request("short", 9000, 33, 24),
 ]
-
-
-@pytest.fixture(scope="module")
-def truth() -> Iterator[Truth]:
-    made = Truth()
-    yield made
-    made.models.clear()
-    torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ CPU logits of these policies were up to 1.8 times as far off as stock's, and wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,14 +41,6 @@ def scale(engine: LLM) -> None:
 def attention_of(engine: LLM) -> set[str]:
     layers = core(engine).vllm_config.compilation_config.static_forward_context
     return {layer.attn_backend.get_name() for layer in layers.values()}
-
-
-@pytest.fixture(scope="module")
-def truth() -> Iterator[Truth]:
-    made = Truth()
-    yield made
-    made.models.clear()
-    torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="module")

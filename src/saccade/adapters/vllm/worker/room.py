@@ -56,7 +56,9 @@ def _made(vllm_config: Any) -> Room:
     keys = KeySizes(heads, model.get_head_size(), dtype, torch.get_default_device())
     layers, longest = sorted(plan.refreshing), model.max_model_len
     requests, bound = vllm_config.scheduler_config.max_num_seqs, SHARE * current_platform.get_device_total_memory()
-    one = selector.reserve(layers, replace(keys, device=torch.device("meta")), 1, longest, TokenHistory()).nbytes
+    single = selector.reserve(layers, replace(keys, device=torch.device("meta")), 1, longest, TokenHistory())
+    assert single is not None, "it stays"
+    one = single.nbytes
     # One slot more is nobody's.
     needed, fitting = one * (requests + 1), int(bound / one) - 1
     told = f"{requests} requests of up to {longest} tokens"
