@@ -26,7 +26,8 @@ from saccade.kernels.cluster_search.api import cluster_search
 from saccade.types import Selection
 
 MODULE = "saccade.kernels.cluster_search.triton"
-SMALL = {"UNITS": 2, "CANDIDATES": 2, "RIVALS": 4, "MEMBERS": 2, "CHUNKS": 2, "TOKENS": 16, "STEP": 2}
+SMALL = {"UNITS": 2, "RANKED": 2, "CANDIDATES": 2, "TAKEN": 2, "RIVALS": 4, "MEMBERS": 2, "CHUNKS": 2}
+SMALL |= {"TOKENS": 16, "STEP": 2, "PROGRAMS": 12}
 SHIPPED: dict[str, int] = {}
 
 
@@ -142,15 +143,17 @@ ROW = {"ends": "*i32", "slots": "*i32", "seq_lens": "*i32", "budget": "i32", "he
 CHUNKED = {"offsets": "*i32", "count": "i32", "members": "*i32", "edges": "*i32", "capacity": "i32"}
 CHUNKED |= {"edges_room": "i32"}
 RANKED = {"keys": "*i64", "weights": "*i64", "places": "*i32", "found": "*i32", "clusters": "i32"}
-UNIT = {"unit_keys": "*i64", "unit_tokens": "*i32", "parents": "i32"}
+UNIT = {"unit_keys": "*i64", "unit_weights": "*i64", "unit_offsets": "*i32", "parents": "i32"}
 TAKEN = {"starts": "*i32", "lengths": "*i32", "chunks": "i32", "sinks": "i32"}
+BLOCKS = {"UNITS": 8, "RIVALS": 256, "BLOCK": 32, "MEMBERS": 8}
 SIGNATURES = {
     "_bound_units": {
-        **QUERY, **ROW, **UNIT, "unit_centroids": "*bf16", "unit_radii": "*fp32", "lengths": "*i32", "chunks": "i32",
+        **QUERY, **ROW, **UNIT, "unit_centroids": "*bf16", "unit_radii": "*fp32", "unit_tokens": "*i32",
+        "found": "*i32", "lengths": "*i32", "chunks": "i32",
     },
     "_bound_clusters": {
-        **QUERY, **ROW, **UNIT, **CHUNKED, **RANKED, "unit_offsets": "*i32", "limit": "i32", "centroids": "*bf16",
-        "radii": "*fp32", "numbers": "*i32",
+        **QUERY, **ROW, **UNIT, **CHUNKED, **RANKED, "limit": "i32", "centroids": "*bf16", "radii": "*fp32",
+        "numbers": "*i32",
     },
     "_take_chunks": {**ROW, **CHUNKED, **RANKED, **TAKEN},
     "_write_tokens": {**ROW, **TAKEN, "ids": "*i32", "counts": "*i32", "width": "i32"},
@@ -161,19 +164,11 @@ SIGNATURES = {
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 16, "CHUNKS": 64}),
-        (
-            "_bound_clusters",
-            {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "PARENTS": 64, "UNITS": 16, "BLOCK": 32}
-            | {"MEMBERS": 8},
-        ),
-        (
-            "_bound_clusters",
-            {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BY_TOKENS": False, "PARENTS": 256, "UNITS": 16, "BLOCK": 32}
-            | {"MEMBERS": 8},
-        ),
-        ("_take_chunks", {"BLOCK": 32, "RIVALS": 64, "MEMBERS": 8}),
-        ("_write_tokens", {"BLOCK": 32, "RIVALS": 64, "TOKENS": 256, "STEP": 16}),
+        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16, "CHUNKS": 256}),
+        ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, **BLOCKS}),
+        ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, **BLOCKS}),
+        ("_take_chunks", {"BLOCK": 16, "RIVALS": 256, "MEMBERS": 8}),
+        ("_write_tokens", {"BLOCK": 32, "RIVALS": 256, "TOKENS": 256, "STEP": 16}),
     ],
 )
 def test_compiles_without_spills(kernel: str, constants: dict[str, int], capability: int) -> None:

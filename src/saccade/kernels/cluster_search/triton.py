@@ -16,11 +16,15 @@ from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.types import Selection
 
 UNITS = 16
-"""Coarse units that a program bounds, or ranks at a time."""
+"""Coarse units that a program bounds at a time."""
+RANKED = 8
+"""Coarse units that a program ranks at a time."""
 CANDIDATES = 32
-"""Clusters of a program."""
-RIVALS = 64
-"""Clusters or chunks that those of a program are compared with at a time."""
+"""Clusters that it bounds at a time."""
+TAKEN = 16
+"""Clusters whose chunks a program places at a time."""
+RIVALS = 256
+"""Units, clusters or chunks that those of a program are compared with at a time."""
 MEMBERS = 8
 """Chunks of each cluster that are read at a time."""
 CHUNKS = 32
@@ -29,6 +33,8 @@ TOKENS = 256
 """Places of a set that a program fills with what is in no chunk."""
 STEP = 16
 """Tokens of each chunk that are written at a time."""
+PROGRAMS = 2048
+"""Of a launch, about: those of rows that are not searched cost their start."""
 
 
 def cluster_search(
@@ -44,6 +50,7 @@ def cluster_search(
     group = q.shape[1] // heads
     inner = triton.next_power_of_2(head_dim)
     unit_keys = torch.empty((pairs, parents), dtype=torch.int64, device=device)
+    unit_weights = torch.empty_like(unit_keys)
     keys = torch.empty((pairs, clusters), dtype=torch.int64, device=device)
     weights = torch.empty_like(keys)
     places = torch.empty((pairs, clusters), dtype=torch.int32, device=device)
@@ -56,29 +63,30 @@ def cluster_search(
     query = (q, *q.stride())
     row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, span)
     chunked = (tree.offsets, count, tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
+    ranked = (unit_keys, unit_weights, parents)
     sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
-    blocks = triton.cdiv(clusters, CANDIDATES)
+    most = max(PROGRAMS // pairs, 1)
     with torch.cuda.device_of(q):
-        _bound_units[(pairs, triton.cdiv(parents, UNITS))](
-            *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, parents),
-            *(*row, unit_keys, lengths, chunks),
+        _bound_units[(pairs, min(triton.cdiv(parents, UNITS), most))](
+            *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, tree.unit_offsets, *ranked, *row),
+            *(found, lengths, chunks),
             **sizes,
+            BY_TOKENS=units is None,
             BLOCK=UNITS,
             CHUNKS=RIVALS,
         )
-        _bound_clusters[(pairs, blocks)](
-            *(*query, unit_keys, tree.unit_offsets, tree.unit_tokens, parents, 4 * budget if units is None else units),
+        _bound_clusters[(pairs, min(triton.cdiv(parents, RANKED), most))](
+            *(*query, *ranked, tree.unit_offsets, 4 * budget if units is None else units),
             *(tree.centroids, tree.radii, tree.numbers, *chunked, *row, keys, weights, places, found, clusters),
             **sizes,
-            BY_TOKENS=units is None,
-            PARENTS=triton.next_power_of_2(parents),
-            UNITS=UNITS,
+            UNITS=RANKED,
+            RIVALS=RIVALS,
             BLOCK=CANDIDATES,
             MEMBERS=MEMBERS,
         )
-        _take_chunks[(pairs, blocks)](
+        _take_chunks[(pairs, min(triton.cdiv(clusters, TAKEN), most))](
             *(keys, weights, places, found, clusters, *chunked, *row, sinks, starts, lengths, chunks),
-            BLOCK=CANDIDATES,
+            BLOCK=TAKEN,
             RIVALS=RIVALS,
             MEMBERS=MEMBERS,
         )
@@ -144,36 +152,59 @@ def _keys(bounds: tl.tensor, numbers: tl.tensor) -> tl.tensor:
     return (ordered.to(tl.int64) << 32) + (0x7FFFFFFF - numbers).to(tl.int64)
 
 
+@triton.jit
+def _before(
+    keys: tl.tensor, weights: tl.tensor, count: tl.tensor, ranks: tl.tensor, BLOCK: tl.constexpr, RIVALS: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """What those of the `count` keys that are before each of `ranks` weigh together, int64 `[BLOCK]`."""
+    total = tl.zeros((BLOCK,), dtype=tl.int64)
+    for start in range(0, count, RIVALS):
+        rivals = start + tl.arange(0, RIVALS)
+        # Nothing weighs what is absent, so that its rank does not matter.
+        rival_ranks = tl.load(keys + rivals, mask=rivals < count, other=0)
+        rival_weights = tl.load(weights + rivals, mask=rivals < count, other=0)
+        total += tl.sum(tl.where(rival_ranks[None, :] > ranks[:, None], rival_weights[None, :], 0), axis=1)
+    return total
+
+
 @triton.jit(
     do_not_specialize=["stride_row", "stride_head", "stride_dim", "parents", "budget", "heads", "span", "chunks"]
 )
 def _bound_units(
     q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_centroids: tl.tensor,
-    unit_radii: tl.tensor, unit_tokens: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor,
-    seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, unit_keys: tl.tensor, lengths: tl.tensor,
-    chunks: tl.tensor,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    unit_radii: tl.tensor, unit_tokens: tl.tensor, unit_offsets: tl.tensor, unit_keys: tl.tensor,
+    unit_weights: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
+    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, found: tl.tensor, lengths: tl.tensor, chunks: tl.tensor,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Ranks of all units of a head, and a list of taken chunks that is empty."""
+    """Ranks of all units of a head, in one number what each counts and its clusters; and an empty list of chunks."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
     slot = tl.load(slots + row).to(tl.int64)
     if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
         return
     if tl.program_id(1) == 0:
+        tl.store(found + pair, 0)
         for start in range(0, chunks, CHUNKS):
             numbers = start + tl.arange(0, CHUNKS)
             tl.store(lengths + pair * chunks + numbers, tl.zeros((CHUNKS,), dtype=tl.int32), mask=numbers < chunks)
-    stored = (slot * span + head) * parents
-    units = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    present = units < parents
-    filled = tl.load(unit_tokens + stored + units, mask=present, other=0) > 0
+    node = slot * span + head
+    stored, firsts = node * parents, unit_offsets + node * (parents + 1)
     query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
-    bounds = _bounds(
-        query, norm, unit_centroids + stored * HEAD_DIM, unit_radii + stored, units, filled, HEAD_DIM, INNER
-    )
-    keys = _keys(tl.where(filled, bounds, float("-inf")), units)
-    tl.store(unit_keys + pair * parents + units, keys, mask=present)
+    for start in range(tl.program_id(1) * BLOCK, parents, tl.num_programs(1) * BLOCK):
+        units = start + tl.arange(0, BLOCK)
+        present = units < parents
+        tokens = tl.load(unit_tokens + stored + units, mask=present, other=0)
+        filled = tokens > 0
+        bounds = _bounds(
+            query, norm, unit_centroids + stored * HEAD_DIM, unit_radii + stored, units, filled, HEAD_DIM, INNER
+        )
+        size = tl.load(firsts + units + 1, mask=filled, other=0) - tl.load(firsts + units, mask=filled, other=0)
+        if not BY_TOKENS:
+            tokens = filled.to(tl.int32)
+        tl.store(unit_keys + pair * parents + units, _keys(bounds, units), mask=present)
+        tl.store(unit_weights + pair * parents + units, (tokens.to(tl.int64) << 32) + size, mask=present)
 
 
 @triton.jit(
@@ -184,72 +215,62 @@ def _bound_units(
 )  # fmt: skip
 def _bound_clusters(
     q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_keys: tl.tensor,
-    unit_offsets: tl.tensor, unit_tokens: tl.tensor, parents: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
+    unit_weights: tl.tensor, parents: tl.tensor, unit_offsets: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
     radii: tl.tensor, numbers: tl.tensor, offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor,
     capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
     budget: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor, places: tl.tensor,
     found: tl.tensor, clusters: tl.tensor,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, PARENTS: tl.constexpr,
-    UNITS: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, UNITS: tl.constexpr, RIVALS: tl.constexpr,
+    BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Ranks of the kept units' clusters, where they lie, and in one number how many tokens and chunks they have."""
+    """Ranks of the kept units' clusters, where they lie, and in one number how many tokens and chunks they have.
+
+    A unit is kept while those before it hold less than the limit; its clusters follow theirs.
+    """
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
     slot = tl.load(slots + row).to(tl.int64)
     if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
         return
     node = slot * span + head
-    numbered = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-
-    # A unit is kept while those before it hold less than the limit; its clusters follow theirs.
-    rivals = tl.arange(0, PARENTS)
-    there = rivals < parents
-    rival_keys = tl.load(unit_keys + pair * parents + rivals, mask=there, other=0)
-    firsts = unit_offsets + node * (parents + 1)
-    rival_tokens = tl.load(unit_tokens + node * parents + rivals, mask=there, other=0)
-    filled = rival_tokens > 0
-    rival_sizes = tl.load(firsts + rivals + 1, mask=filled, other=0) - tl.load(firsts + rivals, mask=filled, other=0)
-    if not BY_TOKENS:
-        rival_tokens = filled.to(tl.int32)
-    kept_sizes = tl.zeros((UNITS,), dtype=tl.int32)
-    shift = tl.zeros((BLOCK,), dtype=tl.int32)
-    present = tl.zeros((BLOCK,), dtype=tl.int32)
-    # The tree has room for the longest row; what this row does not have is not looked at.
-    for start in range(0, tl.max(tl.where(filled, rivals + 1, 0), axis=0), UNITS):
-        units = start + tl.arange(0, UNITS)
-        own = tl.load(unit_tokens + node * parents + units, mask=units < parents, other=0) > 0
-        own_keys = tl.load(unit_keys + pair * parents + units, mask=own, other=0)
-        before = rival_keys[None, :] > own_keys[:, None]
-        kept = own & (tl.sum(tl.where(before, rival_tokens[None, :], 0), axis=1) < limit)
-        offset = tl.sum(tl.where(before, rival_sizes[None, :], 0), axis=1)
-        first = tl.load(firsts + units, mask=own, other=0)
-        stop = offset + tl.load(firsts + units + 1, mask=own, other=0) - first
-        kept_sizes += tl.where(kept, stop - offset, 0)
-        inside = kept[None, :] & (numbered[:, None] >= offset[None, :]) & (numbered[:, None] < stop[None, :])
-        shift += tl.sum(tl.where(inside, (first - offset)[None, :], 0), axis=1)
-        present += tl.sum(inside.to(tl.int32), axis=1)
-
-    candidates = tl.minimum(tl.sum(kept_sizes, axis=0), clusters)
-    if tl.program_id(1) == 0:
-        tl.store(found + pair, candidates)
-    if tl.program_id(1) * BLOCK >= candidates:
-        return
-    there = (present > 0) & (numbered < candidates)
-    at = numbered + shift
     query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
-    bounds = _bounds(query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, there, HEAD_DIM, INNER)
-    ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=there, other=0))
-    begin = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
-    size = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - begin
-    total = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, tl.max(size, axis=0), MEMBERS):
-        total += tl.sum(
-            _lengths(members + node * capacity, edges + slot * edges_room, begin, size, start, MEMBERS)[1], axis=1
-        )
-    out = pair * clusters + numbered
-    tl.store(keys + out, ranks, mask=there)
-    tl.store(weights + out, (total.to(tl.int64) << 32) + size, mask=there)
-    tl.store(places + out, at, mask=there)
+    unit_keys += pair * parents
+    unit_weights += pair * parents
+    for begin in range(tl.program_id(1) * UNITS, parents, tl.num_programs(1) * UNITS):
+        units = begin + tl.arange(0, UNITS)
+        weight = tl.load(unit_weights + units, mask=units < parents, other=0)
+        if tl.max(weight, axis=0) > 0:
+            ranks = tl.load(unit_keys + units, mask=weight > 0, other=0)
+            before = _before(unit_keys, unit_weights, parents, ranks, UNITS, RIVALS)
+            size = tl.where((weight > 0) & ((before >> 32) < limit), weight.to(tl.int32), 0)
+            turn = before.to(tl.int32)
+            first = tl.load(unit_offsets + node * (parents + 1) + units, mask=size > 0, other=0)
+            own = tl.cumsum(size, axis=0) - size
+            kept = tl.sum(size, axis=0)
+            if kept > 0:
+                tl.atomic_max(found + pair, tl.max(tl.where(size > 0, turn + size, 0), axis=0))
+            for start in range(0, kept, BLOCK):
+                lane = start + tl.arange(0, BLOCK)
+                inside = (lane[:, None] >= own[None, :]) & (lane[:, None] < (own + size)[None, :])
+                at = lane + tl.sum(tl.where(inside, (first - own)[None, :], 0), axis=1)
+                numbered = lane + tl.sum(tl.where(inside, (turn - own)[None, :], 0), axis=1)
+                there = (lane < kept) & (numbered < clusters)
+                bounds = _bounds(
+                    query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, there, HEAD_DIM, INNER
+                )
+                found_ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=there, other=0))
+                opens = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
+                held = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - opens
+                total = tl.zeros((BLOCK,), dtype=tl.int32)
+                for member in range(0, tl.max(held, axis=0), MEMBERS):
+                    extents = _lengths(
+                        members + node * capacity, edges + slot * edges_room, opens, held, member, MEMBERS
+                    )
+                    total += tl.sum(extents[1], axis=1)
+                out = pair * clusters + numbered
+                tl.store(keys + out, found_ranks, mask=there)
+                tl.store(weights + out, (total.to(tl.int64) << 32) + held, mask=there)
+                tl.store(places + out, at, mask=there)
 
 
 @triton.jit
@@ -278,35 +299,32 @@ def _take_chunks(
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
     slot = tl.load(slots + row).to(tl.int64)
-    end, length, candidates = tl.load(ends + slot), tl.load(seq_lens + row), tl.load(found + pair)
-    if (end == 0) | (length <= budget) | (tl.program_id(1) * BLOCK >= candidates):
+    end, length = tl.load(ends + slot), tl.load(seq_lens + row)
+    if (end == 0) | (length <= budget):
         return
-    numbered = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    own = numbered < candidates
-    ranks = tl.load(keys + pair * clusters + numbered, mask=own, other=0)
-    before = tl.zeros((BLOCK,), dtype=tl.int64)
-    for start in range(0, candidates, RIVALS):
-        rivals = start + tl.arange(0, RIVALS)
-        rival_ranks = tl.load(keys + pair * clusters + rivals, mask=rivals < candidates, other=0)
-        # Nothing weighs what is absent, so that its rank does not matter.
-        rival_weights = tl.load(weights + pair * clusters + rivals, mask=rivals < candidates, other=0)
-        before += tl.sum(tl.where(rival_ranks[None, :] > ranks[:, None], rival_weights[None, :], 0), axis=1)
-    tokens, turn = (before >> 32).to(tl.int32), before.to(tl.int32)
-    room = budget - sinks - (length - end)
-    size = tl.load(weights + pair * clusters + numbered, mask=own & (tokens < room) & (turn < chunks), other=0).to(
-        tl.int32
-    )
-    node = slot * span + head
-    at = tl.load(places + pair * clusters + numbered, mask=size > 0, other=0)
-    begin = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
-    for start in range(0, tl.max(size, axis=0), MEMBERS):
-        position, extent = _lengths(members + node * capacity, edges + slot * edges_room, begin, size, start, MEMBERS)
-        stop = tokens[:, None] + tl.cumsum(extent, axis=1)
-        place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
-        taken = (extent > 0) & (stop <= room) & (place < chunks)
-        tl.store(starts + pair * chunks + place, position, mask=taken)
-        tl.store(lengths + pair * chunks + place, extent, mask=taken)
-        tokens += tl.sum(extent, axis=1)
+    candidates = tl.minimum(tl.load(found + pair), clusters)
+    room, node = budget - sinks - (length - end), slot * span + head
+    keys += pair * clusters
+    weights += pair * clusters
+    for begin in range(tl.program_id(1) * BLOCK, candidates, tl.num_programs(1) * BLOCK):
+        numbered = begin + tl.arange(0, BLOCK)
+        ranks = tl.load(keys + numbered, mask=numbered < candidates, other=0)
+        before = _before(keys, weights, candidates, ranks, BLOCK, RIVALS)
+        tokens, turn = (before >> 32).to(tl.int32), before.to(tl.int32)
+        own = (numbered < candidates) & (tokens < room) & (turn < chunks)
+        size = tl.load(weights + numbered, mask=own, other=0).to(tl.int32)
+        at = tl.load(places + pair * clusters + numbered, mask=size > 0, other=0)
+        opens = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
+        for start in range(0, tl.max(size, axis=0), MEMBERS):
+            position, extent = _lengths(
+                members + node * capacity, edges + slot * edges_room, opens, size, start, MEMBERS
+            )
+            stop = tokens[:, None] + tl.cumsum(extent, axis=1)
+            place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
+            taken = (extent > 0) & (stop <= room) & (place < chunks)
+            tl.store(starts + pair * chunks + place, position, mask=taken)
+            tl.store(lengths + pair * chunks + place, extent, mask=taken)
+            tokens += tl.sum(extent, axis=1)
 
 
 @triton.jit(do_not_specialize=["chunks", "budget", "heads", "span", "sinks", "width"])
