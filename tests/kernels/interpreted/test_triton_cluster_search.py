@@ -140,22 +140,21 @@ def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
 
 QUERY = {"q": "*bf16", "stride_row": "i32", "stride_head": "i32", "stride_dim": "i32"}
 ROW = {"ends": "*i32", "slots": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
-CHUNKED = {"offsets": "*i32", "count": "i32", "members": "*i32", "edges": "*i32", "capacity": "i32"}
-CHUNKED |= {"edges_room": "i32"}
-RANKED = {"keys": "*i64", "weights": "*i64", "places": "*i32", "found": "*i32", "clusters": "i32"}
+LISTED = {"members": "*i32", "edges": "*i32", "capacity": "i32", "edges_room": "i32"}
+RANKED = {"keys": "*i64", "weights": "*i64", "opens": "*i32", "found": "*i32", "clusters": "i32"}
 UNIT = {"unit_keys": "*i64", "unit_weights": "*i64", "unit_offsets": "*i32", "parents": "i32"}
 TAKEN = {"starts": "*i32", "lengths": "*i32", "chunks": "i32", "sinks": "i32"}
-BLOCKS = {"UNITS": 8, "RIVALS": 256, "BLOCK": 32, "MEMBERS": 8}
+BLOCKS = {"UNITS": 8, "RIVALS": 512, "BLOCK": 32, "MEMBERS": 4}
 SIGNATURES = {
     "_bound_units": {
         **QUERY, **ROW, **UNIT, "unit_centroids": "*bf16", "unit_radii": "*fp32", "unit_tokens": "*i32",
         "found": "*i32", "lengths": "*i32", "chunks": "i32",
     },
     "_bound_clusters": {
-        **QUERY, **ROW, **UNIT, **CHUNKED, **RANKED, "limit": "i32", "centroids": "*bf16", "radii": "*fp32",
-        "numbers": "*i32",
+        **QUERY, **ROW, **UNIT, **LISTED, **RANKED, "limit": "i32", "centroids": "*bf16", "radii": "*fp32",
+        "numbers": "*i32", "offsets": "*i32", "count": "i32",
     },
-    "_take_chunks": {**ROW, **CHUNKED, **RANKED, **TAKEN},
+    "_take_chunks": {**ROW, **LISTED, **RANKED, **TAKEN},
     "_write_tokens": {**ROW, **TAKEN, "ids": "*i32", "counts": "*i32", "width": "i32"},
 }  # fmt: skip
 
@@ -164,11 +163,11 @@ SIGNATURES = {
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16, "CHUNKS": 256}),
+        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16, "CHUNKS": 512}),
         ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, **BLOCKS}),
         ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, **BLOCKS}),
-        ("_take_chunks", {"BLOCK": 16, "RIVALS": 256, "MEMBERS": 8}),
-        ("_write_tokens", {"BLOCK": 32, "RIVALS": 256, "TOKENS": 256, "STEP": 16}),
+        ("_take_chunks", {"BLOCK": 16, "RIVALS": 512, "MEMBERS": 4}),
+        ("_write_tokens", {"BLOCK": 32, "RIVALS": 512, "TOKENS": 256, "STEP": 16}),
     ],
 )
 def test_compiles_without_spills(kernel: str, constants: dict[str, int], capability: int) -> None:

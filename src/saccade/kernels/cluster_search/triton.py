@@ -23,9 +23,9 @@ CANDIDATES = 32
 """Clusters that it bounds at a time."""
 TAKEN = 16
 """Clusters whose chunks a program places at a time."""
-RIVALS = 256
+RIVALS = 512
 """Units, clusters or chunks that those of a program are compared with at a time."""
-MEMBERS = 8
+MEMBERS = 4
 """Chunks of each cluster that are read at a time."""
 CHUNKS = 32
 """Chunks whose tokens a program writes."""
@@ -53,7 +53,7 @@ def cluster_search(
     unit_weights = torch.empty_like(unit_keys)
     keys = torch.empty((pairs, clusters), dtype=torch.int64, device=device)
     weights = torch.empty_like(keys)
-    places = torch.empty((pairs, clusters), dtype=torch.int32, device=device)
+    opens = torch.empty((pairs, clusters), dtype=torch.int32, device=device)
     found = torch.empty((pairs,), dtype=torch.int32, device=device)
     starts = torch.empty((pairs, chunks), dtype=torch.int32, device=device)
     lengths = torch.empty_like(starts)
@@ -62,7 +62,8 @@ def cluster_search(
 
     query = (q, *q.stride())
     row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, span)
-    chunked = (tree.offsets, count, tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
+    listed = (tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
+    candidates = (keys, weights, opens, found, clusters)
     ranked = (unit_keys, unit_weights, parents)
     sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
     most = max(PROGRAMS // pairs, 1)
@@ -77,7 +78,7 @@ def cluster_search(
         )
         _bound_clusters[(pairs, min(triton.cdiv(parents, RANKED), most))](
             *(*query, *ranked, tree.unit_offsets, 4 * budget if units is None else units),
-            *(tree.centroids, tree.radii, tree.numbers, *chunked, *row, keys, weights, places, found, clusters),
+            *(tree.centroids, tree.radii, tree.numbers, tree.offsets, count, *listed, *row, *candidates),
             **sizes,
             UNITS=RANKED,
             RIVALS=RIVALS,
@@ -85,7 +86,7 @@ def cluster_search(
             MEMBERS=MEMBERS,
         )
         _take_chunks[(pairs, min(triton.cdiv(clusters, TAKEN), most))](
-            *(keys, weights, places, found, clusters, *chunked, *row, sinks, starts, lengths, chunks),
+            *(*candidates, *listed, *row, sinks, starts, lengths, chunks),
             BLOCK=TAKEN,
             RIVALS=RIVALS,
             MEMBERS=MEMBERS,
@@ -218,12 +219,12 @@ def _bound_clusters(
     unit_weights: tl.tensor, parents: tl.tensor, unit_offsets: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
     radii: tl.tensor, numbers: tl.tensor, offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor,
     capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
-    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor, places: tl.tensor,
+    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor, opens: tl.tensor,
     found: tl.tensor, clusters: tl.tensor,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, UNITS: tl.constexpr, RIVALS: tl.constexpr,
     BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Ranks of the kept units' clusters, where they lie, and in one number how many tokens and chunks they have.
+    """Ranks of the kept units' clusters, their first members, and in one number how many tokens and chunks they have.
 
     A unit is kept while those before it hold less than the limit; its clusters follow theirs.
     """
@@ -259,18 +260,18 @@ def _bound_clusters(
                     query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, there, HEAD_DIM, INNER
                 )
                 found_ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=there, other=0))
-                opens = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
-                held = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - opens
+                opening = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
+                held = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - opening
                 total = tl.zeros((BLOCK,), dtype=tl.int32)
                 for member in range(0, tl.max(held, axis=0), MEMBERS):
                     extents = _lengths(
-                        members + node * capacity, edges + slot * edges_room, opens, held, member, MEMBERS
+                        members + node * capacity, edges + slot * edges_room, opening, held, member, MEMBERS
                     )
                     total += tl.sum(extents[1], axis=1)
                 out = pair * clusters + numbered
                 tl.store(keys + out, found_ranks, mask=there)
                 tl.store(weights + out, (total.to(tl.int64) << 32) + held, mask=there)
-                tl.store(places + out, at, mask=there)
+                tl.store(opens + out, opening, mask=there)
 
 
 @triton.jit
@@ -285,12 +286,10 @@ def _lengths(
     return position, tl.load(edges + chunk + 1, mask=inside, other=0) - position
 
 
-@triton.jit(
-    do_not_specialize=["clusters", "count", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks"]
-)
+@triton.jit(do_not_specialize=["clusters", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks"])
 def _take_chunks(
-    keys: tl.tensor, weights: tl.tensor, places: tl.tensor, found: tl.tensor, clusters: tl.tensor, offsets: tl.tensor,
-    count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor,
+    keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, found: tl.tensor, clusters: tl.tensor,
+    members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor,
     ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor,
     sinks: tl.tensor, starts: tl.tensor, lengths: tl.tensor, chunks: tl.tensor,
     BLOCK: tl.constexpr, RIVALS: tl.constexpr, MEMBERS: tl.constexpr,
@@ -313,11 +312,10 @@ def _take_chunks(
         tokens, turn = (before >> 32).to(tl.int32), before.to(tl.int32)
         own = (numbered < candidates) & (tokens < room) & (turn < chunks)
         size = tl.load(weights + numbered, mask=own, other=0).to(tl.int32)
-        at = tl.load(places + pair * clusters + numbered, mask=size > 0, other=0)
-        opens = tl.load(offsets + node * (count + 1) + at, mask=size > 0, other=0)
+        first = tl.load(opens + pair * clusters + numbered, mask=size > 0, other=0)
         for start in range(0, tl.max(size, axis=0), MEMBERS):
             position, extent = _lengths(
-                members + node * capacity, edges + slot * edges_room, opens, size, start, MEMBERS
+                members + node * capacity, edges + slot * edges_room, first, size, start, MEMBERS
             )
             stop = tokens[:, None] + tl.cumsum(extent, axis=1)
             place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
