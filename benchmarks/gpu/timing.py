@@ -86,7 +86,7 @@ def kernels_of(call: Call, times: int, *, but: str | None = None) -> dict[str, t
     return {name: (round(launches, 1), round(spent, 2)) for name, (launches, spent) in found.items()}
 
 
-def elapsed(call: Call, device: torch.device) -> float:
+def elapsed(call: Call, device: torch.device, ahead: int = AHEAD) -> float:
     """Milliseconds of a call by the device's own clock, launched while the device is still busy.
 
     So the host's share of a launch is not in it, as it is not where steps follow each other without a look at tokens.
@@ -96,7 +96,7 @@ def elapsed(call: Call, device: torch.device) -> float:
         call()
         return 1e3 * (time.perf_counter() - start)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(AHEAD)
+    torch.cuda._sleep(ahead)
     start.record()
     call()
     end.record()

@@ -91,9 +91,13 @@ class Fixed:
 
 
 @pytest.mark.parametrize("way", [by_host, by_device])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_requests_come_and_go(way: Any, seed: int) -> None:
-    """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory."""
+@pytest.mark.parametrize(("seed", "together"), [(0, stack_module.TOGETHER), (1, 1)])
+def test_requests_come_and_go(way: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory.
+
+    Planted at once, or row by row and layer by layer.
+    """
+    monkeypatch.setattr(stack_module, "TOGETHER", together)
     world, numbers = World(seed), random.Random(seed)
     fixed = Fixed(world, way)
     fixed.indexes.place([], ROWS)

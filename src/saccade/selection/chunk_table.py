@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -69,6 +69,12 @@ class Change:
     first: Tensor
     last: Tensor
     most: int
+
+    def parts(self, rows: int) -> Iterator[Change]:
+        """The same in pieces of at most so many rows."""
+        for start in range(0, len(self.rows), rows):
+            part = slice(start, start + rows)
+            yield Change(self.rows[part], self.first[part], self.last[part], self.most)
 
 
 class ChunkTable:

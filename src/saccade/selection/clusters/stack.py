@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ...kernels._cluster_tree import ClusterTree
-from ...kernels.chunk_keys.api import chunk_keys
+from ...kernels.chunk_keys.api import chunk_keys_of_layers
 from ...types import KVView
 from ..chunk_table import Change, ChunkTable
 from ..history import TokenHistory
@@ -77,8 +75,9 @@ class ClusterStack:
     def plant(self, seen: Callable[[Sequence[int]], Mapping[int, KVView]]) -> None:
         change = self.table.since(min(index.version for index in self.layers.values()))
         if change is not None:
-            kvs = seen(change.rows)
-            self._plant(change, [kvs[layer] for layer in self.layers])
+            for part in change.parts(self._rows_together(change)):
+                kvs = seen(part.rows)
+                self._plant(part, [kvs[layer] for layer in self.layers])
         # Only now: who was interrupted plants again.
         for index in self.layers.values():
             index.version = self.table.version
@@ -86,6 +85,12 @@ class ClusterStack:
     @property
     def nbytes(self) -> int:
         return self.tree.nbytes + self.table.counts.nbytes
+
+    def _rows_together(self, change: Change) -> int:
+        """Rows of a change whose groups in one layer are not too many at once."""
+        size, heads = self.settings.group_size, self.tree.radii.shape[1]
+        groups = min(-(-change.most // size) + 1, groups_of(self.tree, self.settings))
+        return max(TOGETHER // (groups * heads), 1)
 
     def _plant(self, change: Change, kvs: Sequence[KVView]) -> None:
         """Plant the groups of a change, whose rows are those of each of `kvs`, some layers at a time."""
@@ -98,12 +103,7 @@ class ClusterStack:
             if len(some) not in made:
                 made[len(some)] = Groups.touched(settings, table, change, held, heads, len(some))
             groups = made[len(some)]
-            keys = torch.stack(
-                [
-                    chunk_keys(kv, one.edges, longest=settings.chunk_max, pooling=settings.pooling).flatten(0, 2)
-                    for kv in some
-                ]
-            )
+            keys = chunk_keys_of_layers(some, one.edges, longest=settings.chunk_max, pooling=settings.pooling)
             dtype = self.tree.centroids.dtype
             planted = plant(keys.view(-1, settings.group_size, keys.shape[-1]), groups, settings, dtype)
             write(_part(self.tree, start * slots, len(some) * slots), settings, planted, groups)

@@ -20,9 +20,8 @@ from ....types import KVView, Rows
 from .fed import Fed
 from .requests import RequestRow
 
-SLICE = 4096
+SLICE = 2048
 """Tokens of requests with a backlog that a step takes in, or as many as it computes: a decoding step stays short."""
-
 
 LITTLE = 512
 """Tokens that a request brings at most while it decodes: a full buffer, or what a dense pass has made final."""
