@@ -88,6 +88,9 @@ BLOCKS: Mapping[str, Made] = {
     "serve-clients-cpu": Made(
         partial(serving.load, command=_CLIENTS, file="serve_clients_cpu"), "serve_clients_cpu", _CLIENTS
     ),
+    "serve-clients-h200": Made(
+        partial(serving.load, file="serve_clients_h200"), "serve_clients_h200", "saccade bench serve --clients"
+    ),
     "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},

@@ -54,7 +54,7 @@ def speed(results: Results, file: str) -> list[str]:
     return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
 
 
-def load(results: Results, command: str, file: str) -> list[str]:
+def load(results: Results, file: str, command: str | None = None) -> list[str]:
     """Requests per second and, in brackets, over stock, where stock's two runs agree; and how long tokens take."""
     rows, ran = results["rows"], {f"vLLM {one['vllm']}" for one in results["engines"].values()}
     names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", "stock (last)": "stock vLLM, last"}
@@ -71,9 +71,10 @@ def load(results: Results, command: str, file: str) -> list[str]:
     lines = table(head, body)
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at clients: {', '.join(void)}."]
+    lines += [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
     held = f"{min(row['cached_share'] for row in rows):.0%} of prompts in the prefix cache"
     parts = [f"{results['shape']} with random weights", held, *sorted(ran)]
-    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
+    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command or results['command'], file)}"]
 
 
 def ceiling(results: Results) -> list[str]:

@@ -16,6 +16,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3NextConfig,
 )
 
@@ -28,6 +29,7 @@ _TIED = {"tie_word_embeddings": True}
 
 _GEMMA_3 = {"sliding_window": 1_024, "sliding_window_pattern": 6, **_TIED}
 _GPT_OSS = {"sliding_window": 128, "num_local_experts": 32, "num_experts_per_tok": 4}
+_QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 _QWEN3_NEXT = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
 
 SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingProxyType(
@@ -38,6 +40,7 @@ SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingPro
             ("llama-3.2-1b", LlamaConfig, (128_256, 2_048, 8_192, 16, 32, 8, 64), {**_LLAMA_3, **_TIED}),
             ("llama-3.1-8b", LlamaConfig, (128_256, 4_096, 14_336, 32, 32, 8, 128), _LLAMA_3),
             ("qwen3-8b", Qwen3Config, (151_936, 4_096, 12_288, 36, 32, 8, 128), {}),
+            ("qwen3-30b-a3b", Qwen3MoeConfig, (151_936, 2_048, 6_144, 48, 32, 4, 128), _QWEN3_MOE),
             ("gemma-3-12b", Gemma3TextConfig, (262_208, 3_840, 15_360, 48, 16, 8, 256), _GEMMA_3),
             ("gpt-oss-20b", GptOssConfig, (201_088, 2_880, 2_880, 24, 64, 8, 64), _GPT_OSS),
             ("qwen3-next-80b", Qwen3NextConfig, (151_936, 2_048, 5_120, 48, 16, 2, 256), _QWEN3_NEXT),
