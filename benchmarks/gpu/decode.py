@@ -193,9 +193,9 @@ def ours(model: PreTrainedModel, cache: StaticCache, spec: str, token: Tensor) -
         from saccade.adapters.hf.graph import forward
 
         starts = torch.zeros(token.shape[0], dtype=torch.int32)
-        run.upkeep(cache, starts).before(int(cache.layers[0].cumulative_length))
+        fed = run.upkeep(cache, starts).before(int(cache.layers[0].cumulative_length), token)
         with run.lengths_on_device(starts):
-            logits = forward(model, cache, token, starts)
+            logits = forward(model, cache, fed, starts)
     return lambda: logits
 
 

@@ -1,0 +1,235 @@
+"""`GraphedStep` under rectified policies decodes what calls decode; a stand-in for CUDA graphs runs it on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import StaticCache
+
+import saccade
+from forcing import sparse_below_the_budget
+from replaying import standing_in
+from saccade.adapters.hf.cache import session_of
+from saccade.adapters.hf.graph import GraphedStep, forward
+from saccade.adapters.hf.session import Session
+from saccade.decode.stats import RunStats
+from saccade.errors import AttachmentError, UnsupportedModelError
+
+from . import tiny
+from .test_chunks import letters
+
+EVERY, CAPACITY, NEW = 5, 64, 20
+"""Three passes and two steps, and ten slots more than a row of 34 comes to."""
+
+POLICIES = {
+    "resa": "resa:page=4,min_pages=2,ratio=0.1",
+    "quest": "quest:page=4,dense_layers=1,budget=9",
+    "tidal": "tidal:reselect=3,dense_layers=1,budget=9",
+    "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget=9",
+    "lychee_decode": "lychee_decode:roles=every:2,page=4,budget=12",
+    "streaming": "streaming:budget=9",
+    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20,replant=3",
+    "exact_topk": "exact_topk:dense_layers=1,budget=9",
+}
+
+BATCHES: dict[str, dict[str, Tensor]] = {
+    "one": {"input_ids": tiny.prompt(23)},
+    "three": {"input_ids": tiny.prompt(34, rows=3)},
+    "padded": tiny.padded([31, 7, 18]),
+}
+
+
+class Decoding:
+    """A prompt in a `StaticCache`, then steps that are fed `tokens` int64 `[B, n]`, by calls or by graphs."""
+
+    def __init__(self, spec: str, batch: str, every: int = EVERY, capacity: int = CAPACITY) -> None:
+        self.model, given = tiny.fresh("llama"), BATCHES[batch]
+        ids = given["input_ids"]
+        self.run = saccade.sparsify(self.model, f"{spec},rectify={every}", tokenizer=letters())
+        self.cache = StaticCache(config=self.model.config, max_cache_len=capacity)
+        self.padding = given.get("attention_mask")
+        self.mask = torch.ones_like(ids) if self.padding is None else self.padding
+        self.tokens = torch.randint(2, 14, (len(ids), NEW + 20), generator=torch.Generator().manual_seed(1))
+        self.fed, self.logits = 0, [self.call(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))]
+        self.graph: GraphedStep | None = None
+
+    def calls(self, steps: int) -> Decoding:
+        for _ in range(steps):
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            self.logits.append(self.call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
+        return self
+
+    def replays(self, steps: int) -> Decoding:
+        if self.graph is None:
+            self.graph = GraphedStep(self.run, self.cache, self.padding)
+        for _ in range(steps):
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            self.logits.append(self.graph.step(self.next()).clone())
+        return self
+
+    def next(self) -> Tensor:
+        self.fed += 1
+        return self.tokens[:, self.fed - 1 : self.fed]
+
+    def call(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        mask, cache = None if self.padding is None else self.mask, self.cache
+        return self.model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1]
+
+    @property
+    def session(self) -> Session:
+        session = session_of(self.cache)
+        assert session is not None
+        return session
+
+    def stored(self) -> Tensor:
+        """Keys and values of all slots that are filled, padding left out: `[n]`."""
+        length = int(self.cache.layers[0].cumulative_length)
+        seen = self.mask[:, None, :length, None].bool()
+        return torch.cat([held[:, :, :length].masked_select(seen) for held in self._held()])
+
+    def end(self) -> RunStats:
+        self.run.restore()
+        return self.run.stats()
+
+    def _held(self) -> list[Tensor]:
+        return [held for layer in self.cache.layers for held in (layer.keys, layer.values)]
+
+
+@pytest.fixture(autouse=True)
+def _as_captured() -> Any:
+    # Calls would attend densely to what a budget covers; a graph knows no lengths.
+    with torch.no_grad(), sparse_below_the_budget(), standing_in():
+        yield
+
+
+def assert_same(got: Decoding, expected: Decoding) -> None:
+    """Logits, the whole cache, what is clean and what was counted; float32 differs in the order of sums."""
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.stored(), expected.stored(), rtol=1e-4, atol=1e-4)
+    assert got.session.state.history.clean == expected.session.state.history.clean
+    one, other = got.end(), expected.end()
+    assert (one.dense_passes, one.rectifications) == (other.dense_passes, other.rectifications)
+    for layer, wanted in zip(one.layers, other.layers, strict=True):
+        assert layer.steps == wanted.steps
+        assert (layer.tokens, layer.share) == pytest.approx((wanted.tokens, wanted.share))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", POLICIES)
+def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
+    got = Decoding(POLICIES[name], batch).replays(NEW)
+    assert_same(got, Decoding(POLICIES[name], batch).calls(NEW))
+    assert got.run.stats().dense_passes == NEW // (EVERY + 1)
+    assert got.graph is not None and got.graph.room == CAPACITY - BATCHES[batch]["input_ids"].shape[1] - NEW
+
+
+def test_a_rectified_cache_is_the_dense_one() -> None:
+    """Behind a pass, against a prefill in float64; without one, sparse steps are 100 times as far from it."""
+    model, ids = tiny.fresh("llama").double(), BATCHES["three"]["input_ids"]
+    far = []
+    for every in (EVERY, NEW):
+        decoding = Decoding(POLICIES["resa"], "three", every).replays(EVERY + 1)
+        cache = model(torch.cat((ids, decoding.tokens[:, : EVERY + 1]), dim=1)).past_key_values
+        exact = torch.cat([held.flatten() for layer in cache.layers for held in (layer.keys, layer.values)])
+        far.append(float((decoding.stored().double() - exact).norm() / exact.norm()))
+        decoding.run.restore()
+    # Each of four layers rounds the stream some ten times.
+    assert far[0] < 40 * torch.finfo(torch.float32).eps < far[1] / 100
+
+
+@pytest.mark.parametrize("kinds", ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"])
+@pytest.mark.parametrize("name", ["resa", "tidal", "lychee_cluster"])
+def test_calls_in_between_count_too(name: str, kinds: str) -> None:
+    """Passes fall to calls and to replays, and either goes on from what the other has left unclean."""
+    got = Decoding(POLICIES[name], "padded")
+    for kind in kinds:
+        (got.calls if kind == "c" else got.replays)(1)
+    assert_same(got, Decoding(POLICIES[name], "padded").calls(NEW))
+
+
+@pytest.mark.parametrize("name", ["quest", "lychee_cluster"])
+def test_a_turn_in_between_is_searched(name: str) -> None:
+    """A call of many tokens is prompt: it takes along what is unclean, and the next replay finds its tokens."""
+    decoded = []
+    for way in ("calls", "replays"):
+        decoding = Decoding(POLICIES[name], "three")
+        getattr(decoding, way)(3)
+        turn = tiny.prompt(13, rows=3, seed=5)
+        decoding.mask = torch.nn.functional.pad(decoding.mask, (0, 13), value=1)
+        decoding.logits.append(decoding.call(turn, torch.arange(37, 50).expand(3, -1)))
+        decoded.append(getattr(decoding, way)(EVERY + 4))
+    assert_same(decoded[1], decoded[0])
+
+
+@pytest.mark.parametrize("length", [24, 28, 29])
+def test_a_cache_may_end_before_a_pass_or_with_it(length: int) -> None:
+    """Behind 23 tokens and `EVERY` sparse steps a pass needs one slot; `room` counts steps of both kinds."""
+    room = length - 23
+    got = Decoding(POLICIES["resa"], "one", capacity=length).replays(room)
+    assert got.graph is not None and got.graph.room == 0
+    with pytest.raises(UnsupportedModelError, match="full"):
+        got.replays(1)
+    got.mask = got.mask[:, :length]
+    assert_same(got, Decoding(POLICIES["resa"], "one", capacity=length).calls(room))
+    assert got.run.stats().dense_passes == int(length == 29)
+
+
+def test_a_pass_is_captured_where_little_room_is_left() -> None:
+    """Its warm-ups need more slots than are free behind the cache, and leave what they write over as it was."""
+    got = Decoding(POLICIES["resa"], "three", capacity=41).calls(EVERY)
+    before = got.stored()
+    got.replays(0)
+    assert torch.equal(got.stored(), before)
+    assert_same(got.replays(2), Decoding(POLICIES["resa"], "three", capacity=41).calls(EVERY + 2))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_short_periods(every: int) -> None:
+    got = Decoding(POLICIES["quest"], "padded", every).replays(7)
+    assert_same(got, Decoding(POLICIES["quest"], "padded", every).calls(7))
+
+
+def test_an_emptied_and_a_reordered_cache_are_refused() -> None:
+    for change in (lambda cache: cache.reset(), lambda cache: cache.reorder_cache(torch.tensor([1, 0, 2]))):
+        decoding = Decoding(POLICIES["resa"], "three").replays(3)
+        change(decoding.cache)
+        with pytest.raises(AttachmentError, match="emptied, reordered"):
+            decoding.replays(1)
+        decoding.run.restore()
+
+
+def test_verifying_is_refused() -> None:
+    with saccade.sparsify(tiny.llama(), "resa:page=4,rectify=5:verify") as run:
+        cache = StaticCache(config=run.model.config, max_cache_len=CAPACITY)
+        with pytest.raises(UnsupportedModelError, match="5:verify compares drafts with dense logits on the host"):
+            GraphedStep(run, cache)
+
+
+def test_more_unclean_tokens_than_a_pass_holds_are_refused() -> None:
+    """As a policy of a longer period leaves them; an ordinary call makes them good."""
+    long = Decoding(POLICIES["resa"], "one", every=9).calls(7)
+    long.run.restore()
+    with saccade.sparsify(long.model, f"{POLICIES['resa']},rectify={EVERY}") as run:
+        step, token = GraphedStep(run, long.cache), long.next()
+        with pytest.raises(UnsupportedModelError, match=r"7 tokens .* a pass runs 5 again"):
+            step.step(token)
+        long.model(token, past_key_values=long.cache, position_ids=torch.tensor([[30]]))
+        assert run.stats().rectifications == 7
+        for _ in range(EVERY + 1):
+            step.step(long.next())
+        assert (run.stats().dense_passes, run.stats().rectifications) == (2, 7 + EVERY)
+
+
+def test_a_call_that_nobody_prepared_is_refused() -> None:
+    decoding = Decoding(POLICIES["tidal"], "one")
+    starts = torch.zeros(1, dtype=torch.int32)
+    with decoding.run.lengths_on_device(starts):
+        with pytest.raises(UnsupportedModelError, match="runs tokens again between steps"):
+            forward(decoding.model, decoding.cache, decoding.next(), starts)
+        decoding.run.upkeep(decoding.cache, starts).before(23, decoding.next())
+        with pytest.raises(UnsupportedModelError, match="1 x 2 tokens; 1 for each of 1 rows was promised"):
+            forward(decoding.model, decoding.cache, decoding.tokens[:, :2], starts)
+    decoding.run.restore()
