@@ -177,13 +177,17 @@ def test_a_cache_may_end_before_a_pass_or_with_it(length: int) -> None:
     assert got.run.stats().dense_passes == int(length == 29)
 
 
-def test_a_pass_is_captured_where_little_room_is_left() -> None:
-    """Its warm-ups need more slots than are free behind the cache, and leave what they write over as it was."""
-    got = Decoding(POLICIES["resa"], "three", capacity=41).calls(EVERY)
+@pytest.mark.parametrize("sparse", range(EVERY + 1))
+def test_a_pass_is_captured_where_little_room_is_left(sparse: int) -> None:
+    """Its warm-ups need more slots than are free behind the cache, and leave all as it was, bounds of keys included."""
+    spec, capacity = POLICIES["resa"], 34 + EVERY + 1
+    got = Decoding(spec, "three", capacity=capacity).calls(sparse)
     before = got.stored()
     got.replays(0)
     assert torch.equal(got.stored(), before)
-    assert_same(got.replays(2), Decoding(POLICIES["resa"], "three", capacity=41).calls(EVERY + 2))
+    left = EVERY + 1 - sparse
+    assert_same(got.replays(left), Decoding(spec, "three", capacity=capacity).calls(sparse + left))
+    assert got.run.stats().dense_passes == 1
 
 
 @pytest.mark.parametrize("every", [1, 2])

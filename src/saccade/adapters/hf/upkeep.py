@@ -65,11 +65,11 @@ class Upkeep:
                     f"{unclean} tokens of this cache were decoded sparsely and a pass runs {passed.phase.every} again: "
                     "decode the next token in an ordinary call"
                 )
-            start, history.clean = past - unclean, past + 1
-            self.rewind(start)
+            # An index of text has seen none of what is rewritten: it takes in clean text alone.
+            history.clean = past + 1
             self.promise(unclean + 1)
             passed.done.add(passes=1, rewritten=unclean)
-            return history.fed(start, past + 1)
+            return history.fed(past - unclean, past + 1)
 
     def take_in(self, past: int) -> None:
         """Prepare a sparse step behind `past` slots, of which text is taken in as far as it is known and clean."""
@@ -97,11 +97,6 @@ class Upkeep:
         if every is None or past - self._session.unclean(past) + every >= self._cache.layers[0].max_cache_len:
             return 0
         return every + 1
-
-    def rewind(self, slots: int) -> None:
-        """Keys behind `slots` are rewritten, and an index of text has not seen them."""
-        if self._reserved is not None:
-            self._indexes.begin(slots)
 
     def catch_up(self, past: int) -> None:
         """Let bounds of keys take in what calls by others have left below slot `past`; the host may wait."""
