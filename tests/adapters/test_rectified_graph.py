@@ -11,15 +11,20 @@ from transformers import StaticCache
 
 import saccade
 from forcing import sparse_below_the_budget
+from host_reads import watching
 from replaying import standing_in
 from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward
 from saccade.adapters.hf.session import Session
+from saccade.decode.state import DecodeState
 from saccade.decode.stats import RunStats
 from saccade.errors import AttachmentError, UnsupportedModelError
 
+from . import test_static_step as static
 from . import tiny
 from .test_chunks import letters
+
+NEEDS_SELECTION = DecodeState.needs_selection
 
 EVERY, CAPACITY, NEW = 5, 64, 20
 """Three passes and two steps, and ten slots more than a row of 34 comes to."""
@@ -194,6 +199,56 @@ def test_a_pass_is_captured_where_little_room_is_left(sparse: int) -> None:
 def test_short_periods(every: int) -> None:
     got = Decoding(POLICIES["quest"], "padded", every).replays(7)
     assert_same(got, Decoding(POLICIES["quest"], "padded", every).calls(7))
+
+
+@pytest.mark.parametrize(("budget", "passes", "by_calls"), [(100, 0, 0), (40, 1, 0), (39, 1, 1), (33, 2, 2)])
+def test_what_a_budget_covers_is_not_run_again(
+    budget: int, passes: int, by_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in calls, which attend densely to it; passes are due behind 28, 34 and 40 tokens.
+
+    A call's own token is dense for itself where it is the first that is not covered: no graph holds that.
+    """
+    monkeypatch.setattr(DecodeState, "needs_selection", NEEDS_SELECTION)
+    spec = f"tidal:reselect=3,dense_layers=1,budget={budget}"
+    got, expected = Decoding(spec, "one").replays(NEW), Decoding(spec, "one").calls(NEW)
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
+    if budget < CAPACITY:
+        assert got.session.state.history.clean == expected.session.state.history.clean
+    assert (got.end().dense_passes, expected.end().dense_passes) == (passes, by_calls)
+
+
+def test_a_pass_gives_logits_of_its_own_token_alone() -> None:
+    decoding, seen = Decoding(POLICIES["resa"], "three"), []
+    head: Any = decoding.model.lm_head
+    head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    decoding.replays(0).end()
+    assert seen == [1] * 6
+
+
+@pytest.mark.parametrize("name", ["resa", "tidal", "lychee_cluster"])
+def test_neither_a_step_nor_what_prepares_it_reads_on_the_host(name: str) -> None:
+    """On tensors without content; steps of a kind do the same, to indexes that stay."""
+    decoding = static.Decoding(tiny.fresh("llama"), f"{POLICIES[name]},rectify={EVERY}", "padded")
+    starts, past = decoding.starts, decoding.mask.shape[1]
+    static.to_meta(decoding)
+    token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
+    upkeep, shapes, addresses = decoding.run.upkeep(decoding.cache, starts), {}, []
+    with decoding.run.lengths_on_device(decoding.starts):
+        for step in range(3 * (EVERY + 1)):
+            if step == 0:
+                fed = upkeep.before(past, token)
+                forward(decoding.model, decoding.cache, fed, decoding.starts)  # indexes are built
+                continue
+            with watching():
+                fed = upkeep.before(past + step, token)
+            with watching() as watched:
+                forward(decoding.model, decoding.cache, fed, decoding.starts)
+            assert fed.shape[1] == (EVERY + 1 if step % (EVERY + 1) == EVERY else 1)
+            assert shapes.setdefault(fed.shape[1], watched.shapes) == watched.shapes
+            addresses.append(static._index_memory(decoding))
+    assert all(one == addresses[0] for one in addresses)
+    decoding.run.restore()
 
 
 def test_an_emptied_and_a_reordered_cache_are_refused() -> None:

@@ -52,12 +52,17 @@ class Upkeep:
         Raises:
             UnsupportedModelError: if more tokens wait for a pass than `every`, as another policy may have left them.
         """
-        history, passed = self._session.state.history, self._rectifier
+        state, passed = self._session.state, self._rectifier
+        history = state.history
         with lasting():
             if passed is not None or history.levels is not None:
                 history.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
             unclean = 0 if passed is None else self._session.unclean(past)
-            if passed is None or not passed.phase.due(unclean):
+            due = passed is not None and passed.phase.due(unclean)
+            if due and not state.needs_selection(past + 1):
+                # Nothing to run again: their sets held all tokens, as this one's will.
+                due, history.clean = False, past + 1
+            if passed is None or not due:
                 self.take_in(past)
                 return tokens
             if unclean != passed.phase.every:
@@ -94,9 +99,10 @@ class Upkeep:
     def again(self, past: int) -> int:
         """Tokens of a row in the dense passes to come; 0 if none will before the cache, `past` slots of it, is full."""
         every = None if self._rectifier is None else self._rectifier.phase.every
-        if every is None or past - self._session.unclean(past) + every >= self._cache.layers[0].max_cache_len:
+        capacity = self._cache.layers[0].max_cache_len
+        if every is None or not self._session.state.needs_selection(capacity):
             return 0
-        return every + 1
+        return every + 1 if past - self._session.unclean(past) + every < capacity else 0
 
     def catch_up(self, past: int) -> None:
         """Let bounds of keys take in what calls by others have left below slot `past`; the host may wait."""
