@@ -60,7 +60,9 @@ def main() -> None:
         for point in given.points.split(","):
             context, batch = map(int, point.split("x"))
             found = {"heads": [heads.query, heads.kv, heads.dim], "context": context, "batch": batch}
-            results["points"].append({**found, **measured(Cell(context, batch, heads, torch.bfloat16, device), given)})
+            # Triton's interpreter knows no bfloat16.
+            dtype = torch.float32 if given.smoke else torch.bfloat16
+            results["points"].append({**found, **measured(Cell(context, batch, heads, dtype, device), given)})
             write(given.file, results)
             print(results["points"][-1], flush=True)
 
@@ -69,7 +71,7 @@ def measured(cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a layer, and how far the pass is from float64."""
     heads, count = cell.heads, given.tokens
     shape = (cell.batch, heads.query, count, heads.dim)
-    q = torch.randn(shape, dtype=torch.bfloat16, device=cell.device, generator=cell.generator)
+    q = torch.randn(shape, dtype=cell.query(0).dtype, device=cell.device, generator=cell.generator)
     copies = range(len(cell.caches))
 
     def each(call: Callable[[int], Any], calls: int = len(copies)) -> Captured:
@@ -99,7 +101,7 @@ def measured(cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
     out = dense_pass(q[:1], first_row(cell), scale=heads.scale, implementation=ours)
     times = interleaved(variants, rounds=20, seconds=30)
     return {
-        "chosen": tuple(chosen(heads.query // heads.kv * count, heads.dim, 2)),
+        "chosen": tuple(chosen(heads.query // heads.kv * count, heads.dim, q.element_size())),
         "error": relative_error(out[0], expected(q[0], *cell.caches[0], heads.scale)),
         "sparse_error": step.error(),
         "times": times,
@@ -145,7 +147,7 @@ class SparseStep:
         self.calls = cell.calls(min(2 * index.nbytes, cell.kv_bytes))
         self._indexes = [copy.deepcopy(index) for _ in range(self.calls)]
         size = (cell.batch, heads.query, heads.dim)
-        make = {"dtype": torch.bfloat16, "device": cell.device, "generator": cell.generator}
+        make = {"dtype": cell.query(0).dtype, "device": cell.device, "generator": cell.generator}
         self._queries = [torch.randn(size, **make) for _ in range(self.calls)]
         self._sets = [self.choose(number) for number in range(self.calls)]
 

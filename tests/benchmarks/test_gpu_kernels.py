@@ -54,8 +54,8 @@ def test_a_rehearsal_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = json.loads(file.read_text())
     assert [(one["context"], one["batch"]) for one in found["points"]] == [(512, 2), (600, 1)]
     for one in found["points"]:
-        # Of bfloat16, as what it reads and writes.
-        assert 0 < one["error"] < 2**-7 and 0 < one["sparse_error"] < 2**-7
+        # Of float32, whose sums over 600 tokens round by no more than this.
+        assert 0 < one["error"] < 600 * 2**-24 and 0 < one["sparse_error"] < 600 * 2**-24
         assert one["rectified"]["every"] == found["tokens"] - 1 == 8
         assert 0 < one["rectified"]["share"] < 1
 
