@@ -169,6 +169,26 @@ def test_a_turn_in_between_is_searched(name: str) -> None:
     assert_same(decoded[1], decoded[0])
 
 
+@pytest.mark.parametrize("captured", ["before", "behind"])
+def test_a_call_interrupted_in_its_pass_is_made_up_for(captured: str) -> None:
+    """What it has hidden is there again, and the pass is the next replay's."""
+    got = Decoding(POLICIES["resa"], "three").replays(2 if captured == "before" else 0)
+    if captured == "behind":
+        got.graph = None
+    got.calls(EVERY - got.fed)
+    last: Any = got.model.get_decoder().layers[-1]
+
+    def stop(module: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = last.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        got.call(got.tokens[:, EVERY : EVERY + 1], torch.full((3, 1), 34 + EVERY))
+    handle.remove()
+    assert int(got.cache.layers[0].cumulative_length) != 34 + EVERY
+    assert_same(got.replays(NEW - EVERY), Decoding(POLICIES["resa"], "three").calls(NEW))
+
+
 @pytest.mark.parametrize("length", [24, 28, 29])
 def test_a_cache_may_end_before_a_pass_or_with_it(length: int) -> None:
     """Behind 23 tokens and `EVERY` sparse steps a pass needs one slot; `room` counts steps of both kinds."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...errors import AttachmentError, UnsupportedModelError
 from . import cache as caches
+from .rectify import make_up_for
 from .run import Run
 from .session import lasting
 
@@ -87,7 +88,7 @@ class GraphedStep:
         self._run, self._cache, self._calls = run, cache, 0
         starts = row_starts(attention_mask, keys.shape[0])
         self._starts = starts.to(keys.device)
-        self._left = caches.room(cache) or 0
+        self._left = self._slots_left()
         self._require_room()
         with self._recorder.here():
             self._upkeep = run.upkeep(cache, starts)
@@ -118,7 +119,7 @@ class GraphedStep:
             raise UnsupportedModelError(f"tokens must be int64 {expected}, got {tokens.dtype} {got}")
         with self._recorder.here():
             if session.calls != self._calls:
-                self._left, self._calls = caches.room(self._cache) or 0, session.calls
+                self._left, self._calls = self._slots_left(), session.calls
                 self._upkeep.catch_up(self._past)
             self._require_room()
             fed = self._upkeep.before(self._past, tokens)
@@ -169,6 +170,13 @@ class GraphedStep:
         prepare()
         replay, logits = self._recorder.record(call)
         return Recorded(tokens, logits, replay)
+
+    def _slots_left(self) -> int:
+        """As the device has it; a call that was interrupted in its dense pass has hidden some that are filled."""
+        session = caches.session_of(self._cache)
+        if session is not None:
+            make_up_for(session, self._cache)
+        return caches.room(self._cache) or 0
 
     @property
     def _past(self) -> int:
