@@ -177,3 +177,14 @@ def test_stock_is_the_mean_of_its_runs_and_the_worst_point_is_named() -> None:
     assert lines[-1].startswith("smollm2-135m with random weights, EPYC, ")
     assert serving.slower(results)[-1] == "| `quest` | 2.00 (16 × 2) | 0.50 (8K × 2) |"
     assert serving.ceiling(results)[-1] == "| 8K × 2 | 90% |"
+
+
+def test_passes_say_their_share_where_it_was_timed() -> None:
+    times = {name: {"ms": ms} for name, ms in (("one dense token", 0.1), ("pass", 0.2), ("torch, masked", 3.0))}
+    point = {"heads": [32, 8, 128], "context": 131_072, "batch": 4, "times": times}
+    results = {"tokens": 33, "environment": ENVIRONMENT, "points": [point]}
+    without = decoding.passes(results, "command", "file")
+    point["rectified"] = {"share": 0.254}
+    told = decoding.passes(results, "command", "file")
+    assert [line.count("|") for line in told[:3]] == [line.count("|") + 1 for line in without[:3]]
+    assert told[2].endswith("| 25% |") and "128K × 4" in without[2]

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.errors import KernelError
 from saccade.kernels.cluster_search.api import cluster_search
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
+from saccade.kernels.dense_pass.api import dense_pass
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
@@ -392,11 +392,7 @@ def resa(cell: Cell) -> Iterator[Variant]:
     kept = rule.size(cell.context, PAGE) * PAGE
     read = sparse_bytes(cell, kept, heads.kv)
     sets = [cell.selection(heads.kv, kept, PAGE) for _ in range(min(cell.calls(read), 4))]
-    group, positions = heads.query // heads.kv, every + 1
-    slots = torch.arange(cell.context, device=cell.device)
-    own = slots[-positions:].repeat(group) if cell.context >= positions else slots.repeat(group)
-    mask = (slots <= own[:, None])[None, None]
-    folded = torch.randn((cell.batch, heads.kv, mask.shape[2], heads.dim), dtype=torch.bfloat16, device=cell.device)
+    again = torch.randn((cell.batch, heads.query, every + 1, heads.dim), dtype=torch.bfloat16, device=cell.device)
 
     def estimation(i: int) -> Call:
         q, view, (low, high) = cell.query(i), cell.view(i), bounds[i % len(bounds)]
@@ -412,14 +408,15 @@ def resa(cell: Cell) -> Iterator[Variant]:
         return lambda: sparse_decode(q, view, held, scale=scale)
 
     def rectification(i: int) -> Call:
-        k, v = cell.caches[i % len(cell.caches)]
-        return lambda: scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+        view = cell.view(i)
+        return lambda: dense_pass(again, view, scale=scale)
 
     kernel = runs(sparse_decode, cell.query(0), cell.view(0), sets[0], scale=scale)
     facts = {"budget": kept, "implementation": kernel}
     yield Variant("estimation", estimation, 2 * cell.kv_bytes / 2 / PAGE, facts=facts)
     yield Variant("attention", attend, read, facts=facts)
-    yield Variant("rectification, of 32 tokens", rectification, cell.kv_bytes, facts={"implementation": "torch"})
+    facts = {"implementation": runs(dense_pass, again, cell.view(0), scale=scale)}
+    yield Variant("rectification, of 32 tokens", rectification, cell.kv_bytes, facts=facts)
 
 
 def clusters(cell: Cell, budget: int) -> Iterator[Variant]:

@@ -18,15 +18,20 @@ def _who(row: Row) -> str:
 
 
 def passes(results: Results, command: str, file: str) -> list[str]:
-    """Milliseconds of a layer's dense pass, beside those of one dense token."""
-    body = []
+    """Milliseconds of a layer's dense pass, beside those of one dense token.
+
+    Runs that timed sparse steps, too, say which share of a rectified period's attention the pass is.
+    """
+    body, shared = [], all("rectified" in point for point in results["points"])
     for point in results["points"]:
         query, kv, _ = point["heads"]
         token, whole, masked = (point["times"][name]["ms"] for name in ("one dense token", "pass", "torch, masked"))
         cells = [f"{token:.3f}", f"{whole:.3f} ({whole / token:.2f})", f"{masked:.2f}"]
+        cells += [f"{point['rectified']['share']:.0%}"] if shared else []
         body.append([f"{query} on {kv}", f"{size(point['context'])} × {point['batch']}", *cells])
     count = results["tokens"]
     head = ["heads", "context × batch", "one token", f"pass of {count}", "torch's masked attention"]
+    head += ["the pass's share under `resa`"] if shared else []
     return [*table(head, body), "", told({**results["environment"], "dtype": "bfloat16"}, command, file)]
 
 

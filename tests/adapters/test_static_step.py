@@ -70,10 +70,10 @@ class Decoding:
     def on_device(self, steps: int) -> None:
         upkeep = self.run.upkeep(self.cache, self.starts)
         for _ in range(steps):
-            upkeep.before(int(self.cache.layers[0].cumulative_length), self.next())
+            fed = upkeep.before(int(self.cache.layers[0].cumulative_length), self.next())
             self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
             with self.run.lengths_on_device(self.starts):
-                self.logits.append(forward(self.model, self.cache, self.next(), self.starts))
+                self.logits.append(forward(self.model, self.cache, fed, self.starts))
 
     def next(self) -> Tensor:
         return self.logits[-1].argmax(-1, keepdim=True)
@@ -151,7 +151,7 @@ def test_a_step_reads_nothing_on_the_host(name: str) -> None:
     token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
     upkeep, shapes = decoding.run.upkeep(decoding.cache, starts), []
     with decoding.run.lengths_on_device(decoding.starts):
-        upkeep.before(past)
+        upkeep.before(past, token)
         forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
         addresses = _index_memory(decoding)
         for step in range(1, 25):
@@ -234,7 +234,7 @@ def test_what_happens_undone_is_not_counted() -> None:
     [
         (f"lychee_cluster:{CLUSTERS},replant=none", "between steps"),
         ("composed:scorer=page_bounds,page=4,budget=12,chunking=text", "between steps"),
-        ("resa:page=4,min_pages=2,rectify=3", "dense passes between steps"),
+        ("resa:page=4,min_pages=2,rectify=3:verify", "compares drafts with dense logits on the host"),
     ],
 )
 def test_policies_that_need_the_host_are_refused(spec: str, reason: str) -> None:

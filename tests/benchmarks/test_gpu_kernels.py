@@ -1,4 +1,4 @@
-"""`benchmarks.gpu.kernels`, `.captured` and `.planting`, rehearsed on tiny shapes; `kernels` finds what oracles do."""
+"""`benchmarks.gpu.kernels`, `.captured`, `.planting` and `.passes`, rehearsed on tiny shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import captured, kernels, planting, timing
+from benchmarks.gpu import captured, kernels, passes, planting, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +45,30 @@ def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [one["rows"] for one in found["buffers"]] == [1, 2, 2]
     assert all(0 < one["median_ms"] <= one["most_ms"] for one in found["buffers"])
     assert set(found["search_ms"]) == {"1", "2"}
+
+
+def test_a_rehearsal_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "passes.json"
+    monkeypatch.setattr(sys, "argv", ["passes", str(file), "--smoke"])
+    passes.main()
+    found = json.loads(file.read_text())
+    assert [(one["context"], one["batch"]) for one in found["points"]] == [(512, 2), (600, 1)]
+    for one in found["points"]:
+        # Of float32, whose sums over 600 tokens round by no more than this.
+        assert 0 < one["error"] < 600 * 2**-24 and 0 < one["sparse_error"] < 600 * 2**-24
+        assert one["rectified"]["every"] == found["tokens"] - 1 == 8
+        assert 0 < one["rectified"]["share"] < 1
+
+
+def test_a_period_is_its_steps_and_one_pass() -> None:
+    ms = {
+        "estimation": 1,
+        "attention": 3,
+        "pass": 15,
+        "bounds of a pass": 1,
+        "torch, masked": 47,
+        "one dense token": 10,
+    }
+    found = passes.period({name: float(one) for name, one in ms.items()}, 4)
+    assert (found["ms"], found["share"], found["share_by_torch"]) == (32, 0.5, 0.75)
+    assert (found["dense_ms"], found["speedup"]) == (50, 50 / 32)

@@ -17,8 +17,8 @@ def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequ
         observers: who looks at every step.
     """
     reasons = []
-    if rectify is not None:
-        reasons.append(f"rectify={rectify} runs dense passes between steps; use rectify=none")
+    if rectify is not None and rectify.mode == "verify":
+        reasons.append(f"rectify={rectify} compares drafts with dense logits on the host; use mode overwrite")
     selector = plan.selector
     if selector is not None and selector.owns_index and not selector.stays:
         reasons.append("its index takes new tokens in between steps")

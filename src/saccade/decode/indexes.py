@@ -57,7 +57,6 @@ class OwnIndexes:
         self._indexes: dict[int, Index] = {}
         self._covered: dict[int, int] = {}
         self._new: NewTokens | None = None
-        self._followed = False
         self.reserved: Reserved | None = None
         self.build_seconds = self.update_seconds = 0.0
 
@@ -111,13 +110,6 @@ class OwnIndexes:
         if reserved.stale:
             reserved.plant(seen)
         self._covered = dict.fromkeys(reserved.layers, length)
-        self._followed = True
-
-    def ready(self) -> bool:
-        """Whether a step whose lengths only the device knows may come: every one is followed first."""
-        followed, self._followed = self._followed, False
-        selector = self._plan.selector
-        return followed or selector is None or not selector.stays
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         layer = self._plan.sources.get(layer, layer)

@@ -76,6 +76,11 @@ class TokenHistory:
         """Token ids int64 `[B, stop - start]`; None if one of them is unknown."""
         return self._slice(0, start, stop)
 
+    def fed(self, start: int, stop: int) -> Tensor:
+        """As `ids`, of slots whose ids are known to be known: nothing waits for the device."""
+        assert self._fed is not None and stop <= self._length, "they were recorded"
+        return self._fed[0, :, start:stop]
+
     def positions(self, start: int, stop: int) -> Tensor | None:
         """Position ids int64 `[B, stop - start]`; None if one of them is unknown."""
         return self._slice(1, start, stop)

@@ -104,6 +104,9 @@ def attention_forward(
     if session is not None and call.again:
         with lasting():
             (view,) = session.views(key, value, attention_mask, sinks, cap)
+            if session.slots is not None:
+                # A step that a graph holds takes in its own token and no others.
+                session.state.indexes.of(module.layer_idx, view)
             return dense_pass(query, view, scale=scale), None
     outputs = []
     if prompt > 0:

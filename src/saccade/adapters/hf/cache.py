@@ -134,13 +134,13 @@ class IndexedStaticLayer(StaticLayer):
         return adopted
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        slot = self.session.slot
-        if slot is None:
+        slots = self.session.slots
+        if slots is None:
             held: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return held
         assert self.keys is not None and self.values is not None, "only filled caches have such slots"
-        # `advance` has found the slot for all layers at once, and counted the token.
-        return self.keys.index_copy_(2, slot, key_states), self.values.index_copy_(2, slot, value_states)
+        # `advance` has found the slots for all layers at once, and counted the token.
+        return self.keys.index_copy_(2, slots, key_states), self.values.index_copy_(2, slots, value_states)
 
     def end_at(self, slots: int) -> None:
         """Show the first `slots` slots: hide what lies behind, or show again what was hidden; addresses stay."""
@@ -213,20 +213,22 @@ def room(cache: Any) -> int | None:
     return first.max_cache_len - int(first.get_seq_length()) if isinstance(first, StaticLayer) else None
 
 
-def advance(cache: Any, starts: Tensor) -> tuple[Tensor, Rows]:
-    """Make a static cache one token longer, which its layers write next; nothing is read from the device.
+def advance(cache: Any, starts: Tensor, again: int = 0) -> tuple[Tensor, Rows]:
+    """Make a static cache one token longer; its layers write that next, and the `again` tokens before it anew.
 
-    The cache is filled and of transformers 5: its layers keep their length on the device. `starts` are int32 `[B]`, the
-    first real slot of each row. Gives the token's slot, int64 `[1]`, and the rows with it.
+    Nothing is read from the device. The cache is filled and of transformers 5: its layers keep their length on the
+    device. `starts` are int32 `[B]`, the first real slot of each row. Gives the tokens' slots, int64 `[again + 1]`, and
+    the rows with all of them.
     """
     first = cache.layers[0]
     with lasting():
-        slot = first.cumulative_length.reshape(1).clone()
+        last = first.cumulative_length.reshape(1).clone()
+        slots = last + torch.arange(-again, 1, device=last.device) if again else last
         table = torch.arange(starts.shape[0], dtype=torch.int32, device=starts.device)[:, None]
-        rows = Rows(table, starts, (slot + 1 - starts).int(), first.max_cache_len)
+        rows = Rows(table, starts, (last + 1 - starts).int(), first.max_cache_len)
     # In one launch where the device allows it: each layer has a length of its own.
     torch._foreach_add_([layer.cumulative_length for layer in cache.layers], 1)
-    return slot, rows
+    return slots, rows
 
 
 def refuse_moving(cache: Any) -> None:

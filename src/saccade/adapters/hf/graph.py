@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,20 +12,63 @@ from torch import Tensor
 
 from ...errors import AttachmentError, UnsupportedModelError
 from . import cache as caches
+from .rectify import make_up_for
 from .run import Run
 from .session import lasting
 
 WARM_UPS = 2
-"""Steps before the capture: kernels are compiled, and indexes reach the size that they keep."""
+"""Steps before a capture: kernels are compiled, and indexes reach the size that they keep."""
+
+
+class Recorder:
+    """Runs calls on a CUDA device as they will be captured, and captures them, on one stream.
+
+    Raises:
+        UnsupportedModelError: for another device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {device}")
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Inside, the device is the current one."""
+        return torch.cuda.device(self._device)
+
+    def rehearse(self, call: Callable[[], Tensor]) -> None:
+        """Run a call, behind what was launched before it and ahead of what follows."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            call()
+        current.wait_stream(self._stream)
+
+    def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """What runs a call again, and the tensor that it writes each time; nothing runs yet."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            output = call()
+        return graph.replay, output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """A captured call: what it is fed, int64 `[B, n]`, and the logits `[B, V]` that each `replay` writes."""
+
+    tokens: Tensor
+    logits: Tensor
+    replay: Callable[[], None]
 
 
 class GraphedStep:
     """Decodes one token of every row by replaying what one step of the model launched; nothing waits for the device.
 
     Indexes are built on construction, which leaves the cache as it was; an index of text takes new chunks in between
-    two replays. Between steps the cache may be read, and other calls may decode from it; the step after one asks the
-    device how long the cache has become. A step costs the same at every length: shapes follow from the cache's
-    capacity, so give it no more than the text needs.
+    two replays. Where the policy is rectified, the dense pass over its last tokens is a second graph, and comes when it
+    would in calls. Between steps the cache may be read, and other calls may decode from it; the step after one asks the
+    device how long the cache has become. Sparse steps cost the same at every length, and so do passes: shapes follow
+    from the cache's capacity, so give it no more than the text needs.
 
     Args:
         run: attached to the model; what `saccade.sparsify` returns.
@@ -38,26 +84,25 @@ class GraphedStep:
         run.refuse_capture()
         caches.refuse_moving(cache)
         keys = cache.layers[0].keys
-        if not keys.is_cuda:
-            raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {keys.device}")
+        self._recorder = Recorder(keys.device)
         self._run, self._cache, self._calls = run, cache, 0
         starts = row_starts(attention_mask, keys.shape[0])
         self._starts = starts.to(keys.device)
-        self._left = caches.room(cache) or 0
+        self._left = self._slots_left()
         self._require_room()
-        with torch.cuda.device(keys.device):
+        with self._recorder.here():
             self._upkeep = run.upkeep(cache, starts)
-            self._capture(keys)
+            self._capture()
         self._places = self._addresses()
 
     @property
     def room(self) -> int:
-        """Steps that the cache has room for, as far as calls by others are known."""
+        """Steps that the cache has room for, as far as calls by others are known; a dense pass is one of them."""
         return self._left
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token, int64 `[B, 1]`, to every row; logits `[B, V]` in memory that the next step overwrites.
+        """Append a token, int64 `[B, 1]`, to every row; logits `[B, V]` in memory that later steps overwrite.
 
         Raises:
             UnsupportedModelError: if the cache is full, or tokens have another shape or dtype.
@@ -69,46 +114,69 @@ class GraphedStep:
             raise AttachmentError(
                 "the cache was emptied, reordered or given to another run since; make a new GraphedStep"
             )
-        expected, got = list(self._tokens.shape), list(tokens.shape)
+        expected, got = [self._starts.shape[0], 1], list(tokens.shape)
         if got != expected or tokens.dtype != torch.int64:
             raise UnsupportedModelError(f"tokens must be int64 {expected}, got {tokens.dtype} {got}")
-        if session.calls != self._calls:
-            self._left, self._calls = caches.room(self._cache) or 0, session.calls
-        self._require_room()
-        self._tokens.copy_(tokens)
-        with torch.cuda.device(self._tokens.device):
-            self._upkeep.before(self._past, tokens)
-            self._graph.replay()
+        with self._recorder.here():
+            if session.calls != self._calls:
+                self._left, self._calls = self._slots_left(), session.calls
+                self._upkeep.catch_up(self._past)
+            self._require_room()
+            fed = self._upkeep.before(self._past, tokens)
+            recorded = self._recorded[fed.shape[1]]
+            recorded.tokens.copy_(fed)
+            recorded.replay()
             self._upkeep.done()
         self._left -= 1
-        return self._logits
+        return recorded.logits
 
     @torch.inference_mode()
-    def _capture(self, keys: Tensor) -> None:
-        self._tokens = torch.zeros((keys.shape[0], 1), dtype=torch.int64, device=keys.device)
-        lengths = [layer.cumulative_length for layer in self._cache.layers]
-        before = [length.clone() for length in lengths]
-        stream = torch.cuda.Stream(keys.device)
-        stream.wait_stream(torch.cuda.current_stream(keys.device))
-        with self._run.lengths_on_device(self._starts):
-            with torch.cuda.stream(stream), self._run.counters.undone():
-                for _ in range(WARM_UPS):
-                    self._upkeep.before(self._past)
-                    try:
-                        self._forward()
-                    finally:
-                        # What a warm-up wrote behind the last token is overwritten by the first step.
-                        for length, old in zip(lengths, before, strict=True):
-                            length.copy_(old)
-            torch.cuda.current_stream(keys.device).wait_stream(stream)
-            session = caches.session_of(self._cache)
-            assert session is not None, "the warm-up has installed one"
-            self._state = session.state
-            self._graph = torch.cuda.CUDAGraph()
-            self._upkeep.before(self._past)
-            with self._run.counters.undone(), torch.cuda.graph(self._graph, stream=stream):
-                self._logits = self._forward()
+    def _capture(self) -> None:
+        session, past = caches.session_of(self._cache), self._past
+        assert session is not None, "an upkeep has installed one"
+        self._state, self._recorded = session.state, {}
+        with self._run.lengths_on_device(self._starts), self._run.counters.undone():
+            again = self._upkeep.again(past)
+            if again:
+                # No pass ends behind the cache, nor begins before a row does.
+                first = min(past, past + self._left - again)
+                self._recorded[again] = self._record(again, first, lambda: self._upkeep.promise(again))
+                # The warm-ups' keys are gone, and bounds of them must go too.
+                session.state.indexes.begin(first)
+            self._recorded[1] = self._record(1, past, lambda: self._upkeep.take_in(past))
         self._calls = session.calls
+
+    def _record(self, count: int, first: int, prepare: Callable[[], None]) -> Recorded:
+        """Capture a call of `count` tokens a row at slots from `first` on; the cache stays as it is."""
+        tokens = torch.zeros((self._starts.shape[0], count), dtype=torch.int64, device=self._starts.device)
+        lengths = [layer.cumulative_length for layer in self._cache.layers]
+        storage = [held for layer in self._cache.layers for held in (layer.keys, layer.values)]
+        kept = [*lengths, *(held[:, :, first : first + count] for held in storage)]
+        before = [held.clone() for held in kept]
+
+        def call() -> Tensor:
+            with lasting(), torch.inference_mode():
+                return forward(self._run.model, self._cache, tokens, self._starts)
+
+        for _ in range(WARM_UPS):
+            prepare()
+            for length in lengths:
+                length.fill_(first + count - 1)
+            try:
+                self._recorder.rehearse(call)
+            finally:
+                for held, old in zip(kept, before, strict=True):
+                    held.copy_(old)
+        prepare()
+        replay, logits = self._recorder.record(call)
+        return Recorded(tokens, logits, replay)
+
+    def _slots_left(self) -> int:
+        """As the device has it; a call that was interrupted in its dense pass has hidden some that are filled."""
+        session = caches.session_of(self._cache)
+        if session is not None:
+            make_up_for(session, self._cache)
+        return caches.room(self._cache) or 0
 
     @property
     def _past(self) -> int:
@@ -123,17 +191,16 @@ class GraphedStep:
         """Where the cache lies: a graph reads nowhere else."""
         return tuple(tensor.data_ptr() for layer in self._cache.layers for tensor in (layer.keys, layer.values))
 
-    def _forward(self) -> Tensor:
-        with lasting(), torch.inference_mode():
-            return forward(self._run.model, self._cache, self._tokens, self._starts)
-
 
 def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
-    """Logits `[B, V]` behind `tokens` int64 `[B, 1]` over a filled `StaticCache`.
+    """Logits `[B, V]` behind `tokens` int64 `[B, n]` over a filled `StaticCache`, of which all but one run again.
 
     Positions count from `starts`, int32 `[B]`: each row's first real slot, as in `generate`.
     """
     positions = (cache.layers[0].cumulative_length - starts.long())[:, None]
+    again = tokens.shape[1] - 1
+    if again:
+        positions = positions + torch.arange(-again, 1, device=tokens.device)
     # Anything of four dimensions keeps transformers from making a mask as long as the cache, which nobody looks at.
     mask = torch.ones((tokens.shape[0], 1, 1, 1), dtype=torch.bool, device=tokens.device)
     output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...decode.counters import Counters
-from ...decode.indexes import OwnIndexes
 from ...decode.state import DecodeState, Observer
 from ...errors import AttachmentError, UnsupportedModelError
 from ...plans.plan import Plan
@@ -102,19 +101,21 @@ class ForwardHook:
 
     def _begin_fixed(self, held: Any, starts: Tensor, batch: int, queries: int) -> None:
         """Prepare a call whose lengths are on the device, without a look at it."""
-        if queries != 1 or batch != starts.shape[0]:
-            raise UnsupportedModelError(
-                f"this call has {batch} x {queries} tokens; one for each of {starts.shape[0]} rows was promised"
-            )
         cache.refuse_moving(held)
-        session = self.session_in(held)
-        indexes = session.state.indexes
-        if isinstance(indexes, OwnIndexes) and not indexes.ready():
+        session, selector = self.session_in(held), self.plan.selector
+        prepared = self.rectifier is not None or (selector is not None and selector.stays)
+        if prepared and not session.promised:
+            told = "runs tokens again" if self.rectifier is not None else "takes text in"
             raise UnsupportedModelError(
-                "the policy's index takes text in between steps, and nobody let it: decode with GraphedStep, or call "
+                f"the policy {told} between steps, and nobody let it: decode with GraphedStep, or call "
                 "`upkeep(...).before` ahead of each step"
             )
-        self._enter(session).begin_fixed(*cache.advance(held, starts))
+        promised = session.promised or 1
+        if queries != promised or batch != starts.shape[0]:
+            raise UnsupportedModelError(
+                f"this call has {batch} x {queries} tokens; {promised} for each of {starts.shape[0]} rows was promised"
+            )
+        self._enter(session).begin_fixed(*cache.advance(held, starts, again=queries - 1))
 
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""

@@ -60,11 +60,17 @@ class Rectifier:
 
     def end(self, session: Session, output: Any) -> Any:
         """Take off what was run again: the caller gets hidden states for its own tokens only."""
-        if session.pending is None:
+        if session.slots is not None:
+            # `Upkeep` has counted it, which a replay does not come back here for.
+            surplus = session.call.queries - 1
+        elif session.pending is None:
+            surplus = 0
+        else:
+            surplus = session.pending[0] - session.pending[1]
+            session.pending = None
+            self.done.add(passes=1, rewritten=surplus)
+        if surplus == 0:
             return output
-        surplus = session.pending[0] - session.pending[1]
-        session.pending = None
-        self.done.add(passes=1, rewritten=surplus)
         if isinstance(output, tuple):
             return (output[0][:, surplus:], *output[1:])
         output.last_hidden_state = output.last_hidden_state[:, surplus:]

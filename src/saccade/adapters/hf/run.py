@@ -96,8 +96,8 @@ class Run:
         """Inside, calls decode one token per row on a filled `StaticCache`, and the host never reads the device.
 
         Every call does the same to the cache's whole capacity, so that a CUDA graph can hold it; `graph.GraphedStep`
-        does. Where the policy has an index of text, `upkeep` goes ahead of each. Masks are not looked at; `starts` are
-        int32 `[B]` on the cache's device, first real slot of each row.
+        does. Where the policy has an index of text or is rectified, `upkeep` goes ahead of each and says what it is
+        fed. Masks are not looked at; `starts` are int32 `[B]` on the cache's device, first real slot of each row.
 
         Raises:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
@@ -110,11 +110,11 @@ class Run:
         finally:
             session = self._hook.at_hand.session
             if session is not None:
-                session.slot = None
+                session.slots = None
 
     def upkeep(self, cache: Any, starts: Tensor) -> Upkeep:
-        """Who brings the index of a filled `StaticCache` up to each of those calls; `starts` as there."""
-        return Upkeep(self._hook.session_in(cache), cache, starts)
+        """Who prepares each of those calls on a filled `StaticCache`; `starts` as there."""
+        return Upkeep(self._hook.session_in(cache), cache, starts, self._hook.rectifier)
 
     def refuse_capture(self) -> None:
         """Raise unless a step needs nothing of the host.

@@ -63,14 +63,16 @@ class Session:
             interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
         calls: how many forward calls there were, replays of a graph not among them.
-        slot: where the token of a call goes whose length only the device knows; None in every other call.
+        slots: where the tokens of a call go whose lengths only the device knows; None in every other call.
+        promised: tokens of a row that the next such call brings, as `Upkeep` has prepared it; 0 if nobody has.
     """
 
     def __init__(self, state: DecodeState, *, rectified: bool) -> None:
         self.state, self.call, self.calls = state, Call(0, 0, 0), 0
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
-        self.slot: Tensor | None = None
+        self.slots: Tensor | None = None
+        self.promised = 0
         self._rectified = rectified
         self._steps: list[Rows] = []
 
@@ -90,14 +92,17 @@ class Session:
         elif self.unclean(call.past) == 0:
             self.state.history.clean = call.past + call.prompt
 
-    def begin_fixed(self, slot: Tensor, rows: Rows) -> None:
-        """Start a call of one decoded token per row whose lengths only the device knows.
+    def begin_fixed(self, slots: Tensor, rows: Rows) -> None:
+        """Start a call whose lengths only the device knows: one decoded token per row, or a pass over the last ones.
 
-        To the host every such call ends at the bound: all have the same shapes, and an index has one token to take in.
-        `slot` is int64 `[1]`, where every layer puts the token; `rows` are as behind the call, their `bounds` None.
+        To the host every such call ends at the bound: all have the same shapes, and an index as many tokens to take in.
+        `slots` are int64 `[n]`, where every layer puts the tokens; `rows` are as behind the call, their `bounds` None.
+        How far the cache of a rectified policy is clean, `Upkeep` has noted.
         """
-        self._start(Call(rows.max_len - 1, 1, 0), slot, [rows])
-        self.state.history.clean = ALL_CLEAN
+        count, again = slots.shape[0], slots.shape[0] > 1
+        self._start(Call(rows.max_len - count, count, count if again else 0, again), slots, [rows])
+        if not self._rectified:
+            self.state.history.clean = ALL_CLEAN
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
@@ -130,8 +135,9 @@ class Session:
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
         return [KVView(k, v, rows, sinks=sinks, soft_cap=soft_cap) for rows in self._steps]
 
-    def _start(self, call: Call, slot: Tensor | None, steps: list[Rows]) -> None:
-        self.call, self.slot, self._steps = call, slot, steps
+    def _start(self, call: Call, slots: Tensor | None, steps: list[Rows]) -> None:
+        self.call, self.slots, self._steps = call, slots, steps
+        self.promised = 0
         self.calls += 1
         self.state.begin(call.past)
 

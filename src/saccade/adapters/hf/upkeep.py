@@ -1,4 +1,4 @@
-"""Indexes of text beside steps that a graph holds: what they take in between them, by lengths that the host knows."""
+"""What the host does ahead of a step whose lengths only the device knows: indexes of text grow, passes become due."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ import torch
 from torch import Tensor
 
 from ...decode.indexes import OwnIndexes
+from ...errors import UnsupportedModelError
 from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
+from .rectify import Rectifier
 from .session import Session, lasting
 
 
 class Upkeep:
-    """Brings the indexes of a cache up to each step whose lengths only the device knows.
+    """Prepares each step of a cache whose lengths only the device knows, by lengths that the host knows.
 
     Args:
         session: of the cache.
         cache: a filled `StaticCache` of ours.
         starts: int32 `[B]`, each row's first real slot; read on the host.
+        rectifier: of a policy whose sparse steps are made good.
     """
 
-    def __init__(self, session: Session, cache: Any, starts: Tensor) -> None:
+    def __init__(self, session: Session, cache: Any, starts: Tensor, rectifier: Rectifier | None = None) -> None:
         indexes = session.state.indexes
         assert isinstance(indexes, OwnIndexes), "a cache here has indexes of its own"
-        self._session, self._cache, self._indexes = session, cache, indexes
+        self._session, self._cache, self._indexes, self._rectifier = session, cache, indexes, rectifier
         self._first = starts.tolist()
         device = cache.layers[0].keys.device
         with lasting():
@@ -41,21 +44,73 @@ class Upkeep:
         """Whether the indexes have left the memory that a graph knows."""
         return self._session.state.indexes is not self._indexes or self._indexes.reserved is not self._reserved
 
-    def before(self, past: int, tokens: Tensor | None = None) -> None:
-        """Take in what is to be, before a step behind `past` slots, whose `tokens` are int64 `[B, 1]`."""
+    def before(self, past: int, tokens: Tensor) -> Tensor:
+        """Prepare a step behind `past` slots that decodes `tokens`, int64 `[B, 1]`; gives what it is to be fed.
+
+        That is `tokens`, or where a dense pass is due, `[B, every + 1]`: those that it runs again, and `tokens`.
+
+        Raises:
+            UnsupportedModelError: if more tokens wait for a pass than `every`, as another policy may have left them.
+        """
+        state, passed = self._session.state, self._rectifier
+        history = state.history
+        with lasting():
+            if passed is not None or history.levels is not None:
+                history.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
+            unclean = 0 if passed is None else self._session.unclean(past)
+            due = passed is not None and passed.phase.due(unclean)
+            if due and not state.needs_selection(past + 1):
+                # Nothing to run again: their sets held all tokens, as this one's will.
+                due, history.clean = False, past + 1
+            if passed is None or not due:
+                self.take_in(past)
+                return tokens
+            if unclean != passed.phase.every:
+                raise UnsupportedModelError(
+                    f"{unclean} tokens of this cache were decoded sparsely and a pass runs {passed.phase.every} again: "
+                    "decode the next token in an ordinary call"
+                )
+            # An index of text has seen none of what is rewritten: it takes in clean text alone.
+            history.clean = past + 1
+            self.promise(unclean + 1)
+            passed.done.add(passes=1, rewritten=unclean)
+            return history.fed(past - unclean, past + 1)
+
+    def take_in(self, past: int) -> None:
+        """Prepare a sparse step behind `past` slots, of which text is taken in as far as it is known and clean."""
+        self.promise(1)
         if self._reserved is None:
             return
         history, length = self._session.state.history, past + 1
         with lasting():
-            if tokens is not None and history.levels is not None:
-                history.record(past, 1, len(self._first), tokens, None)
-            history.clean = ALL_CLEAN
+            if self._rectifier is None:
+                history.clean = ALL_CLEAN
             bounds = [(start, length - start) for start in self._first]
             self._indexes.follow(bounds, length, lambda rows: self._seen(rows, length, self._layers))
 
+    def promise(self, count: int) -> None:
+        """Let the next step bring `count` tokens of each row."""
+        self._session.promised = count
+
     def done(self) -> None:
         """Note that the step was a replay, which nobody else hears of."""
-        self._indexes.ready()
+        self._session.promised = 0
+
+    def again(self, past: int) -> int:
+        """Tokens of a row in the dense passes to come; 0 if none will before the cache, `past` slots of it, is full."""
+        every = None if self._rectifier is None else self._rectifier.phase.every
+        capacity = self._cache.layers[0].max_cache_len
+        if every is None or not self._session.state.needs_selection(capacity):
+            return 0
+        return every + 1 if past - self._session.unclean(past) + every < capacity else 0
+
+    def catch_up(self, past: int) -> None:
+        """Let bounds of keys take in what calls by others have left below slot `past`; the host may wait."""
+        if self._reserved is None and self._layers:
+            with lasting():
+                self._indexes.begin(past)
+                for layer, view in self._seen([*range(len(self._first))], past, self._layers).items():
+                    self._indexes.of(layer, view)
 
     def _seen(self, rows: Sequence[int], length: int, layers: Sequence[int]) -> Mapping[int, KVView]:
         """The caches of some layers as some rows see them."""

@@ -1,0 +1,314 @@
+"""`GraphedStep` under rectified policies decodes what calls decode; a stand-in for CUDA graphs runs it on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import StaticCache
+
+import saccade
+from forcing import sparse_below_the_budget
+from host_reads import watching
+from replaying import standing_in
+from saccade.adapters.hf.cache import session_of
+from saccade.adapters.hf.graph import GraphedStep, forward
+from saccade.adapters.hf.session import Session
+from saccade.decode.state import DecodeState
+from saccade.decode.stats import RunStats
+from saccade.errors import AttachmentError, UnsupportedModelError
+
+from . import test_static_step as static
+from . import tiny
+from .test_chunks import letters
+
+NEEDS_SELECTION = DecodeState.needs_selection
+
+EVERY, CAPACITY, NEW = 5, 64, 20
+"""Three passes and two steps, and ten slots more than a row of 34 comes to."""
+
+POLICIES = {
+    "resa": "resa:page=4,min_pages=2,ratio=0.1",
+    "quest": "quest:page=4,dense_layers=1,budget=9",
+    "tidal": "tidal:reselect=3,dense_layers=1,budget=9",
+    "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget=9",
+    "lychee_decode": "lychee_decode:roles=every:2,page=4,budget=12",
+    "streaming": "streaming:budget=9",
+    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20,replant=3",
+    "exact_topk": "exact_topk:dense_layers=1,budget=9",
+}
+
+BATCHES: dict[str, dict[str, Tensor]] = {
+    "one": {"input_ids": tiny.prompt(23)},
+    "three": {"input_ids": tiny.prompt(34, rows=3)},
+    "padded": tiny.padded([31, 7, 18]),
+}
+
+
+class Decoding:
+    """A prompt in a `StaticCache`, then steps that are fed `tokens` int64 `[B, n]`, by calls or by graphs."""
+
+    def __init__(self, spec: str, batch: str, every: int = EVERY, capacity: int = CAPACITY) -> None:
+        self.model, given = tiny.fresh("llama"), BATCHES[batch]
+        ids = given["input_ids"]
+        self.run = saccade.sparsify(self.model, f"{spec},rectify={every}", tokenizer=letters())
+        self.cache = StaticCache(config=self.model.config, max_cache_len=capacity)
+        self.padding = given.get("attention_mask")
+        self.mask = torch.ones_like(ids) if self.padding is None else self.padding
+        self.tokens = torch.randint(2, 14, (len(ids), NEW + 20), generator=torch.Generator().manual_seed(1))
+        self.fed, self.logits = 0, [self.call(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))]
+        self.graph: GraphedStep | None = None
+
+    def calls(self, steps: int) -> Decoding:
+        for _ in range(steps):
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            self.logits.append(self.call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
+        return self
+
+    def replays(self, steps: int) -> Decoding:
+        if self.graph is None:
+            self.graph = GraphedStep(self.run, self.cache, self.padding)
+        for _ in range(steps):
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            self.logits.append(self.graph.step(self.next()).clone())
+        return self
+
+    def next(self) -> Tensor:
+        self.fed += 1
+        return self.tokens[:, self.fed - 1 : self.fed]
+
+    def call(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        mask, cache = None if self.padding is None else self.mask, self.cache
+        return self.model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1]
+
+    @property
+    def session(self) -> Session:
+        session = session_of(self.cache)
+        assert session is not None
+        return session
+
+    def stored(self) -> Tensor:
+        """Keys and values of all slots that are filled, padding left out: `[n]`."""
+        length = int(self.cache.layers[0].cumulative_length)
+        seen = self.mask[:, None, :length, None].bool()
+        return torch.cat([held[:, :, :length].masked_select(seen) for held in self._held()])
+
+    def end(self) -> RunStats:
+        self.run.restore()
+        return self.run.stats()
+
+    def _held(self) -> list[Tensor]:
+        return [held for layer in self.cache.layers for held in (layer.keys, layer.values)]
+
+
+@pytest.fixture(autouse=True)
+def _as_captured() -> Any:
+    # Calls would attend densely to what a budget covers; a graph knows no lengths.
+    with torch.no_grad(), sparse_below_the_budget(), standing_in():
+        yield
+
+
+def assert_same(got: Decoding, expected: Decoding) -> None:
+    """Logits, the whole cache, what is clean and what was counted; float32 differs in the order of sums."""
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.stored(), expected.stored(), rtol=1e-4, atol=1e-4)
+    assert got.session.state.history.clean == expected.session.state.history.clean
+    one, other = got.end(), expected.end()
+    assert (one.dense_passes, one.rectifications) == (other.dense_passes, other.rectifications)
+    for layer, wanted in zip(one.layers, other.layers, strict=True):
+        assert layer.steps == wanted.steps
+        assert (layer.tokens, layer.share) == pytest.approx((wanted.tokens, wanted.share))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", POLICIES)
+def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
+    got = Decoding(POLICIES[name], batch).replays(NEW)
+    assert_same(got, Decoding(POLICIES[name], batch).calls(NEW))
+    assert got.run.stats().dense_passes == NEW // (EVERY + 1)
+    assert got.graph is not None and got.graph.room == CAPACITY - BATCHES[batch]["input_ids"].shape[1] - NEW
+
+
+def test_a_rectified_cache_is_the_dense_one() -> None:
+    """Behind a pass, against a prefill in float64; without one, sparse steps are 100 times as far from it."""
+    model, ids = tiny.fresh("llama").double(), BATCHES["three"]["input_ids"]
+    far = []
+    for every in (EVERY, NEW):
+        decoding = Decoding(POLICIES["resa"], "three", every).replays(EVERY + 1)
+        cache = model(torch.cat((ids, decoding.tokens[:, : EVERY + 1]), dim=1)).past_key_values
+        exact = torch.cat([held.flatten() for layer in cache.layers for held in (layer.keys, layer.values)])
+        far.append(float((decoding.stored().double() - exact).norm() / exact.norm()))
+        decoding.run.restore()
+    # Each of four layers rounds the stream some ten times.
+    assert far[0] < 40 * torch.finfo(torch.float32).eps < far[1] / 100
+
+
+@pytest.mark.parametrize("kinds", ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"])
+@pytest.mark.parametrize("name", ["resa", "tidal", "lychee_cluster"])
+def test_calls_in_between_count_too(name: str, kinds: str) -> None:
+    """Passes fall to calls and to replays, and either goes on from what the other has left unclean."""
+    got = Decoding(POLICIES[name], "padded")
+    for kind in kinds:
+        (got.calls if kind == "c" else got.replays)(1)
+    assert_same(got, Decoding(POLICIES[name], "padded").calls(NEW))
+
+
+@pytest.mark.parametrize("name", ["quest", "lychee_cluster"])
+def test_a_turn_in_between_is_searched(name: str) -> None:
+    """A call of many tokens is prompt: it takes along what is unclean, and the next replay finds its tokens."""
+    decoded = []
+    for way in ("calls", "replays"):
+        decoding = Decoding(POLICIES[name], "three")
+        getattr(decoding, way)(3)
+        turn = tiny.prompt(13, rows=3, seed=5)
+        decoding.mask = torch.nn.functional.pad(decoding.mask, (0, 13), value=1)
+        decoding.logits.append(decoding.call(turn, torch.arange(37, 50).expand(3, -1)))
+        decoded.append(getattr(decoding, way)(EVERY + 4))
+    assert_same(decoded[1], decoded[0])
+
+
+@pytest.mark.parametrize("captured", ["before", "behind"])
+def test_a_call_interrupted_in_its_pass_is_made_up_for(captured: str) -> None:
+    """What it has hidden is there again, and the pass is the next replay's."""
+    got = Decoding(POLICIES["resa"], "three").replays(2 if captured == "before" else 0)
+    if captured == "behind":
+        got.graph = None
+    got.calls(EVERY - got.fed)
+    last: Any = got.model.get_decoder().layers[-1]
+
+    def stop(module: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = last.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        got.call(got.tokens[:, EVERY : EVERY + 1], torch.full((3, 1), 34 + EVERY))
+    handle.remove()
+    assert int(got.cache.layers[0].cumulative_length) != 34 + EVERY
+    assert_same(got.replays(NEW - EVERY), Decoding(POLICIES["resa"], "three").calls(NEW))
+
+
+@pytest.mark.parametrize("length", [24, 28, 29])
+def test_a_cache_may_end_before_a_pass_or_with_it(length: int) -> None:
+    """Behind 23 tokens and `EVERY` sparse steps a pass needs one slot; `room` counts steps of both kinds."""
+    room = length - 23
+    got = Decoding(POLICIES["resa"], "one", capacity=length).replays(room)
+    assert got.graph is not None and got.graph.room == 0
+    with pytest.raises(UnsupportedModelError, match="full"):
+        got.replays(1)
+    got.mask = got.mask[:, :length]
+    assert_same(got, Decoding(POLICIES["resa"], "one", capacity=length).calls(room))
+    assert got.run.stats().dense_passes == int(length == 29)
+
+
+@pytest.mark.parametrize("sparse", range(EVERY + 1))
+def test_a_pass_is_captured_where_little_room_is_left(sparse: int) -> None:
+    """Its warm-ups need more slots than are free behind the cache, and leave all as it was, bounds of keys included."""
+    spec, capacity = POLICIES["resa"], 34 + EVERY + 1
+    got = Decoding(spec, "three", capacity=capacity).calls(sparse)
+    before = got.stored()
+    got.replays(0)
+    assert torch.equal(got.stored(), before)
+    left = EVERY + 1 - sparse
+    assert_same(got.replays(left), Decoding(spec, "three", capacity=capacity).calls(sparse + left))
+    assert got.run.stats().dense_passes == 1
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_short_periods(every: int) -> None:
+    got = Decoding(POLICIES["quest"], "padded", every).replays(7)
+    assert_same(got, Decoding(POLICIES["quest"], "padded", every).calls(7))
+
+
+@pytest.mark.parametrize(("budget", "passes", "by_calls"), [(100, 0, 0), (40, 1, 0), (39, 1, 1), (33, 2, 2)])
+def test_what_a_budget_covers_is_not_run_again(
+    budget: int, passes: int, by_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in calls, which attend densely to it; passes are due behind 28, 34 and 40 tokens.
+
+    A call's own token is dense for itself where it is the first that is not covered: no graph holds that.
+    """
+    monkeypatch.setattr(DecodeState, "needs_selection", NEEDS_SELECTION)
+    spec = f"tidal:reselect=3,dense_layers=1,budget={budget}"
+    got, expected = Decoding(spec, "one").replays(NEW), Decoding(spec, "one").calls(NEW)
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
+    if budget < CAPACITY:
+        assert got.session.state.history.clean == expected.session.state.history.clean
+    assert (got.end().dense_passes, expected.end().dense_passes) == (passes, by_calls)
+
+
+def test_a_pass_gives_logits_of_its_own_token_alone() -> None:
+    decoding, seen = Decoding(POLICIES["resa"], "three"), []
+    head: Any = decoding.model.lm_head
+    head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    decoding.replays(0).end()
+    assert seen == [1] * 6
+
+
+@pytest.mark.parametrize("name", ["resa", "tidal", "lychee_cluster"])
+def test_neither_a_step_nor_what_prepares_it_reads_on_the_host(name: str) -> None:
+    """On tensors without content; steps of a kind do the same, to indexes that stay."""
+    decoding = static.Decoding(tiny.fresh("llama"), f"{POLICIES[name]},rectify={EVERY}", "padded")
+    starts, past = decoding.starts, decoding.mask.shape[1]
+    static.to_meta(decoding)
+    token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
+    upkeep, shapes, addresses = decoding.run.upkeep(decoding.cache, starts), {}, []
+    with decoding.run.lengths_on_device(decoding.starts):
+        for step in range(3 * (EVERY + 1)):
+            if step == 0:
+                fed = upkeep.before(past, token)
+                forward(decoding.model, decoding.cache, fed, decoding.starts)  # indexes are built
+                continue
+            with watching():
+                fed = upkeep.before(past + step, token)
+            with watching() as watched:
+                forward(decoding.model, decoding.cache, fed, decoding.starts)
+            assert fed.shape[1] == (EVERY + 1 if step % (EVERY + 1) == EVERY else 1)
+            assert shapes.setdefault(fed.shape[1], watched.shapes) == watched.shapes
+            addresses.append(static._index_memory(decoding))
+    assert all(one == addresses[0] for one in addresses)
+    decoding.run.restore()
+
+
+def test_an_emptied_and_a_reordered_cache_are_refused() -> None:
+    for change in (lambda cache: cache.reset(), lambda cache: cache.reorder_cache(torch.tensor([1, 0, 2]))):
+        decoding = Decoding(POLICIES["resa"], "three").replays(3)
+        change(decoding.cache)
+        with pytest.raises(AttachmentError, match="emptied, reordered"):
+            decoding.replays(1)
+        decoding.run.restore()
+
+
+def test_verifying_is_refused() -> None:
+    with saccade.sparsify(tiny.llama(), "resa:page=4,rectify=5:verify") as run:
+        cache = StaticCache(config=run.model.config, max_cache_len=CAPACITY)
+        with pytest.raises(UnsupportedModelError, match="5:verify compares drafts with dense logits on the host"):
+            GraphedStep(run, cache)
+
+
+def test_more_unclean_tokens_than_a_pass_holds_are_refused() -> None:
+    """As a policy of a longer period leaves them; an ordinary call makes them good."""
+    long = Decoding(POLICIES["resa"], "one", every=9).calls(7)
+    long.run.restore()
+    with saccade.sparsify(long.model, f"{POLICIES['resa']},rectify={EVERY}") as run:
+        step, token = GraphedStep(run, long.cache), long.next()
+        with pytest.raises(UnsupportedModelError, match=r"7 tokens .* a pass runs 5 again"):
+            step.step(token)
+        long.model(token, past_key_values=long.cache, position_ids=torch.tensor([[30]]))
+        assert run.stats().rectifications == 7
+        for _ in range(EVERY + 1):
+            step.step(long.next())
+        assert (run.stats().dense_passes, run.stats().rectifications) == (2, 7 + EVERY)
+
+
+def test_a_call_that_nobody_prepared_is_refused() -> None:
+    decoding = Decoding(POLICIES["tidal"], "one")
+    starts = torch.zeros(1, dtype=torch.int32)
+    with decoding.run.lengths_on_device(starts):
+        with pytest.raises(UnsupportedModelError, match="runs tokens again between steps"):
+            forward(decoding.model, decoding.cache, decoding.next(), starts)
+        decoding.run.upkeep(decoding.cache, starts).before(23, decoding.next())
+        with pytest.raises(UnsupportedModelError, match="1 x 2 tokens; 1 for each of 1 rows was promised"):
+            forward(decoding.model, decoding.cache, decoding.tokens[:, :2], starts)
+    decoding.run.restore()
