@@ -65,7 +65,7 @@ def _combine(
     # A row without tokens has no part with any, and its output is 0.
     largest = tl.maximum(tl.max(logs, axis=0), -1e38)
     weights = tl.exp2(logs - largest)
-    total = tl.maximum(tl.sum(weights, axis=0), 1e-38)
+    total = tl.maximum(tl.sum(weights, axis=0), 1e-30)
     if sinks is not None:
         total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - largest)
     # A part without tokens has weight 0, but what lies there may be NaN.
