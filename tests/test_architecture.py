@@ -28,7 +28,7 @@ LIMITS = {
     # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on. Then dense
     # passes: their kernel, scheduled ahead, together, and timed; caches of 8-bit floats; indexes of text that captured
     # steps search; passes as graphs.
-    "lines of Python in src": 30_620,
+    "lines of Python in src": 30_800,
     "of them measuring": 9_950,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

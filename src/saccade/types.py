@@ -40,6 +40,9 @@ class Rows:
         max_len: host bound, at least every entry of `seq_lens`.
         bounds: host copy of `(row_start, seq_lens)` per row, None if the host never knew them.
         whole: bool `[B]` on the device, rows that attend to all their tokens whatever set they are given; None: none.
+        turns: int32, at least `B · Hq` zeros on the device, in which the programs of a launch count themselves, so that
+            the last one joins what all have found; zeros again behind it. What shares them runs one after the other.
+            None: there is no such memory.
     """
 
     page_table: Tensor
@@ -48,6 +51,7 @@ class Rows:
     max_len: int
     bounds: tuple[tuple[int, int], ...] | None = None
     whole: Tensor | None = None
+    turns: Tensor | None = None
 
     @classmethod
     def on_host(cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None) -> Rows:

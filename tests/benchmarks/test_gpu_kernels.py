@@ -1,4 +1,4 @@
-"""`benchmarks.gpu.kernels`, `.captured`, `.planting` and `.passes`, rehearsed on tiny shapes."""
+"""`benchmarks.gpu`: `kernels`, `captured`, `gathers`, `planting`, `passes` rehearsed; `kernels` finds what oracles do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import captured, kernels, passes, planting, timing
+from benchmarks.gpu import captured, gathers, kernels, passes, planting, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +34,15 @@ def test_a_rehearsal_of_captured_steps(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(row["rows"], row["length"]) for row in found["rows"]] == [
         point for point in ((2, 16), (3, 2100), (2, 20)) for _ in range(4)
     ]
+
+
+def test_a_rehearsal_of_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "gathers.json"
+    monkeypatch.setattr(sys, "argv", ["gathers", str(file), "--smoke", "--seconds", "600"])
+    gathers.main()
+    found = json.loads(file.read_text())
+    assert found["left_out"] == []
+    assert [(row["rows"], row["length"]) for row in found["rows"]] == [(2, 16)] * 4 + [(1, 2100)] * 4
 
 
 def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,8 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
         assert step.group.rows.max_len == MAX_LEN
         assert step.group.rows.bounds is None
     assert addresses[0] == addresses[1]
-    # Row starts and flags, which the rows written to share; and where each of these begins to be new.
-    assert len(set(addresses[0])) == 3
+    # Row starts, flags and turns, which the rows written to share; and where each of these begins to be new.
+    assert len(set(addresses[0])) == 4
 
 
 def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:

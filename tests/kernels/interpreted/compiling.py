@@ -67,6 +67,7 @@ def compile_kernel(
     assert line, f"the compiler died with {compiler.wait()} over {kernel} for sm_{capability}"
     answer = json.loads(line)
     assert "error" not in answer, answer["error"][-4000:]
+    assert ".f64" not in answer["ptx"], f"{kernel} computes in float64, which no kernel asks for"
     return Compiled(**answer)
 
 

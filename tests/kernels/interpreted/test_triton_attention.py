@@ -261,12 +261,46 @@ def test_whole_rows_and_rows_that_only_pad(
         counts=selection.counts.masked_fill(gone[:, None], 0),
     )
     other = with_other_rows(case, whole, empty)
+    turns = torch.zeros(case.q.shape[0] * case.q.shape[1], dtype=torch.int32) if data.draw(st.booleans()) else None
+    other = replace(other, kv=replace(other.kv, rows=replace(other.kv.rows, turns=turns)))
     dense = data.draw(flags(case), label="dense") if hybrid else (False,) * case.kv.kv_heads
     if hybrid:
         out, _ = hybrid_decode(other.q, other.kv, selection, dense, scale=0.3, implementation="triton")
     else:
         out = sparse_decode(other.q, other.kv, selection, scale=0.3, implementation="triton")
     expect_other_rows(out, other, tokens, 0.3, whole, dense)
+
+
+@pytest.mark.parametrize(
+    ("parts", "group", "sets", "sinks"),
+    [(1, 2, "kv", False), (2, 5, "all", True), (5, 1, "kv", True), (5, 2, "query", True), (16, 2, "kv", False)],
+)
+def test_the_last_program_joins_the_parts(
+    parts: int, group: int, sets: str, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another launch would, where there is memory to count in, which two launches in turn find as it was."""
+    monkeypatch.setattr(plan, "split_counts", lambda streams, _: (parts,) * len(streams))
+    case = make_case(layout="paged", lengths=[280, 7, 33], kv_heads=2, group=group, head_dim=24, padding=7)
+    selection, tokens = choose(case, sets, 1, 3, 0)
+    kv = replace(case.kv, sinks=torch.linspace(-2, 2, 2 * group) if sinks else None)
+    turns = torch.zeros(3 * 2 * group, dtype=torch.int32)
+    counting = replace(kv, rows=replace(kv.rows, turns=turns))
+    apart = sparse_decode(case.q, kv, selection, scale=0.3, implementation="triton")
+    for _ in range(2):
+        out = sparse_decode(case.q, counting, selection, scale=0.3, implementation="triton")
+        torch.testing.assert_close(out, apart)
+        assert not turns.any()
+    if not sinks:
+        expect_attention(out, case, tokens, 0.3)
+
+
+def test_too_little_memory_to_count_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "split_counts", lambda streams, _: (2,) * len(streams))
+    case = make_case(layout="paged", lengths=[40], kv_heads=1, group=2, head_dim=16)
+    selection, _ = choose(case, "kv", 1, 3, 0)
+    few_turns = replace(case.kv, rows=replace(case.kv.rows, turns=torch.zeros(1, dtype=torch.int32)))
+    with pytest.raises(KernelError, match="holds 1 numbers, and 2 are needed"):
+        sparse_decode(case.q, few_turns, selection, scale=0.3, implementation="triton")
 
 
 @few

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from compiling import Compiled, compile_kernel
 
+from saccade.kernels._triton.combine import MOST_JOINED
 from saccade.kernels._triton.plan import tuning
 
 ATTENTION = "saccade.kernels._triton.attention"
@@ -38,7 +39,7 @@ def describe(
         **{"k_scale_step": 1, "v_scale_step": 1},
         **{"GROUP": group, "LISTED_GROUP": group, "TILE": max(16, 1 << (group - 1).bit_length()), "DIM": dim},
         **{"INNER": 1 << (dim - 1).bit_length(), "PAGE": page, "POOLING": pooling, "WIDE": False, "DIRECT": False},
-        "CAPPED": False,
+        **{"CAPPED": False, "JOINED": MOST_JOINED},
     }
     if not quantised:
         constants |= {"k_scale": None, "v_scale": None, "k_scale_step": 0, "v_scale_step": 0}
@@ -63,6 +64,7 @@ def attention(
     whole: bool = False,
     sinks: bool = False,
     capped: bool = False,
+    joined: bool = False,
 ) -> Compiled:
     from saccade.kernels._triton.attention import _attend
 
@@ -77,6 +79,11 @@ def attention(
         signature["sinks"] = f"*{dtype}"
     else:
         constants["sinks"] = None
+    if joined:
+        signature |= {"turns": "*i32", "out": f"*{dtype}"}
+        divisible += ("turns", "out")
+    else:
+        constants |= {"turns": None, "out": None}
     if kind == "dense":
         signature = {name: value for name, value in signature.items() if name not in SETS}
         constants |= dict.fromkeys(SETS, 0) | {"ids": None, "counts": None}
@@ -128,6 +135,8 @@ def test_llama_heads(kind: str, capability: int) -> None:
         ("sparse", {"page": 16, "unit": 16}),
         ("sparse", {"page": 16, "whole": True}),
         ("sparse", {"page": 16, "unit": 16, "whole": True}),
+        ("sparse", {"page": 16, "whole": True, "joined": True}),
+        ("sparse", {"page": 16, "unit": 16, "sinks": True, "joined": True}),
         ("hybrid", {"page": 16, "pooling": "max", "whole": True}),
         ("dense", {"pooling": "each"}),
         ("hybrid", {"page": 16, "sinks": True}),

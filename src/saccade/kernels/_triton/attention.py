@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.errors import KernelError
 from saccade.kernels._triton import plan
-from saccade.kernels._triton.combine import combine
+from saccade.kernels._triton.combine import MOST_JOINED, combine, join
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
@@ -51,17 +52,23 @@ def attend(
     sums = out if direct else torch.empty((batch, query_heads, most), dtype=torch.float32, device=q.device)
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
     whole = None if selection is None else rows.whole
+    turns = None if any(flags) or direct or most > MOST_JOINED else rows.turns
+    if turns is not None and turns.numel() < batch * query_heads:
+        raise KernelError(f"rows.turns holds {turns.numel()} numbers, and {batch * query_heads} are needed")
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
+    registers = work.tuning.registers
+    if not any(flags) and kv.k.element_size() == 2 and inner <= 128 and group <= LEAST_TILE:
+        registers = min(registers, plan.LISTED_REGISTERS)
     with torch.cuda.device_of(q):
-        _attend[(work.programs,)](
+        _attend[work.grid](
             q, *q.stride(),
             kv.k, *kv.k.stride(), kv.v, *kv.v.stride(),
             *head_factors(kv.k_scale, kv.kv_heads), *head_factors(kv.v_scale, kv.kv_heads),
             scale * math.log2(math.e), (kv.soft_cap or 0.0) * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2], whole,
-            parts, sums, most,
+            parts, sums, most, turns, out,
             kv.sinks, scores, 0 if scores is None else scores.shape[1], rows.max_len,
             batch, kv.kv_heads, as_bits(flags), as_bits(kept), work.dense_splits, work.sparse_splits,
             GROUP=group, LISTED_GROUP=1 if work.set_per_query else group,
@@ -71,10 +78,11 @@ def attend(
             ALL=any(flags), LISTED=not all(flags),
             POOLING=pooling if pooling is not None and any(kept) else "",
             WIDE=widened(q, kv.k, kv.v), DIRECT=direct, CAPPED=kv.soft_cap is not None,
+            JOINED=1 if turns is None else triton.next_power_of_2(most),
             BLOCK=work.tuning.block, STAGES=work.tuning.stages,
-            num_warps=work.tuning.warps, maxnreg=work.tuning.registers,
+            num_warps=work.tuning.warps, maxnreg=registers,
         )  # fmt: skip
-        if not direct:
+        if not direct and turns is None:
             combine(parts, sums, kv.sinks, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
     return out, scores
 
@@ -86,14 +94,15 @@ class _Work:
     Attributes:
         dense_splits, sparse_splits: parts of a head's tokens.
         set_per_query: whether query heads of a sparse KV head read sets of their own, and so are apart.
-        programs: all of them; those of dense heads come first.
+        grid: one dimension where heads are of both kinds, those of dense heads first; else streams, rows and parts,
+            which programs need not divide to know.
     """
 
     tuning: plan.Tuning
     dense_splits: int
     sparse_splits: int
     set_per_query: bool
-    programs: int
+    grid: tuple[int, ...]
 
     @classmethod
     def of(cls, q: Tensor, kv: KVView, selection: Selection | None, dense: Flags) -> _Work:
@@ -109,8 +118,11 @@ class _Work:
             ((planned * dense_streams, blocks), (planned * sparse_streams, listed_blocks)),
             plan.processors(q.device) * tuning.resident,
         )
-        programs = batch * (dense_streams * dense_splits + sparse_streams * sparse_splits)
-        return cls(tuning, dense_splits, sparse_splits, apart, programs)
+        streams, splits = (dense_streams, dense_splits) if dense_streams else (sparse_streams, sparse_splits)
+        grid: tuple[int, ...] = (streams, batch, splits)
+        if dense_streams and sparse_streams:
+            grid = (batch * (dense_streams * dense_splits + sparse_streams * sparse_splits),)
+        return cls(tuning, dense_splits, sparse_splits, apart, grid)
 
 
 @triton.jit(
@@ -159,6 +171,8 @@ def _attend(
     parts: tl.tensor,
     sums: tl.tensor,
     most: tl.tensor,
+    turns: tl.tensor,
+    out: tl.tensor,
     sinks: tl.tensor,
     scores: tl.tensor,
     stored_heads: tl.tensor,
@@ -182,6 +196,7 @@ def _attend(
     WIDE: tl.constexpr,
     DIRECT: tl.constexpr,
     CAPPED: tl.constexpr,
+    JOINED: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
@@ -205,15 +220,16 @@ def _attend(
         program = program // (heads * apart)
         head = head_at(flags, stream_number // apart)
         member = stream_number % apart
+        row = (program % batch).to(tl.int64)
+        split = program // batch
     else:
         is_dense: tl.constexpr = ALL  # type: ignore[no-redef]
         splits = dense_splits if ALL else sparse_splits
         apart = GROUP // LISTED_GROUP
-        head = program % (kv_heads * apart) // apart
+        head = program // apart
         member = program % apart
-        program = program // (kv_heads * apart)
-    row = (program % batch).to(tl.int64)
-    split = program // batch
+        row = tl.program_id(1).to(tl.int64)
+        split = tl.program_id(2)
     rows = tl.where(is_dense, GROUP, LISTED_GROUP)
     first = head * GROUP + member
 
@@ -272,6 +288,17 @@ def _attend(
         tl.store(parts + place[:, None] * DIM + dims[None, :], weighted.to(parts.dtype.element_ty), mask=inside)
         if not DIRECT:
             tl.store(sums + place, summed, mask=tile < rows)
+            if turns is not None:
+                # What this program has written is seen by whoever counts behind it.
+                tl.debug_barrier()
+                query = row * kv_heads * GROUP + first
+                if tl.atomic_add(turns + query, 1, sem="acq_rel", scope="gpu") == splits - 1:
+                    tl.store(turns + query, 0)
+                    joined = join(
+                        parts, sums, sinks, place - split, first + tile, tile < rows, splits, TILE, DIM, INNER, JOINED
+                    )
+                    spots = out + (query + tile)[:, None] * DIM + dims[None, :]
+                    tl.store(spots, joined.to(out.dtype.element_ty), mask=inside)
     else:
         # Grids follow bounds: most programs of a short row find nothing to read.
         tl.store(sums + place, tl.full((TILE,), float("-inf"), tl.float32), mask=tile < rows)

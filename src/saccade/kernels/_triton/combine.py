@@ -10,6 +10,8 @@ from saccade.kernels._triton.heads import is_flagged, unpacked
 
 PART = 4096
 """Numbers of the partial results that a program joins."""
+MOST_JOINED = 16
+"""Parts that the last program of a head joins itself; it reads them all at once."""
 
 
 def combine(
@@ -65,10 +67,48 @@ def _combine(
     # A row without tokens has no part with any, and its output is 0.
     largest = tl.maximum(tl.max(logs, axis=0), -1e38)
     weights = tl.exp2(logs - largest)
-    total = tl.maximum(tl.sum(weights, axis=0), 1e-38)
+    total = tl.maximum(tl.sum(weights, axis=0), 1e-30)
     if sinks is not None:
         total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - largest)
     # A part without tokens has weight 0, but what lies there may be NaN.
     joined = tl.sum(tl.where((weights > 0)[:, None], values * weights[:, None], 0.0), axis=0) / total
     place = out + row.to(tl.int64) * out_row + head * out_head + dims * out_dim
     tl.store(place, joined.to(out.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit
+def join(
+    parts: tl.tensor,
+    sums: tl.tensor,
+    sinks: tl.tensor,
+    places: tl.tensor,
+    queries: tl.tensor,
+    present: tl.tensor,
+    splits: tl.tensor,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """What `combine` makes of the `splits` parts from `places` on, `[TILE, INNER]`, for the program that was last."""
+    dims = tl.arange(0, INNER)
+    largest = tl.full((TILE,), -1e38, tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    weighted = tl.zeros((TILE, INNER), tl.float32)
+    for part in tl.static_range(WIDTH):
+        held = present & (queries * 0 + part < splits)
+        logs = tl.load(sums + places + part, mask=held, other=float("-inf"))
+        inside = held[:, None] & (dims < DIM)[None, :]
+        values = tl.load(parts + (places + part)[:, None] * DIM + dims[None, :], mask=inside, other=0.0)
+        before = largest
+        largest = tl.maximum(before, logs)
+        shrink = tl.exp2(before - largest)
+        weights = tl.exp2(logs - largest)
+        total = total * shrink + weights
+        # A part without tokens has weight 0, but what lies there may be NaN.
+        weighted = weighted * shrink[:, None] + tl.where((weights > 0)[:, None], values * weights[:, None], 0.0)
+    total = tl.maximum(total, 1e-30)
+    if sinks is not None:
+        logits = tl.load(sinks + queries, mask=present, other=0.0).to(tl.float32)
+        total += tl.exp2(logits * 1.4426950408889634 - largest)
+    return weighted / total[:, None]

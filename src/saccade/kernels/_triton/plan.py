@@ -17,6 +17,8 @@ PROLOGUE = 1
 REGISTERS = 65536
 """Of a multiprocessor; a thread has at most 255."""
 MOST_REGISTERS = 255
+LISTED_REGISTERS = 168
+"""Of a thread that attends to sets alone: with all 255 it is no less busy, and 0.2 µs slower on an H200."""
 MOST_WAVES = 8
 """Times that all places are filled: where rows are shorter than their bound, even programs with nothing to read count.
 

@@ -151,5 +151,6 @@ def stream(
         slots = clamped_slots(ahead, start, length)
         present = (ahead >= 0) & (ahead < length)
         pages = storage_pages(table, table_step, slots, PAGE)
-    summed = tl.where(total > 0, largest + tl.log2(tl.maximum(total, 1e-38)), float("-inf"))
-    return weighted / tl.maximum(total, 1e-38)[:, None], summed
+    # Triton takes a constant below float32's normal numbers for a float64, and so all that it meets.
+    summed = tl.where(total > 0, largest + tl.log2(tl.maximum(total, 1e-30)), float("-inf"))
+    return weighted / tl.maximum(total, 1e-30)[:, None], summed

@@ -161,7 +161,7 @@ def _store(
     present = queries < GROUP * count
     number = (first + queries // GROUP) * (kv_heads * GROUP) + head * GROUP + queries % GROUP
     places = number * splits + split
-    some = tl.maximum(total, 1e-38)
+    some = tl.maximum(total, 1e-30)
     values = weighted / some[:, None] * v_factor
     inside = present[:, None] & (dims < DIM)[None, :]
     tl.store(parts + places[:, None] * DIM + dims[None, :], values, mask=inside)

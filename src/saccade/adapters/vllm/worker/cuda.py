@@ -56,6 +56,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             vllm_config, self.view, longest=None if reasons else longest, reserved=room.reserved, rows=most
         )
         if not reasons:
+            self.groups.turns = torch.zeros(most * self.num_heads_q, dtype=torch.int32, device=device)
             self._decode_steps = DecodeSteps(self.groups, most, longest, device)
         if vllm_config.parallel_config.rank == 0:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"

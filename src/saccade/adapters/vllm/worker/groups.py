@@ -49,7 +49,15 @@ class Batch:
     slots: list[int]
     placed: bool = True
 
-    def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, longest: int | None = None) -> Rows:
+    def rows(
+        self,
+        chosen: list[int],
+        table: Tensor,
+        lengths: Tensor,
+        *,
+        longest: int | None = None,
+        turns: Tensor | None = None,
+    ) -> Rows:
         """Some rows, whose blocks and lengths are given.
 
         `longest`: a bound on any row's length, where kernels are compiled for it; None: what the host knows of each.
@@ -57,7 +65,7 @@ class Batch:
         if longest is not None:
             # None is whole, which is said as decoding steps say it: they are the same kernels then.
             whole = torch.zeros_like(lengths, dtype=torch.bool)
-            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole)
+            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole, turns=turns)
         known = [self.lengths[row] for row in chosen]
         return Rows(table, torch.zeros_like(lengths), lengths, max(known), tuple((0, length) for length in known))
 
@@ -73,6 +81,9 @@ class Batch:
 
 class Groups:
     """Groups the rows of one step after the other.
+
+    Attributes:
+        turns: memory of all steps for `Rows.turns`, which follow each other; None: there is none.
 
     Args:
         view: a layer's cache as some rows see it.
@@ -97,6 +108,7 @@ class Groups:
         self._slots: SlotIndexes | None = None
         self._state = DecodeState(serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes)
         self._measured = 0.0
+        self.turns: Tensor | None = None
         self._kept: KeptSteps | None = None
         self._sampled: tuple[Rows, list[bool]] | None = None
 
@@ -213,7 +225,7 @@ class Groups:
         selector = self._serving.plan.selector
         if not sparse:
             return []
-        rows = batch.rows(sparse, table, lengths, longest=self._longest)
+        rows = batch.rows(sparse, table, lengths, longest=self._longest, turns=self.turns)
         if selector is not None and selector.owns_index:
             self._indexes(table.device).narrow(self.requests(batch, sparse), table.device)
         self._state.observers = self._observers([batch.lengths[row] for row in sparse]) if known else ()
