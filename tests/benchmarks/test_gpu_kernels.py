@@ -1,4 +1,4 @@
-"""`benchmarks.gpu`: `kernels`, `captured`, `gathers`, `planting`, `passes` rehearsed; `kernels` finds what oracles do."""
+"""`benchmarks.gpu` rehearsed: `kernels`, `captured`, `gathers`, `planting`, `passes`; `kernels` finds what oracles do."""
 
 from __future__ import annotations
 
