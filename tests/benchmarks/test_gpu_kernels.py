@@ -1,4 +1,4 @@
-"""`benchmarks.gpu` rehearsed: `kernels`, `captured`, `gathers`, `planting`, `passes`; `kernels` finds what oracles do."""
+"""Benchmarks of `benchmarks.gpu` rehearsed; `kernels` finds what oracles do."""
 
 from __future__ import annotations
 
