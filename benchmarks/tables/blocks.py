@@ -38,7 +38,8 @@ _CLIENTS = (
     "--threads 1 --policy less_is_more:reselect=15 --policy quest --json docs/results/serve_clients_cpu.json"
 )
 _PASSES = (
-    "python -m benchmarks.gpu.passes docs/results/passes_h200.json --heads 32x4x128,32x8x128 --points 131072x1,131072x4"
+    "python -m benchmarks.gpu.passes docs/results/passes_h200.json --heads 32x8x128,32x4x128 "
+    "--points 131072x1,131072x4,32768x8"
 )
 _LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
@@ -74,6 +75,10 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-large": Made(
         partial(serving.speed, file="serve_h200_large"), "serve_h200_large", "saccade bench serve"
     ),
+    "serve-h200-cluster": Made(
+        partial(serving.speed, file="serve_h200_cluster"), "serve_h200_cluster", "saccade bench serve"
+    ),
+    "serve-h200-fp8": Made(partial(serving.speed, file="serve_h200_fp8"), "serve_h200_fp8", "saccade bench serve"),
     "serve-h200-gemma3": Made(
         partial(serving.speed, file="serve_h200_gemma3"), "serve_h200_gemma3", "saccade bench serve"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from saccade.bench.variants import STOCK_AGAIN
+
 from .page import Results, Row, named, table, told
 
 SHORT = 4096
@@ -48,6 +50,8 @@ def speed(results: Results, file: str) -> list[str]:
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at {', '.join(void)}."]
+    if results["environment"]["device"] != "cpu" and STOCK_AGAIN not in results.get("engines", {}):
+        lines += ["", "The run was cut off before stock came again: how much it drifted is not known."]
     command = results.get("command", "saccade bench serve")
     ran = {f"vLLM {one['vllm']}, model runner {one['model_runner']}" for one in results.get("engines", {}).values()}
     parts = [f"{results['shape']} with random weights", *sorted(ran)]
