@@ -33,7 +33,7 @@ static void open_item(struct reader *reader, const struct plan *plan, const stru
     const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim || (call->bf16 && call->dim > 64);
     *reader = (struct reader){
         .call = call, .lanes = lanes, .fetch = fetch, .at = item->at, .end = item->end,
-        .block = fetch ? GATHERED : fill < 16 ? 16 : fill > BLOCK ? BLOCK : (int)fill,
+        .block = item->set >= 0 ? GATHERED : fetch ? FETCHED : fill < 16 ? 16 : fill > BLOCK ? BLOCK : (int)fill,
         .table = call->table + item->row * call->row_pages,
         .start = call->starts[item->row], .length = call->lengths[item->row],
         .k_base = item->head * call->k_head, .v_base = item->head * call->v_head,
@@ -74,12 +74,29 @@ static int64_t find_token(const struct reader *reader, uint32_t *slot)
     return reader->table[number];
 }
 
+/* Single tokens of a cache whose rows are a page each: no runs, no divisions. */
+static int read_tokens(struct reader *reader, struct block *block)
+{
+    const struct call *call = reader->call;
+    const int64_t k = reader->k_base + reader->table[0] * call->k_page + reader->start * call->k_slot;
+    const int64_t v = reader->v_base + reader->table[0] * call->v_page + reader->start * call->v_slot;
+    int count = 0;
+    for (; count < reader->block && reader->at < reader->end; reader->at++) {
+        const int64_t id = reader->ids[reader->at];
+        block->k[count] = k + id * call->k_slot;
+        block->v[count] = v + id * call->v_slot;
+        count += id >= 0 && id < reader->length;
+    }
+    return count;
+}
+
 static void read_rows(struct reader *reader, struct block *block)
 {
     const struct call *call = reader->call;
-    int count = 0;
+    const int single = reader->ids && call->unit == 1 && call->row_pages == 1;
+    int count = single ? read_tokens(reader, block) : 0;
     block->token = reader->run;
-    while (count < reader->block && more(reader)) {
+    while (!single && count < reader->block && more(reader)) {
         uint32_t slot;
         int64_t page = find_token(reader, &slot);
         int64_t k = reader->k_base + page * call->k_page + slot * call->k_slot;
