@@ -16,7 +16,7 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 9 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 10 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 32    /* tokens per block of a set */
