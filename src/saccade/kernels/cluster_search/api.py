@@ -72,8 +72,9 @@ def cluster_search(
 
 
 def _check(
-    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, units: int | None, widths: SearchWidths
-) -> None:
+    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, units: int | None,
+    widths: SearchWidths,
+) -> None:  # fmt: skip
     check_integers("cluster_search", seq_lens=seq_lens, **({} if slots is None else {"slots": slots}))
     held, heads, _, head_dim = tree.centroids.shape
     batch = held if slots is None else slots.numel()
