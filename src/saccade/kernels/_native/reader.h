@@ -29,8 +29,9 @@ static void open_item(struct reader *reader, const struct plan *plan, const stru
     const struct call *call = plan->call;
     /* Measured (Zen 4): neighbours run best when a block of keys fills about a page of memory. */
     const int64_t fill = LINEAR_BYTES / (call->dim * (call->bf16 ? 2 : 4)) / 16 * 16;
-    /* Measured (Zen 4): long runs of bfloat16 rows beyond 128 bytes come in half as fast without. */
-    const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim || (call->bf16 && call->dim > 64);
+    /* Measured (Zen 4): what the hardware foresees suffices for long runs of rows of 128 bytes, and for float32. */
+    const int stored = call->scores && call->out; /* beside rows that it stores to it foresees less */
+    const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim || (call->bf16 && (call->dim > 64 || stored));
     *reader = (struct reader){
         .call = call, .lanes = lanes, .fetch = fetch, .at = item->at, .end = item->end,
         .block = item->set >= 0 ? GATHERED : fetch ? FETCHED : fill < 16 ? 16 : fill > BLOCK ? BLOCK : (int)fill,
