@@ -112,31 +112,6 @@ static void keep_scores(float *to, int64_t step, const float *scores, int rows, 
             __builtin_prefetch((at) + 64, 0, 2);                                                                             \
     } while (0)
 
-/* What comes next: rows at places that are numbered as the block's at hand. The processor drops what it cannot take at
- * once, so that every row is asked for twice (measured: random rows of 128 bytes come at 25 GB/s, asked once at 20). */
-struct ahead {
-    const char *near, *far; /* both NULL: nothing is fetched */
-    const int64_t *near_places, *far_places;
-};
-#define FETCH(ahead, token, offset, bytes)                                                                             \
-    do {                                                                                                               \
-        if (ahead) {                                                                                                   \
-            PREFETCH((ahead)->near + (ahead)->near_places[token] + (offset), bytes);                                   \
-            PREFETCH((ahead)->far + (ahead)->far_places[token] + (offset), bytes);                                     \
-        }                                                                                                              \
-    } while (0)
-/* A call of what is inlined twice: with `ahead` the address of what is fetched, and with NULL. */
-#define FETCHING(call)                                                                                                 \
-    do {                                                                                                               \
-        if (next.near) {                                                                                               \
-            const struct ahead *ahead = &next;                                                                         \
-            call;                                                                                                      \
-        } else {                                                                                                       \
-            const struct ahead *ahead = NULL;                                                                          \
-            call;                                                                                                      \
-        }                                                                                                              \
-    } while (0)
-
 #ifdef __x86_64__
 #include <immintrin.h>
 

@@ -1,10 +1,9 @@
 /* The arithmetic of page bounds: how large q·k can be at most on each page. */
 
-/* Where the numbers of four pages from `page` on lie and, asked for twice, those of later ones: upper bounds, then lower.
- * Places after the count are the last page's. */
+/* Where the numbers of four pages from `page` on lie and, to be asked for twice, those of later ones: upper bounds, then
+ * lower. Places after the count are the last page's. */
 INLINE void NAME(find_sides)(const struct bounds *call, const struct places *places, int page, int count,
-                             int scattered, int fetch, const char *sides[2][4],
-                             const char *later[2][2][4])
+                             int scattered, int fetch, const char *sides[2][4], const char *later[2][2][4])
 {
     UNROLL for (int u = 0; u < 4; u++) {
         const int64_t number = page + u < count ? page + u : count - 1;
@@ -15,9 +14,9 @@ INLINE void NAME(find_sides)(const struct bounds *call, const struct places *pla
         UNROLL for (int far = 0; fetch && far < 2; far++) {
             const int ahead = far ? AHEAD : AHEAD / 2;
             later[far][0][u] = scattered ? call->upper + places->upper[page + ahead + u]
-                                           : sides[0][u] + ahead * call->upper_page;
+                                         : sides[0][u] + ahead * call->upper_page;
             later[far][1][u] = scattered ? call->lower + places->lower[page + ahead + u]
-                                           : sides[1][u] + ahead * call->lower_page;
+                                         : sides[1][u] + ahead * call->lower_page;
         }
     }
 }
