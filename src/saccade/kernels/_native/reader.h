@@ -30,7 +30,7 @@ static void open_item(struct reader *reader, const struct plan *plan, const stru
     /* Measured (Zen 4): neighbours run best when a block of keys fills about a page of memory. */
     const int64_t fill = LINEAR_BYTES / (call->dim * (call->bf16 ? 2 : 4)) / 16 * 16;
     /* Measured (Zen 4): what the hardware foresees suffices for long runs of rows of 128 bytes, and for float32. */
-    const int hard = call->dim > 64 || (call->scores && call->out); /* or rows of scores are written meanwhile */
+    const int hard = call->dim > 64 || (call->scores && call->pooling == EACH); /* many rows of scores are written */
     const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim || (call->bf16 && hard);
     *reader = (struct reader){
         .call = call, .lanes = lanes, .fetch = fetch, .at = item->at, .end = item->end,
