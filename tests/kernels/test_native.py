@@ -104,9 +104,12 @@ def test_exp(lanes: int) -> None:
     assert abs(got[numbers.numel() + 6].item() - 1.0) <= 2.0**-22
 
 
+@pytest.mark.parametrize(("layout", "head_dim"), [("paged", 64), ("buffer", 128)])
 @pytest.mark.parametrize("group", [7, 16, 32] if built else [])
-def test_large_groups_are_done_in_parts(width: int, group: int) -> None:
-    case = make_case(layout="paged", lengths=[70, 9], kv_heads=1, group=group, head_dim=64, dtype=torch.bfloat16)
+def test_large_groups_are_done_in_parts(width: int, group: int, layout: str, head_dim: int) -> None:
+    """Rows of several blocks, of which the next ones are fetched for the first queries alone."""
+    sizes = {"lengths": [200, 9], "kv_heads": 1, "group": group, "head_dim": head_dim}
+    case = make_case(layout=layout, **sizes, dtype=torch.bfloat16)
     for pooling in ("max", "mean", "each"):
         out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
         expect_attention(out, case, everything(case), 0.3)

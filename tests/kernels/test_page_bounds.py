@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -108,9 +109,9 @@ def test_page_scores_match_the_oracle(case: Case, implementation: Implementation
 
 if "native" in fast_attention:
 
-    @pytest.mark.parametrize("lanes", [4, 8, 16])
+    @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
     @given(
-        case=cases(dtypes=(torch.float32, torch.bfloat16), head_dims=(16, 48, 64, 96)),
+        case=cases(dtypes=(torch.float32, torch.bfloat16), head_dims=(16, 48, 64, 96, 128)),
         page=pages,
         pooling=poolings,
     )
@@ -151,6 +152,22 @@ def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation
     )
     if implementation == "native":
         assert torch.equal(scores, alone)  # a page's sum does not depend on who adds it up
+
+
+@pytest.mark.parametrize("implementation", fast_attention)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_queries_that_are_no_bfloat16_numbers_lose_nothing(head_dim: int, implementation: Implementation) -> None:
+    """More pages than are looked at together, and one query among others that are such numbers."""
+    case = make_case(layout="buffer", lengths=[301], kv_heads=1, group=5, head_dim=head_dim, dtype=torch.bfloat16)
+    lower, upper = fresh(case, 1)
+    for finer in (0.0, 2.0**-11):
+        queries = case.q.float()
+        queries[0, 3] *= 1 + finer
+        asked = replace(case, q=queries)
+        scores = page_scores(
+            queries, lower, upper, case.kv.rows.seq_lens, page=1, pooling="each", implementation=implementation
+        )
+        expect_page_scores(scores, asked, 1, lower.shape[2], "each")
 
 
 @pytest.mark.parametrize("implementation", ["reference", *fast_attention])

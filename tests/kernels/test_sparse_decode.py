@@ -76,9 +76,13 @@ def test_a_set_of_everything_is_dense_attention(case: Case, implementation: Impl
 
 @pytest.mark.parametrize("layout", ["buffer", "paged"])
 @pytest.mark.parametrize("count", [512, 700])
+@pytest.mark.parametrize("head_dim", [48, 128])
 @pytest.mark.parametrize("implementation", fast_attention)
-def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int, implementation: Implementation) -> None:
-    case = make_case(layout=layout, lengths=[900], kv_heads=2, group=2, head_dim=48, dtype=torch.bfloat16, padding=7)
+def test_sets_wide_enough_for_the_bfloat16_product(
+    layout: str, count: int, head_dim: int, implementation: Implementation
+) -> None:
+    sizes = {"lengths": [900], "kv_heads": 2, "group": 2, "head_dim": head_dim}
+    case = make_case(layout=layout, **sizes, dtype=torch.bfloat16, padding=7)
     chosen = sorted(random.Random(0).sample(range(900), count))
     selection = Selection(torch.tensor([[chosen]], dtype=torch.int32), torch.tensor([[count]], dtype=torch.int32))
     out = sparse_decode(case.q, case.kv, selection, scale=0.2, implementation=implementation)

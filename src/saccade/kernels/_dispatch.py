@@ -29,6 +29,9 @@ def choose(
     triton: Refusal | None = None,
 ) -> Implementation:
     """The implementation that runs: the requested one, or the first that does not refuse, else the reference."""
+    # First, as it is asked in every layer of every step.
+    if implementation == "auto" and native is not None and native() is None:
+        return "native"
     known: dict[Implementation, Refusal | None] = {"native": native, "cpu": cpu, "triton": triton}
     refusals = {name: refusal for name, refusal in known.items() if refusal is not None}
     if implementation == "auto":

@@ -16,10 +16,11 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 9 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 10 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
-#define GATHERED 64    /* tokens per block where they are read from here and there */
+#define GATHERED 32    /* tokens per block of a set */
+#define FETCHED 64     /* tokens per block of a run, where rows are fetched ahead */
 #define LINEAR_BYTES 6144 /* keys per block where they are neighbours */
 #define MOST_GROUP 32  /* query heads per KV head */
 #define MOST_DIM 256   /* numbers per head */
@@ -197,7 +198,7 @@ static struct level choose(int64_t dim, int64_t lanes)
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #ifdef DOTS
     if (v4 && most >= 32 && dim % 32 == 0 && __builtin_cpu_supports("avx512bf16"))
-        return (struct level){"x86-64-v4 with bf16", 16, dot_attend, v4_bound_pages, v4_update_pages, v4_exps};
+        return (struct level){"x86-64-v4 with bf16", 16, dot_attend, dot_bound_pages, v4_update_pages, v4_exps};
 #endif
     if (v4 && most >= 16 && dim % 32 == 0)
         return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_update_pages, v4_exps};

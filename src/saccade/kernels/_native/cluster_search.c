@@ -27,7 +27,7 @@ struct search {
     const int32_t *numbers, *offsets;           /* clusters; clusters + 1 */
     const int32_t *members;                     /* chunks */
     const int32_t *edges, *ends;                /* [slots, edges_room]; [slots] */
-    const int32_t *slots, *lengths;             /* [batch] */
+    const int32_t *slots, *lengths;             /* [batch]; slots NULL: a row's is that of its own number */
     int32_t *ids, *counts;                      /* [batch, heads, width] and [batch, heads] */
     int64_t batch, query_heads, heads, held_heads, dim, bf16;
     int64_t units, clusters, chunks, edges_room;
@@ -96,6 +96,22 @@ static void find_bounds(const struct search *call, const struct query *query, co
     (query->numbers, query->norm, vectors, radii, count, call->dim, (int)call->bf16, bounds);
 }
 
+/* So many bytes into the second-level cache, from where they may lie: nothing is read here. */
+static void fetch(const void *at, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)at + i, 0, 2);
+}
+
+static void fetch_clusters(const struct search *call, const struct tree *tree, int64_t first, int64_t count)
+{
+    const int64_t vector = call->dim * (call->bf16 ? 2 : 4);
+    fetch(tree->centroids + first * vector, count * vector);
+    fetch(tree->radii + first, count * 4);
+    fetch(tree->numbers + first, count * 4);
+    fetch(tree->offsets + first, count * 4);
+}
+
 /* Entries of the clusters of the kept units, at most `most_clusters`, as a heap. Returns how many, or -1 where memory is
  * short, -2 where the tree does not fit together. */
 static int64_t find_candidates(const struct search *call, const struct tree *tree, const struct query *query,
@@ -115,20 +131,32 @@ static int64_t find_candidates(const struct search *call, const struct tree *tre
         if (tree->unit_tokens[unit] > 0)
             units[filled++] = (struct entry){key_of(bounds[unit], (int32_t)unit), unit};
     heapify(units, filled);
-    int64_t count = 0, tokens = 0;
-    for (int64_t left = filled; left > 0 && count < room; left--) {
+    /* First all units that are kept, of which everything is fetched: what they lead to lies here and there. */
+    int64_t count = 0, tokens = 0, left = filled;
+    for (; left > 0 && count < room; left--) {
         if (call->most_units ? filled - left >= call->most_units : tokens >= 4 * call->budget)
             break;
         const int64_t unit = pop(units, left).value, first = tree->unit_offsets[unit];
-        int64_t more = tree->unit_offsets[unit + 1] - first;
+        const int64_t more = tree->unit_offsets[unit + 1] - first;
         if (first < 0 || more < 0 || first + more > call->clusters)
             return -2;
-        more = more < room - count ? more : room - count;
+        fetch_clusters(call, tree, first, more);
+        units[left - 1].value = unit;
         tokens += tree->unit_tokens[unit];
-        const int64_t vector = call->dim * (call->bf16 ? 2 : 4);
+        count += more;
+    }
+    count = 0;
+    for (int64_t kept = filled - 1; kept >= left; kept--) {
+        const int64_t first = tree->unit_offsets[units[kept].value], vector = call->dim * (call->bf16 ? 2 : 4);
+        int64_t more = tree->unit_offsets[units[kept].value + 1] - first;
+        more = more < room - count ? more : room - count;
         find_bounds(call, query, tree->centroids + first * vector, tree->radii + first, more, bounds);
         for (int64_t i = 0; i < more; i++)
             entries[count++] = (struct entry){key_of(bounds[i], tree->numbers[first + i]), first + i};
+        /* Their chunks, by numbers that have come meanwhile. */
+        const int64_t from = tree->offsets[first], to = tree->offsets[first + more];
+        if (from >= 0 && to <= call->chunks)
+            fetch(tree->members + from, (to - from) * 4);
     }
     heapify(entries, count);
     return count;
@@ -171,7 +199,7 @@ static int64_t add_tokens(const struct search *call, int32_t *ids, int64_t count
 
 static int search_one(const struct search *call, int64_t lanes, int64_t row, int64_t head)
 {
-    const int64_t slot = call->slots[row];
+    const int64_t slot = call->slots ? call->slots[row] : row;
     const int32_t length = call->lengths[row], end = call->ends[slot];
     int32_t *ids = call->ids + (row * call->heads + head) * call->width;
     int64_t count = 0;

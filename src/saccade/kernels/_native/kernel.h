@@ -1,17 +1,15 @@
 /* The arithmetic of one item of attention. */
 
-/* Raw scores of `rows` queries against the block's keys, four tokens at a time; meanwhile the rows at `places`
- * from `ahead` are fetched (NULL: none). */
-INLINE void NAME(score)(const struct block *block, const struct call *call, const char *ahead, const int64_t *places,
+/* Raw scores of `rows` queries against the block's keys, four tokens at a time; meanwhile `ahead` is fetched. */
+INLINE void NAME(score)(const struct block *block, const struct call *call, const struct ahead *ahead,
                         const float *queries, float *scores, int rows, int bf16)
 {
     const int pairs = (int)call->dim / PAIR, bytes = PAIR * (bf16 ? 2 : 4);
     for (int token = 0; token < block->count; token += 4) {
-        const char *keys[4], *later[4];
+        const char *keys[4];
         vec sums[4][MOST_ROWS];
         UNROLL for (int u = 0; u < 4; u++) {
             keys[u] = call->k + block->k[token + u];
-            later[u] = ahead ? ahead + places[token + u] : NULL;
             UNROLL for (int row = 0; row < rows; row++)
                 sums[u][row] = (vec){0};
         }
@@ -19,8 +17,7 @@ INLINE void NAME(score)(const struct block *block, const struct call *call, cons
             vec first[4], second[4];
             UNROLL for (int u = 0; u < 4; u++) {
                 NAME(load)(keys[u] + pair * bytes, bf16, &first[u], &second[u]);
-                if (ahead)
-                    PREFETCH(later[u] + pair * bytes, bytes);
+                FETCH(ahead, token + u, pair * bytes, bytes);
             }
             UNROLL for (int row = 0; row < rows; row++) {
                 vec even, odd;
@@ -38,9 +35,9 @@ INLINE void NAME(score)(const struct block *block, const struct call *call, cons
 }
 
 /* The same where keys are columns: four groups of tokens at a time, one token per lane. Meanwhile the next four groups
- * are fetched, and what these tokens have at `places`: a little with every number, as all at once holds up the keys. */
-INLINE void NAME(score_columns)(const struct block *block, const struct call *call, const char *ahead,
-                                const int64_t *places, const float *queries, float *scores, int rows, int bf16)
+ * are fetched, and what `ahead` names first: a little with every number, as all at once holds up the keys. */
+INLINE void NAME(score_columns)(const struct block *block, const struct call *call, const struct ahead *ahead,
+                                const float *queries, float *scores, int rows, int bf16)
 {
     const int dim = (int)call->dim, bytes = LANES * (bf16 ? 2 : 4);
     for (int group = 0; group < block->groups; group += 4) {
@@ -58,7 +55,7 @@ INLINE void NAME(score_columns)(const struct block *block, const struct call *ca
         for (int i = 0; i < dim; i++) {
             if (ahead) {
                 for (int line = 0; line < part; line += 64)
-                    PREFETCH(ahead + places[token] + done + line, 64);
+                    PREFETCH(ahead->near + ahead->near_places[token] + done + line, 64);
                 if (++token == to) {
                     token = from;
                     done += part;
@@ -87,13 +84,12 @@ INLINE void NAME(score_columns)(const struct block *block, const struct call *ca
     }
 }
 
-/* Add the block's values, weighted, to `pairs` pairs of columns of `rows` sums; meanwhile the keys of
- * `next` are fetched (NULL: none). */
-INLINE void NAME(mix)(const struct block *block, const struct block *next, const struct call *call, int column,
+/* Add the block's values, weighted, to `pairs` pairs of columns of `rows` sums; meanwhile `ahead` is fetched. */
+INLINE void NAME(mix)(const struct block *block, const struct ahead *ahead, const struct call *call, int column,
                       const float *weights, float *sums, int rows, int pairs, int bf16)
 {
     const int bytes = PAIR * (bf16 ? 2 : 4), offset = column / PAIR * bytes;
-    const char *values = call->v + offset, *keys = call->k + offset;
+    const char *values = call->v + offset;
     vec total[MOST_ROWS][4];
     UNROLL for (int row = 0; row < rows; row++)
         UNROLL for (int i = 0; i < 2 * pairs; i++)
@@ -102,8 +98,7 @@ INLINE void NAME(mix)(const struct block *block, const struct block *next, const
         UNROLL for (int pair = 0; pair < pairs; pair++) {
             vec first, second;
             NAME(load)(values + block->v[token] + pair * bytes, bf16, &first, &second);
-            if (next)
-                PREFETCH(keys + next->k[token] + pair * bytes, bytes);
+            FETCH(ahead, token, offset + pair * bytes, bytes);
             UNROLL for (int row = 0; row < rows; row++) {
                 total[row][2 * pair] += first * weights[row * BLOCK + token];
                 total[row][2 * pair + 1] += second * weights[row * BLOCK + token];
@@ -117,16 +112,15 @@ INLINE void NAME(mix)(const struct block *block, const struct block *next, const
 
 #ifdef DOT
 /* `score` by products of bfloat16 pairs, for queries that are bfloat16 numbers: the products are exact in float32. */
-INLINE void NAME(dot_score)(const struct block *block, const struct call *call, const char *ahead,
-                            const int64_t *places, const uint16_t *queries, float *scores, int rows)
+INLINE void NAME(dot_score)(const struct block *block, const struct call *call, const struct ahead *ahead,
+                            const uint16_t *queries, float *scores, int rows)
 {
     const int pairs = (int)call->dim / PAIR, bytes = 2 * PAIR;
     for (int token = 0; token < block->count; token += 4) {
-        const char *keys[4], *later[4];
+        const char *keys[4];
         __m512 sums[4][MOST_ROWS];
         UNROLL for (int u = 0; u < 4; u++) {
             keys[u] = call->k + block->k[token + u];
-            later[u] = ahead ? ahead + places[token + u] : NULL;
             UNROLL for (int row = 0; row < rows; row++)
                 sums[u][row] = _mm512_setzero_ps();
         }
@@ -134,8 +128,7 @@ INLINE void NAME(dot_score)(const struct block *block, const struct call *call, 
             __m512i key[4];
             UNROLL for (int u = 0; u < 4; u++) {
                 key[u] = _mm512_loadu_si512(keys[u] + pair * bytes);
-                if (ahead)
-                    PREFETCH(later[u] + pair * bytes, bytes);
+                FETCH(ahead, token + u, pair * bytes, bytes);
             }
             UNROLL for (int row = 0; row < rows; row++) {
                 const __m512i query = _mm512_load_si512(queries + row * MOST_DIM + pair * PAIR);
@@ -150,11 +143,11 @@ INLINE void NAME(dot_score)(const struct block *block, const struct call *call, 
 }
 
 /* `mix` two tokens at a time: their numbers interleaved, times their weights in bfloat16. */
-INLINE void NAME(dot_mix)(const struct block *block, const struct block *next, const struct call *call, int column,
+INLINE void NAME(dot_mix)(const struct block *block, const struct ahead *ahead, const struct call *call, int column,
                           const uint16_t *weights, float *sums, int rows, int pairs)
 {
     const int bytes = 2 * PAIR, offset = column * 2;
-    const char *values = call->v + offset, *keys = call->k + offset;
+    const char *values = call->v + offset;
     __m512 total[MOST_ROWS][4];
     UNROLL for (int row = 0; row < rows; row++)
         UNROLL for (int i = 0; i < 2 * pairs; i++)
@@ -165,10 +158,8 @@ INLINE void NAME(dot_mix)(const struct block *block, const struct block *next, c
             const __m512i one = _mm512_loadu_si512(values + block->v[token] + pair * bytes);
             const __m512i two =
                 both ? _mm512_loadu_si512(values + block->v[token + 1] + pair * bytes) : _mm512_setzero_si512();
-            if (next) {
-                PREFETCH(keys + next->k[token] + pair * bytes, bytes);
-                PREFETCH(keys + next->k[token + both] + pair * bytes, bytes);
-            }
+            FETCH(ahead, token, offset + pair * bytes, bytes);
+            FETCH(ahead, token + both, offset + pair * bytes, bytes);
             const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(one, two);
             const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(one, two);
             UNROLL for (int row = 0; row < rows; row++) {
@@ -185,25 +176,25 @@ INLINE void NAME(dot_mix)(const struct block *block, const struct block *next, c
             _mm512_store_ps(sums + row * MOST_DIM + column + i * LANES, total[row][i]);
 }
 
-typedef void (*NAME(dot_scorer))(const struct block *, const struct call *, const char *, const int64_t *,
-                                 const uint16_t *, float *);
-typedef void (*NAME(dot_mixer))(const struct block *, const struct block *, const struct call *, const uint16_t *,
+typedef void (*NAME(dot_scorer))(const struct block *, const struct call *, struct ahead, const uint16_t *,
+                                 float *);
+typedef void (*NAME(dot_mixer))(const struct block *, struct ahead, const struct call *, const uint16_t *,
                                 float *);
 
-#define DOT_ROWS(rows)                                                                                                     \
-    INNER void NAME(dot_score_##rows)(const struct block *block, const struct call *call, const char *ahead,           \
-                                       const int64_t *places, const uint16_t *queries, float *scores)                  \
+#define DOT_ROWS(rows)                                                                                                 \
+    INNER void NAME(dot_score_##rows)(const struct block *block, const struct call *call, struct ahead next,           \
+                                       const uint16_t *queries, float *scores)                                         \
     {                                                                                                                  \
-        NAME(dot_score)(block, call, ahead, places, queries, scores, rows);                                            \
+        FETCHING(NAME(dot_score)(block, call, ahead, queries, scores, rows));                                          \
     }                                                                                                                  \
-    INNER void NAME(dot_mix_##rows)(const struct block *block, const struct block *next, const struct call *call,      \
+    INNER void NAME(dot_mix_##rows)(const struct block *block, struct ahead next, const struct call *call,             \
                                      const uint16_t *weights, float *sums)                                             \
     {                                                                                                                  \
         int column = 0, dim = (int)call->dim;                                                                          \
         for (; column + 2 * PAIR <= dim; column += 2 * PAIR)                                                           \
-            NAME(dot_mix)(block, next, call, column, weights, sums, rows, 2);                                      \
+            FETCHING(NAME(dot_mix)(block, ahead, call, column, weights, sums, rows, 2));                               \
         if (column < dim)                                                                                              \
-            NAME(dot_mix)(block, next, call, column, weights, sums, rows, 1);                                      \
+            FETCHING(NAME(dot_mix)(block, ahead, call, column, weights, sums, rows, 1));                               \
     }
 DOT_ROWS(1) DOT_ROWS(2) DOT_ROWS(3) DOT_ROWS(4)
 #undef DOT_ROWS
@@ -227,25 +218,24 @@ static int NAME(short_queries)(const float *q, int rows, int dim, uint16_t (*to)
 }
 #endif
 
-typedef void (*NAME(scorer))(const struct block *, const struct call *, const char *, const int64_t *, const float *,
-                             float *);
-typedef void (*NAME(mixer))(const struct block *, const struct block *, const struct call *, const float *, float *);
+typedef void (*NAME(scorer))(const struct block *, const struct call *, struct ahead, const float *, float *);
+typedef void (*NAME(mixer))(const struct block *, struct ahead, const struct call *, const float *, float *);
 
 #define SCORER(op, rows, bf16)                                                                                         \
-    INNER void NAME(op##_##rows##_##bf16)(const struct block *block, const struct call *call, const char *ahead,       \
-                                           const int64_t *places, const float *queries, float *scores)                 \
+    INNER void NAME(op##_##rows##_##bf16)(const struct block *block, const struct call *call,                          \
+                                           struct ahead next, const float *queries, float *scores)                     \
     {                                                                                                                  \
-        NAME(op)(block, call, ahead, places, queries, scores, rows, bf16);                                             \
+        FETCHING(NAME(op)(block, call, ahead, queries, scores, rows, bf16));                                           \
     }
 #define MIXER(rows, bf16)                                                                                              \
-    INNER void NAME(mix_##rows##_##bf16)(const struct block *block, const struct block *next,                          \
+    INNER void NAME(mix_##rows##_##bf16)(const struct block *block, struct ahead next,                                 \
                                           const struct call *call, const float *weights, float *sums)                  \
     {                                                                                                                  \
         int column = 0, dim = (int)call->dim;                                                                          \
         for (; column + 2 * PAIR <= dim; column += 2 * PAIR)                                                           \
-            NAME(mix)(block, next, call, column, weights, sums, rows, 2, bf16);                                        \
+            FETCHING(NAME(mix)(block, ahead, call, column, weights, sums, rows, 2, bf16));                             \
         if (column < dim)                                                                                              \
-            NAME(mix)(block, next, call, column, weights, sums, rows, 1, bf16);                                        \
+            FETCHING(NAME(mix)(block, ahead, call, column, weights, sums, rows, 1, bf16));                             \
     }
 #define ALL(rows, bf16) SCORER(score, rows, bf16) SCORER(score_columns, rows, bf16) MIXER(rows, bf16)
 ALL(1, 0) ALL(2, 0) ALL(1, 1) ALL(2, 1)
@@ -292,8 +282,13 @@ static void NAME(soften)(float *scores, uint16_t *words, int count, float scale,
                          float *sums, int dim)
 {
     vec highest = (vec){0} - INFINITY;
-    for (int i = 0; i < count; i++)
-        scores[i] *= scale;
+    float peaks[4], peak = *max;
+    for (int i = 0; i < count; i += LANES) {
+        vec logits;
+        memcpy(&logits, scores + i, sizeof logits);
+        logits *= scale;
+        memcpy(scores + i, &logits, sizeof logits);
+    }
     if (cap > 0.0f)
         NAME(cap_scores)(scores, count, cap);
     for (int i = count; i % LANES; i++)
@@ -301,12 +296,10 @@ static void NAME(soften)(float *scores, uint16_t *words, int count, float scale,
     for (int i = 0; i < count; i += LANES) {
         vec logits;
         memcpy(&logits, scores + i, sizeof logits);
-        ivec above = logits > highest;
-        highest = (vec)(((ivec)logits & above) | ((ivec)highest & ~above));
+        highest = NAME(higher)(logits, highest);
     }
-    float peak = *max;
-    UNROLL for (int lane = 0; lane < LANES; lane++)
-        peak = highest[lane] > peak ? highest[lane] : peak;
+    REDUCE(NAME(higher), highest, highest, highest, highest, peaks);
+    peak = peaks[0] > peak ? peaks[0] : peak;
     if (peak > *max) {
         vec factor = NAME(exp)((vec){0} + (*max - peak));
         *total *= factor;
@@ -375,23 +368,30 @@ static void NAME(attend)(const void *job, int64_t index)
         read_block(&reader, next);
         if (columns && next->count)
             memcpy(block->k + (block->groups + 3) / 4 * 4, next->k, 4 * sizeof next->k[0]);
-        /* The keys of this block were fetched during the last one. Now come its values, or the next keys. */
-        const char *ahead = !reader.fetch ? NULL : call->out ? call->v : call->k;
-        const int64_t *places = call->out ? block->v : next->k;
+        /* The keys of this block were fetched during the last one. Now come its values and the next keys, then the next
+         * values; or, without values, the next keys alone. */
+        struct ahead ahead = {0};
+        if (reader.fetch && call->out)
+            ahead = (struct ahead){call->v, call->k, block->v, next->k};
+        else if (reader.fetch)
+            ahead = (struct ahead){call->k, call->k, next->k, next->k};
         int row = 0, some;
 #ifdef DOT
         for (; dot && row < group; row += some) {
             some = NAME(share)(group - row);
-            NAME(dot_scorers)[some - 1](block, call, ahead, places, words[row], scores[row]);
+            NAME(dot_scorers)[some - 1](block, call, ahead, words[row], scores[row]);
+            ahead = (struct ahead){0}; /* once for all queries */
         }
 #endif
         for (; row < group; row += some) {
             some = NAME(share)(group - row);
-            NAME(scorers)[columns][bf16][some - 1](block, call, ahead, places, queries[row], scores[row]);
+            NAME(scorers)[columns][bf16][some - 1](block, call, ahead, queries[row], scores[row]);
+            ahead = (struct ahead){0};
         }
         if (kept)
             keep_scores(keep_at(call, item, block->token), call->max_len, scores[0], group, block->count, call->pooling);
-        const struct block *later = reader.fetch && !columns ? next : NULL;
+        if (reader.fetch)
+            ahead = columns ? (struct ahead){0} : (struct ahead){call->k, call->v, next->k, next->v};
         for (row = 0; row < mixed; row++) {
             uint16_t *short_weights = NULL;
 #ifdef DOT
@@ -404,11 +404,13 @@ static void NAME(attend)(const void *job, int64_t index)
             some = NAME(share)(mixed - row);
 #ifdef DOT
             if (bf16) {
-                NAME(dot_mixers)[some - 1](block, later, call, weights[row], sums[row]);
+                NAME(dot_mixers)[some - 1](block, ahead, call, weights[row], sums[row]);
+                ahead = (struct ahead){0};
                 continue;
             }
 #endif
-            NAME(mixers)[bf16][some - 1](block, later, call, scores[row], sums[row]);
+            NAME(mixers)[bf16][some - 1](block, ahead, call, scores[row], sums[row]);
+            ahead = (struct ahead){0};
         }
         struct block *done = block;
         block = next;

@@ -13,7 +13,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -70,7 +70,9 @@ class TopK(ctypes.Structure):
     """`struct topk` of topk.c, which documents the fields."""
 
     _fields_ = _fields(
-        "scores lengths sizes ids counts", "", "row_step group_step batch groups width kept last ranked threads lanes"
+        "scores lengths ids counts",
+        "",
+        "row_step group_step batch groups width kept last ranked unit numerator denominator minimum threads lanes",
     )
 
 

@@ -25,7 +25,7 @@ static int64_t pages_used(const struct bounds *call, int64_t row)
     return used < 0 ? 0 : used < call->pages ? used : call->pages;
 }
 
-#define AHEAD 16 /* pages, a multiple of 4, between the ones that are fetched and those that are scored */
+#define AHEAD 32 /* pages, a multiple of 8, between the ones that are fetched first and those that are scored */
 
 /* Bytes from the bounds' starts to the pages of one head, some at a time. */
 struct places {

@@ -21,14 +21,32 @@ enum failure { DONE, BAD_LENGTH, BAD_SHAPE, NO_MEMORY };
 
 struct topk {
     const char *scores; /* entry n of row (b, g): b · row_step + g · group_step + 4 · n bytes from here */
-    const int32_t *lengths; /* [batch] */
-    const int32_t *sizes;   /* [batch], how many a row's set has at most, the last ones among them; NULL: no bound */
+    const int32_t *lengths; /* [batch], in tokens */
     int32_t *ids, *counts;  /* [batch, groups, kept + last] and [batch, groups] */
     int64_t row_step, group_step, batch, groups, width, kept;
     int64_t last;   /* entries that end a row and are in its set unranked */
     int64_t ranked; /* whether the best comes first, not the lowest position */
+    int64_t unit;   /* tokens of an entry */
+    int64_t numerator, denominator, minimum; /* of its entries' share that a row's set has at most, the last ones among
+        them, and how many it may have in any case; denominator 0: no bound */
     int64_t threads, lanes; /* lanes: widest vectors to use, 0 for the machine's */
 };
+
+/* Entries of a row. */
+static int64_t entries_of(const struct topk *call, int64_t row)
+{
+    return (call->lengths[row] + call->unit - 1) / call->unit;
+}
+
+/* Entries that a row of so many may have in its set: their share, rounded up. */
+static int64_t most_of(const struct topk *call, int64_t entries)
+{
+    if (!call->denominator)
+        return entries;
+    const int64_t share = (entries * call->numerator + call->denominator - 1) / call->denominator;
+    const int64_t most = share < call->minimum ? call->minimum : share;
+    return most < entries ? most : entries;
+}
 
 /* Entries in order of position, and room for some more. */
 struct best {
@@ -213,8 +231,8 @@ static void choose_row(const void *job, int64_t index)
     const struct plan *plan = job;
     const struct topk *call = plan->call;
     const int64_t row = index / call->groups, group = index % call->groups, width = call->kept + call->last;
-    const int64_t length = call->lengths[row], last = length < call->last ? length : call->last;
-    const int64_t ranked = length - last, size = call->sizes ? call->sizes[row] - last : call->kept;
+    const int64_t length = entries_of(call, row), last = length < call->last ? length : call->last;
+    const int64_t ranked = length - last, size = most_of(call, length) - last;
     const float *scores = (const float *)(call->scores + row * call->row_step + group * call->group_step);
     int32_t *ids = call->ids + index * width;
     int64_t count = ranked < call->kept ? ranked : call->kept;
@@ -230,10 +248,10 @@ static void choose_row(const void *job, int64_t index)
 __attribute__((visibility("default"))) int64_t saccade_topk(const struct topk *call)
 {
     int failed = 0;
-    if (call->width > INT32_MAX || call->kept > call->width || call->kept < 0 || call->last < 0)
+    if (call->width > INT32_MAX || call->kept > call->width || call->kept < 0 || call->last < 0 || call->unit < 1)
         return BAD_SHAPE;
     for (int64_t row = 0; row < call->batch; row++)
-        if (call->lengths[row] < 0 || call->lengths[row] > call->width)
+        if (call->lengths[row] < 0 || entries_of(call, row) > call->width)
             return BAD_LENGTH;
     const struct plan plan = {.call = call, .failed = &failed};
     const int64_t rows = call->batch * call->groups, fair = rows * call->width * 4 / FAIR_BYTES;

@@ -105,6 +105,13 @@ INLINE vec NAME(most)(vec a, vec b)
     return (vec)(((ivec)a & take) | ((ivec)b & ~take));
 }
 
+/* Lanewise the greater of two; b where one of them is NaN. */
+INLINE vec NAME(higher)(vec a, vec b)
+{
+    const ivec take = a > b;
+    return (vec)(((ivec)a & take) | ((ivec)b & ~take));
+}
+
 /* exp for arguments up to 0 (and a rounding error above): 0 below the smallest normal number; relative error 1e-7. */
 INLINE vec NAME(exp)(vec x)
 {

@@ -53,8 +53,6 @@ def cluster_search(
     Raises:
         KernelError: shapes, dtypes or numbers do not fit, or the requested implementation cannot run.
     """
-    if slots is None:
-        slots = torch.arange(tree.ends.shape[0], dtype=torch.int32, device=q.device)
     _check(q, tree, slots, seq_lens, budget, units, widths)
     chosen = choose(
         "cluster_search",
@@ -64,6 +62,8 @@ def cluster_search(
     )
     if chosen == "native":
         return native.cluster_search(q, tree, slots, seq_lens, budget, sinks, units, widths)
+    if slots is None:
+        slots = torch.arange(tree.ends.shape[0], dtype=torch.int32, device=q.device)
     if chosen == "triton":
         from saccade.kernels.cluster_search import triton
 
@@ -72,23 +72,25 @@ def cluster_search(
 
 
 def _check(
-    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, units: int | None, widths: SearchWidths
-) -> None:
-    check_integers("cluster_search", seq_lens=seq_lens, slots=slots)
+    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, units: int | None,
+    widths: SearchWidths,
+) -> None:  # fmt: skip
+    check_integers("cluster_search", seq_lens=seq_lens, **({} if slots is None else {"slots": slots}))
     held, heads, _, head_dim = tree.centroids.shape
-    batch = slots.numel()
+    batch = held if slots is None else slots.numel()
     if q.dim() != 3 or q.shape[0] != batch or q.shape[2] != head_dim or q.shape[1] % heads or not q.is_floating_point():
         raise KernelError(
             f"cluster_search: q must be floating point [{batch}, a multiple of {heads}, {head_dim}], "
             f"got {q.dtype} {list(q.shape)}"
         )
-    rows, devices = (seq_lens, slots), [tensor.device for tensor in (q, seq_lens, slots, tree.centroids)]
+    rows = (seq_lens,) if slots is None else (seq_lens, slots)
+    devices = [tensor.device for tensor in (*rows, q, tree.centroids)]
     if any(tensor.shape != (batch,) for tensor in rows) or len(set(devices)) > 1:
         raise KernelError(
             f"cluster_search: q, seq_lens [{batch}], slots and the index must be on one device, "
             f"got {', '.join(map(str, devices))} and seq_lens {list(seq_lens.shape)}"
         )
-    if slots.is_cpu and ((slots < 0) | (slots >= held)).any():
+    if slots is not None and slots.is_cpu and ((slots < 0) | (slots >= held)).any():
         raise KernelError(f"cluster_search: slots must be 0 to {held - 1}, got {slots.tolist()}")
     if budget < 1 or (units is not None and units < 1) or min(widths) < 1:
         raise KernelError(

@@ -34,14 +34,15 @@ def refusal(q: Tensor, tree: ClusterTree, seq_lens: Tensor) -> str | None:
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
+    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
     widths: SearchWidths,
 ) -> Selection:  # fmt: skip
     batch, (_, heads, held_clusters, head_dim) = q.shape[0], tree.centroids.shape
     ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32)
     counts = torch.empty((batch, heads), dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths, places = q.float().contiguous(), seq_lens.contiguous(), slots.contiguous()
+    queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    places = None if slots is None else slots.contiguous()
     call = native.Search(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),

@@ -64,7 +64,7 @@ def topk(
             return triton.topk(scores, lengths, k, 0, reserved, 1, None, order == "score")
     candidates = (lengths - reserved).clamp(min=0) if reserved else lengths
     if chosen == "native":
-        return native.topk(scores, candidates, k, 0, None, order == "score")
+        return native.topk(scores, candidates, k, 0, 1, None, order == "score")
     return _ranked(chosen, scores, candidates, k, order)
 
 
@@ -107,10 +107,10 @@ def topk_and_last(
 
         with torch.cuda.device_of(scores):
             return triton.topk(scores, lengths, k, last, 0, unit, share, False)
+    if chosen == "native":
+        return native.topk(scores, lengths, k, last, unit, share, False)
     units = lengths if unit == 1 else (lengths + (unit - 1)).div(unit, rounding_mode="floor")
     sizes = None if share is None else share.of_each(units)
-    if chosen == "native":
-        return native.topk(scores, units, k, last, sizes, False)
     ends = units.clamp(max=last)
     others = units - ends
     if k == 0:
