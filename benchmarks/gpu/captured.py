@@ -47,7 +47,8 @@ class Step:
         whole = torch.zeros(rows, dtype=torch.bool, device=device)
         if longest is not None:
             lengths[-1], whole[-1] = longest, True
-        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole)
+        turns = torch.zeros(rows * heads.query, **integers)
+        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole, turns=turns)
         self.query = torch.randn((rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device)
         self.scores = {groups: torch.randn((rows, groups, bound), device=device) for groups in (heads.kv, heads.query)}
         self.selection = self._sets(length, heads.kv, generator)

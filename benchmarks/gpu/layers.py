@@ -53,7 +53,8 @@ class Caches:
             self.caches.append(memory.as_strided((rows * blocks, heads, BLOCK, 2 * dim), strides))
         table = disordered(rows, blocks, -(-bound // BLOCK), generator)
         lengths, whole = torch.full((rows,), length, **integers), torch.zeros(rows, dtype=torch.bool, device=device)
-        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole)
+        turns = torch.zeros(rows * self.shape.query_heads, **integers)
+        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole, turns=turns)
         self.first_new = lengths - 1
         self.queries = torch.randn((2, rows, self.shape.query_heads, dim), dtype=torch.bfloat16, device=device)
 

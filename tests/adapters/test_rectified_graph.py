@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,38 @@ def test_a_call_interrupted_in_its_pass_is_made_up_for(captured: str) -> None:
     handle.remove()
     assert int(got.cache.layers[0].cumulative_length) != 34 + EVERY
     assert_same(got.replays(NEW - EVERY), Decoding(POLICIES["resa"], "three").calls(NEW))
+
+
+@pytest.mark.parametrize("fed", [2, EVERY])
+@pytest.mark.parametrize("launched", [False, True])
+def test_an_interrupted_replay_is_made_up_for(fed: int, launched: bool) -> None:
+    """What was not launched comes again, a pass too; behind a launch the device is asked for its length."""
+    got, expected = (Decoding(POLICIES["resa"], "three").replays(count) for count in (fed, NEW))
+    graph: Any = got.graph
+    count = EVERY + 1 if fed == EVERY else 1
+    kept = graph._recorded[count]
+
+    def interrupted() -> None:
+        if launched:
+            kept.replay()
+        raise KeyboardInterrupt
+
+    graph._recorded[count] = replace(kept, replay=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        graph.step(got.tokens[:, got.fed : got.fed + 1])
+    graph._recorded[count] = kept
+    assert got.session.state.history.clean == 34
+    if not launched:
+        assert_same(got.replays(NEW - fed), expected)
+    elif count == 1:
+        got.fed += 1
+        graph.step(got.tokens[:, got.fed : got.fed + 1])
+        assert graph._past == int(got.cache.layers[0].cumulative_length)
+    else:
+        with pytest.raises(
+            UnsupportedModelError, match="6 tokens of this cache were decoded sparsely and a pass runs 5"
+        ):
+            graph.step(got.tokens[:, :1])
 
 
 @pytest.mark.parametrize("length", [24, 28, 29])

@@ -313,3 +313,18 @@ def test_auto_is_triton_and_repeats_itself_bit_for_bit() -> None:
     fused = dense_decode_scores(q, kv, scale=SCALE, pooling="max")[1]
     assert fused is not None
     assert torch.equal(alone, fused)  # a set must not depend on which of the two operations scored it
+
+
+def test_programs_that_join_the_parts_see_what_others_have_written() -> None:
+    """Batches of several sizes in turn on the same memory to count in: the same bits every time, and zeros behind."""
+    turns = torch.zeros(8 * KV_HEADS * GROUP, dtype=torch.int32, device="cuda")
+    for seed, lengths in enumerate(([40_000], [20_000, 3, 9_000], [8_000] * 8, [40_000])):
+        kv, k, v = long_cache(lengths, 16, max(lengths), seed)
+        counting = replace(kv, rows=replace(kv.rows, turns=turns))
+        q = torch.randn((len(lengths), KV_HEADS * GROUP, DIM), device="cuda").bfloat16()
+        selection, chosen = random_sets(lengths, 2048, 1, seed, max(lengths))
+        first = sparse_decode(q, counting, selection, scale=SCALE, implementation="triton")
+        expect_close(first, q, k, v, chosen)
+        others = [sparse_decode(q, counting, selection, scale=SCALE, implementation="triton") for _ in range(100)]
+        assert all(torch.equal(other, first) for other in others)
+        assert not turns.any()

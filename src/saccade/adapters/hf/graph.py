@@ -16,6 +16,8 @@ from .rectify import make_up_for
 from .run import Run
 from .session import lasting
 
+NOBODY_KNOWS = -1
+"""A number of calls that no cache has had."""
 WARM_UPS = 2
 """Steps before a capture: kernels are compiled, and indexes reach the size that they keep."""
 
@@ -66,9 +68,10 @@ class GraphedStep:
 
     Indexes are built on construction, which leaves the cache as it was; an index of text takes new chunks in between
     two replays. Where the policy is rectified, the dense pass over its last tokens is a second graph, and comes when it
-    would in calls. Between steps the cache may be read, and other calls may decode from it; the step after one asks the
-    device how long the cache has become. Sparse steps cost the same at every length, and so do passes: shapes follow
-    from the cache's capacity, so give it no more than the text needs.
+    would in calls (where the budget ends with it, one token earlier). Between steps the cache may be read, and other
+    calls may decode from it; the step after one asks the device how long the cache has become. Sparse steps cost the
+    same at every length, and so do passes: shapes follow from the cache's capacity, so give it no more than the text
+    needs.
 
     Args:
         run: attached to the model; what `saccade.sparsify` returns.
@@ -105,7 +108,8 @@ class GraphedStep:
         """Append a token, int64 `[B, 1]`, to every row; logits `[B, V]` in memory that later steps overwrite.
 
         Raises:
-            UnsupportedModelError: if the cache is full, or tokens have another shape or dtype.
+            UnsupportedModelError: if the cache is full, tokens have another shape or dtype, or more of them wait for a
+                dense pass than it holds.
             AttachmentError: if the cache was emptied, reordered or given to another run since.
         """
         session = caches.session_of(self._cache)
@@ -122,12 +126,18 @@ class GraphedStep:
                 self._left, self._calls = self._slots_left(), session.calls
                 self._upkeep.catch_up(self._past)
             self._require_room()
-            fed = self._upkeep.before(self._past, tokens)
-            recorded = self._recorded[fed.shape[1]]
-            recorded.tokens.copy_(fed)
-            recorded.replay()
-            self._upkeep.done()
-        self._left -= 1
+            try:
+                fed = self._upkeep.before(self._past, tokens)
+                recorded = self._recorded[fed.shape[1]]
+                recorded.tokens.copy_(fed)
+                recorded.replay()
+                self._upkeep.done()
+                self._left -= 1
+            except BaseException:
+                # Whether it was launched, the device knows: the next step asks.
+                self._upkeep.undo()
+                self._calls = NOBODY_KNOWS
+                raise
         return recorded.logits
 
     @torch.inference_mode()

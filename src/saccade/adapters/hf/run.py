@@ -93,7 +93,7 @@ class Run:
 
     @contextmanager
     def lengths_on_device(self, starts: Tensor) -> Iterator[None]:
-        """Inside, calls decode one token per row on a filled `StaticCache`, and the host never reads the device.
+        """Inside, calls decode one token per row on a filled `StaticCache`, or run a pass; no host reads the device.
 
         Every call does the same to the cache's whole capacity, so that a CUDA graph can hold it; `graph.GraphedStep`
         does. Where the policy has an index of text or is rectified, `upkeep` goes ahead of each and says what it is

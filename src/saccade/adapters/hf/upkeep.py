@@ -38,6 +38,7 @@ class Upkeep:
             everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
             indexes.stay(lambda layer: self._seen(everyone, longest, (layer,))[layer], longest)
         self._layers, self._reserved = sorted(session.state.plan.refreshing), indexes.reserved
+        self._before = session.state.history.clean, 0
 
     @property
     def lost(self) -> bool:
@@ -54,6 +55,7 @@ class Upkeep:
         """
         state, passed = self._session.state, self._rectifier
         history = state.history
+        self._before = history.clean, 0
         with lasting():
             if passed is not None or history.levels is not None:
                 history.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
@@ -71,6 +73,7 @@ class Upkeep:
                     "decode the next token in an ordinary call"
                 )
             # An index of text has seen none of what is rewritten: it takes in clean text alone.
+            self._before = history.clean, unclean
             history.clean = past + 1
             self.promise(unclean + 1)
             passed.done.add(passes=1, rewritten=unclean)
@@ -95,6 +98,14 @@ class Upkeep:
     def done(self) -> None:
         """Note that the step was a replay, which nobody else hears of."""
         self._session.promised = 0
+
+    def undo(self) -> None:
+        """Note that the step that `before` has prepared was not launched, or nobody knows: what was clean still is."""
+        self._session.state.history.clean, rewritten = self._before
+        self._before = self._session.state.history.clean, 0
+        if rewritten and self._rectifier is not None:
+            self._rectifier.done.add(passes=-1, rewritten=-rewritten)
+        self.done()
 
     def again(self, past: int) -> int:
         """Tokens of a row in the dense passes to come; 0 if none will before the cache, `past` slots of it, is full."""

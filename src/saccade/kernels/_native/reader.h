@@ -17,7 +17,7 @@ struct reader {
     const int32_t *table, *ids;
     int block;                  /* tokens of a block, a multiple of 16 up to BLOCK */
     int lanes;                  /* tokens of a group, a power of 2 */
-    int fetch;                  /* whether to fetch ahead: in long runs of neighbours the hardware does it better */
+    int fetch;                  /* whether to fetch ahead, or leave it to the hardware: see below */
     int64_t start, length;      /* of the row, in slots */
     int64_t k_base, v_base;     /* bytes to the KV head */
     int64_t at, end;            /* next token and the one to stop at, or (ids) next entry of the set */

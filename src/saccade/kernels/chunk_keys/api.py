@@ -62,7 +62,7 @@ def chunk_keys_of_layers(
     pooling: ChunkPooling = "mean",
     implementation: Implementation = "auto",
 ) -> Tensor:
-    """`chunk_keys` of L layers whose rows are cut alike, float32 `[L, B, Hkv, C, d]`, in fewer launches."""
+    """`chunk_keys` of L layers whose rows are cut alike, float32 `[L, B, Hkv, C, d]`; lengths are divided by once."""
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
     pooled = torch.stack([_pooled("chunk_keys", kv, edges, longest, (pooling,), implementation)[0] for kv in kvs])

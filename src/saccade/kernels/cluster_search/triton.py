@@ -66,7 +66,7 @@ def cluster_search(
     candidates = (keys, weights, opens, found, clusters)
     ranked = (unit_keys, unit_weights, parents)
     sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
-    most = max(PROGRAMS // pairs, 1)
+    most = max(PROGRAMS // max(pairs, 1), 1)
     with torch.cuda.device_of(q):
         _bound_units[(pairs, min(triton.cdiv(parents, UNITS), most))](
             *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, tree.unit_offsets, *ranked, *row),
