@@ -53,10 +53,14 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         most = max(vllm_config.scheduler_config.max_num_seqs, captured)
         self.groups = Groups(
-            vllm_config, self.view, longest=None if reasons else longest, reserved=room.reserved, rows=most
+            vllm_config,
+            self.view,
+            longest=None if reasons else longest,
+            reserved=room.reserved,
+            rows=most,
+            turns=None if reasons else torch.zeros(most * self.num_heads_q, dtype=torch.int32, device=device),
         )
         if not reasons:
-            self.groups.turns = torch.zeros(most * self.num_heads_q, dtype=torch.int32, device=device)
             self._decode_steps = DecodeSteps(self.groups, most, longest, device)
         if vllm_config.parallel_config.rank == 0:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"

@@ -82,14 +82,12 @@ class Batch:
 class Groups:
     """Groups the rows of one step after the other.
 
-    Attributes:
-        turns: memory of all steps for `Rows.turns`, which follow each other; None: there is none.
-
     Args:
         view: a layer's cache as some rows see it.
         longest: a bound on the length of any row, where steps must not depend on lengths; None: they may.
         reserved: memory of the indexes, if it was set aside.
         rows: the most that a batch has, with its padding, where indexes are in such memory.
+        turns: memory of all steps for `Rows.turns`, which follow each other; None: there is none.
     """
 
     def __init__(
@@ -100,15 +98,15 @@ class Groups:
         longest: int | None = None,
         reserved: Reserved | None = None,
         rows: int = 0,
+        turns: Tensor | None = None,
     ) -> None:
         self._config, self._longest = vllm_config, longest
         self._serving = serving = serving_of(vllm_config)
         self._view = view
-        self._reserved, self._most = reserved, rows
+        self._reserved, self._most, self.turns = reserved, rows, turns
         self._slots: SlotIndexes | None = None
         self._state = DecodeState(serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes)
         self._measured = 0.0
-        self.turns: Tensor | None = None
         self._kept: KeptSteps | None = None
         self._sampled: tuple[Rows, list[bool]] | None = None
 
