@@ -118,9 +118,9 @@ def attention(
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
-    call = native.Call(
+    call = native.Call.pack(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
-        *((None, None) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
+        *((0, 0) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
         *native.addresses(out, scores, sinks),
         *(scale, kv.soft_cap or 0.0),
         *key_steps(k),
@@ -131,4 +131,4 @@ def attention(
         kv_heads if heads is None else heads.kept_heads,
         *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    native.check(operation, native.loaded().saccade_attention(ctypes.addressof(call)), FAILURES)
+    native.check(operation, native.loaded().saccade_attention(call), FAILURES)

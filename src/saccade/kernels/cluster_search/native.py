@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -43,7 +41,7 @@ def cluster_search(
     # These must live until the call returns: it holds addresses.
     queries, lengths = q.float().contiguous(), seq_lens.contiguous()
     places = None if slots is None else slots.contiguous()
-    call = native.Search(
+    call = native.Search.pack(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
         *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
@@ -52,7 +50,7 @@ def cluster_search(
         *(budget, sinks, 0 if units is None else units),
         *(*widths, torch.get_num_threads(), native.widest),
     )
-    native.check("cluster_search", native.loaded().saccade_cluster_search(ctypes.addressof(call)), _FAILURES)
+    native.check("cluster_search", native.loaded().saccade_cluster_search(call), _FAILURES)
     return Selection(ids, counts)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -27,7 +25,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
     pages, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     changed, places = start.contiguous(), None if table is None else table.contiguous()
     size = ITEM_SIZE[k.dtype]
-    call = native.Update(
+    call = native.Update.pack(
         *native.addresses(k, lower, upper, pages, starts, lengths, changed, places),
         *key_steps(k),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
@@ -36,7 +34,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(page, count, torch.get_num_threads(), native.widest),
     )
-    native.check("update_page_bounds", native.loaded().saccade_update_pages(ctypes.addressof(call)), FAILURES)
+    native.check("update_page_bounds", native.loaded().saccade_update_pages(call), FAILURES)
 
 
 def refusal(q: Tensor, stored: Stored, seq_lens: Tensor) -> str | None:
@@ -67,12 +65,12 @@ def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling:
     queries, lengths = q.float().contiguous(), seq_lens.contiguous()
     places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
-    call = native.Bounds(
+    call = native.Bounds.pack(
         *native.addresses(queries, lower, upper, lengths, places, scores),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(batch, query_heads, kv_heads, head_dim, size == 2),
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(pages, page, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    native.check("page_scores", native.loaded().saccade_page_scores(ctypes.addressof(call)), FAILURES)
+    native.check("page_scores", native.loaded().saccade_page_scores(call), FAILURES)
     return scores
