@@ -205,6 +205,7 @@ class Rule(ABC):
 
     Attributes:
         fixed_size: whether the size of a set follows from the row's length alone; if not, `size` is its upper bound.
+        keeps_last: whether a row's last unit is in every set, whatever its score.
     """
 
     __slots__ = ()
@@ -212,6 +213,10 @@ class Rule(ABC):
     @property
     def fixed_size(self) -> bool:
         return True
+
+    @property
+    def keeps_last(self) -> bool:
+        return False
 
     @abstractmethod
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
@@ -239,6 +244,8 @@ class Selector(ABC):
         stays: whether that index can lie in memory that is set aside once, so that a captured step can search it.
         reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
         assumption: what the byte counts assume about the text or the scores, in words.
+        granule: tokens of a row's last unit, which is chosen unseen, so that an index may wait until it is full; 1: it
+            may not.
     """
 
     __slots__ = ()
@@ -274,6 +281,10 @@ class Selector(ABC):
     @property
     def assumption(self) -> str | None:
         return None
+
+    @property
+    def granule(self) -> int:
+        return 1
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         """An empty index for a layer with this cache and text; None: it needs none."""
@@ -333,6 +344,10 @@ class ScoredSelector(Selector):
     @property
     def assumption(self) -> str | None:
         return None if self.rule.fixed_size else "the data decide about the set's size; counted is a full buffer"
+
+    @property
+    def granule(self) -> int:
+        return self.scorer.unit if self.rule.keeps_last else 1
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         return self.scorer.new_index(kv)

@@ -90,6 +90,11 @@ def key_steps(k: Tensor) -> tuple[int, int, int, int]:
     return page, slot, head, 0 if k.stride(3) == 1 else dim
 
 
+def number_dtype(q: Tensor) -> torch.dtype:
+    """That in which the library reads queries like these, and writes what it makes of them."""
+    return q.dtype if q.dtype in ITEM_SIZE else torch.float32
+
+
 def attention(
     operation: str,
     q: Tensor,
@@ -102,14 +107,14 @@ def attention(
     selection: Selection | None = None,
     heads: Heads | None = None,
 ) -> None:
-    """Fill `out` (float32 `[B, Hq, d]`) and `scores` (float32 `[B, G, max_len]`); contiguous, either may be None.
+    """Fill `out` (`number_dtype(q)` `[B, Hq, d]`) and `scores` (float32 `[B, G, max_len]`); contiguous, either may be None.
 
     With a selection all heads attend to their sets, or those that `heads` does not call dense. Only after
     `native_refusal` has found nothing.
     """
     k, v, rows = kv.k, kv.v, kv.rows
     # These must live until the call returns: it holds addresses.
-    queries = q.float().contiguous()
+    queries = q.to(number_dtype(q)).contiguous()
     table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
@@ -125,7 +130,7 @@ def attention(
         *(scale, kv.soft_cap or 0.0),
         *key_steps(k),
         *(v_page * size, v_slot * size, v_head * size),
-        *(batch, query_heads, kv_heads, dim, size == 2),
+        *(batch, query_heads, kv_heads, dim, size == 2, queries.dtype == torch.bfloat16),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
         kv_heads if heads is None else heads.kept_heads,

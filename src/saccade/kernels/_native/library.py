@@ -14,7 +14,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 10
+_ABI_VERSION = 11
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -34,7 +34,7 @@ def _struct(addresses: str, factors: str, numbers: str) -> struct.Struct:
 Call = _struct(
     "q k v table starts lengths ids counts dense kept out scores sinks",
     "scale soft_cap",
-    "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 "
+    "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 narrow "
     "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
 )
 """`struct call` of attention.c, which documents the fields."""
@@ -42,7 +42,7 @@ Call = _struct(
 Bounds = _struct(
     "q lower upper lengths table scores",
     "",
-    "lower_block lower_head lower_page upper_block upper_head upper_page batch query_heads kv_heads dim bf16 "
+    "lower_block lower_head lower_page upper_block upper_head upper_page batch query_heads kv_heads dim bf16 narrow "
     "blocks block_pages row_blocks pages unit pooling threads lanes",
 )
 """`struct bounds` of pages.h, which documents the fields."""
@@ -69,7 +69,7 @@ Search = _struct(
     "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
     "slots lengths ids counts",
     "",
-    "batch query_heads heads held_heads dim bf16 units clusters chunks edges_room budget sinks most_units "
+    "batch query_heads heads held_heads dim bf16 narrow units clusters chunks edges_room budget sinks most_units "
     "most_clusters most_chunks width threads lanes",
 )
 """`struct search` of cluster_search.c, which documents the fields."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import ITEM_SIZE, vectors_refusal
+from saccade.kernels._native.attention import ITEM_SIZE, number_dtype, vectors_refusal
 from saccade.types import Selection
 
 _FAILURES = {1: "the tree's offsets or members do not fit together", 2: "the shapes do not fit", 3: "out of memory"}
@@ -39,13 +39,14 @@ def cluster_search(
     ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32)
     counts = torch.empty((batch, heads), dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    queries, lengths = q.to(number_dtype(q)).contiguous(), seq_lens.contiguous()
     places = None if slots is None else slots.contiguous()
     call = native.Search.pack(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
         *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
-        *(batch, q.shape[1], heads, _held_heads(tree), head_dim, ITEM_SIZE[tree.centroids.dtype] == 2),
+        *(batch, q.shape[1], heads, _held_heads(tree), head_dim),
+        *(ITEM_SIZE[tree.centroids.dtype] == 2, queries.dtype == torch.bfloat16),
         *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2], tree.edges.shape[1]),
         *(budget, sinks, 0 if units is None else units),
         *(*widths, torch.get_num_threads(), native.widest),

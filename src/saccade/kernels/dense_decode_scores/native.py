@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._native.attention import attention
+from saccade.kernels._native.attention import attention, number_dtype
 from saccade.types import KVView, Pooling
 
 
@@ -16,7 +16,7 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
 
 
 def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
-    out = torch.empty(q.shape, dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=number_dtype(q))
     scores = None if pooling is None else _scores(q, kv, pooling)
     attention("dense_decode_scores", q, kv, out=out, scores=scores, scale=scale, pooling=pooling)
     return out.to(q.dtype), scores

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, vectors_refusal
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, number_dtype, vectors_refusal
 from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
@@ -62,13 +62,13 @@ def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling:
     blocks, kv_heads, block_pages, _ = lower.shape
     scores = torch.empty((batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    queries, lengths = q.to(number_dtype(q)).contiguous(), seq_lens.contiguous()
     places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
     call = native.Bounds.pack(
         *native.addresses(queries, lower, upper, lengths, places, scores),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
-        *(batch, query_heads, kv_heads, head_dim, size == 2),
+        *(batch, query_heads, kv_heads, head_dim, size == 2, queries.dtype == torch.bfloat16),
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(pages, page, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )

@@ -30,6 +30,7 @@ class Ratio(Rule):
     kept: float
     minimum: int = 1
     local: int = 1
+    keeps_last = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.local <= self.minimum:
