@@ -140,13 +140,14 @@ class OwnIndexes:
         return index
 
     def _completes(self, rows: Rows, new: int) -> bool:
-        """Whether an index has to know of the last `new` tokens, all of which lie in a unit that is yet to be filled."""
+        """Whether the last `new` tokens fill a unit of some row, so that an index has to know of them."""
         assert self._plan.selector is not None, "it has made the index"
         unit = self._plan.selector.granule
         if unit == 1 or rows.bounds is None:
             return True
-        # Room is for the longest row that there may be.
-        return any(length // unit > (length - new) // unit for length in (rows.max_len, *(row[1] for row in rows.bounds)))
+        # The bound too: an index makes room for it.
+        lengths = rows.max_len, *(length for _, length in rows.bounds)
+        return any(length // unit > (length - new) // unit for length in lengths)
 
     def _new_tokens(self, rows: Rows, count: int) -> NewTokens:
         """One object for all layers of a step."""

@@ -72,9 +72,7 @@ class Index(Protocol):
         ...
 
     @property
-    def nbytes(self) -> int:
-        """Memory it holds."""
-        ...
+    def nbytes(self) -> int: ...
 
 
 class SlotIndex(Index, Protocol):
@@ -209,14 +207,11 @@ class Rule(ABC):
     """
 
     __slots__ = ()
+    keeps_last = False
 
     @property
     def fixed_size(self) -> bool:
         return True
-
-    @property
-    def keeps_last(self) -> bool:
-        return False
 
     @abstractmethod
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
@@ -244,8 +239,7 @@ class Selector(ABC):
         stays: whether that index can lie in memory that is set aside once, so that a captured step can search it.
         reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
         assumption: what the byte counts assume about the text or the scores, in words.
-        granule: tokens of a row's last unit, which is chosen unseen, so that an index may wait until it is full; 1: it
-            may not.
+        granule: tokens of a row's last unit, if it is chosen unseen and an index may wait until it is full; else 1.
     """
 
     __slots__ = ()

@@ -125,8 +125,10 @@ def refusal(*tensors: Tensor) -> str | None:
     """Why the library cannot read these tensors, or None."""
     if library() is None:
         return "no library was built at install (a C compiler is needed)"
-    elsewhere = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
-    return None if elsewhere is None else f"a tensor is on {elsewhere}, not on the CPU"
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return f"a tensor is on {tensor.device}, not on the CPU"
+    return None
 
 
 def loaded() -> ctypes.CDLL:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import ITEM_SIZE, number_dtype, vectors_refusal
+from saccade.kernels._native.attention import ITEM_SIZE, readable, vectors_refusal
 from saccade.types import Selection
 
 _FAILURES = {1: "the tree's offsets or members do not fit together", 2: "the shapes do not fit", 3: "out of memory"}
@@ -36,10 +36,10 @@ def cluster_search(
     widths: SearchWidths,
 ) -> Selection:  # fmt: skip
     batch, (_, heads, held_clusters, head_dim) = q.shape[0], tree.centroids.shape
-    ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32)
-    counts = torch.empty((batch, heads), dtype=torch.int32)
+    ids = torch.empty(batch, heads, widths.tokens, dtype=torch.int32)
+    counts = torch.empty(batch, heads, dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.to(number_dtype(q)).contiguous(), seq_lens.contiguous()
+    queries, lengths = readable(q), seq_lens.contiguous()
     places = None if slots is None else slots.contiguous()
     call = native.Search.pack(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, number_dtype, vectors_refusal
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, readable, vectors_refusal
 from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
@@ -45,8 +45,9 @@ def refusal(q: Tensor, stored: Stored, seq_lens: Tensor) -> str | None:
         return unfit
     if q.shape[1] > native.MOST_GROUP * lower.shape[1]:
         return f"{q.shape[1]} query heads on {lower.shape[1]} KV heads are more than {native.MOST_GROUP} on each"
-    if not all(tensor.is_cpu for tensor in (q, lower, upper, seq_lens, lower if table is None else table)):
-        return f"the bounds are on {lower.device}, or an argument elsewhere than on the CPU"
+    for tensor in (q, lower, upper, seq_lens, lower if table is None else table):
+        if not tensor.is_cpu:
+            return f"the bounds are on {lower.device}, or an argument elsewhere than on the CPU"
     return None
 
 
@@ -60,9 +61,9 @@ def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling:
     lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     blocks, kv_heads, block_pages, _ = lower.shape
-    scores = torch.empty((batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32)
+    scores = torch.empty(batch, query_heads if pooling == "each" else kv_heads, pages, dtype=torch.float32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.to(number_dtype(q)).contiguous(), seq_lens.contiguous()
+    queries, lengths = readable(q), seq_lens.contiguous()
     places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
     call = native.Bounds.pack(
