@@ -17,17 +17,21 @@ from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from kernel_checks import everything, expect_attention, expect_scores, poolings, takes
 from test_sparse_decode import choose
+from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.kernels._native.attention import native_refusal
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.hybrid_decode.api import hybrid_decode
+from saccade.kernels.page_bounds.api import page_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import Pooling, Selection
 
 # Without a library there is nothing to run here but the one test that says there should be one.
 built = native.library() is not None
 WIDTHS = (4, 8, 16, 32) if built else ()
+POOLINGS: tuple[Pooling, ...] = ("max", "mean", "each")
 fitting = cases(dtypes=(torch.float32, torch.bfloat16), head_dims=(16, 32, 64, 80, 96, 128)).filter(
     lambda case: takes("native", case)
 )
@@ -202,6 +206,51 @@ def test_any_scale_and_a_query_that_is_not_contiguous(width: int, scale: float) 
     out, _ = dense_decode_scores(apart, case.kv, scale=scale, implementation="native")
     wanted, _ = dense_decode_scores(case.q, case.kv, scale=scale, implementation="reference")
     torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("layout", ["buffer", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [1, 3, 8] if built else [])
+def test_bfloat16_queries_give_what_wide_ones_give_rounded(
+    width: int, group: int, dtype: torch.dtype, layout: str
+) -> None:
+    """Bit by bit, whatever the cache holds; half precision, which the library does not know, goes through float32."""
+    case = make_case(layout=layout, lengths=[37, 1, 90], kv_heads=2, group=group, head_dim=64, dtype=dtype, padding=7)
+    selection, _ = choose(case, "kv", 4, 3, 1)
+    lower = torch.randn(3, 2, 9, 64).to(dtype)
+    lengths = case.kv.rows.seq_lens
+    for short in (torch.bfloat16, torch.float16):
+        # As heads of a wider tensor: not contiguous.
+        q = torch.stack((case.q, case.q), dim=2).to(short)[:, :, 0]
+
+        def both(q: Tensor) -> list[Tensor | None]:
+            kv = case.kv
+            mixed = hybrid_decode(q, kv, selection, (True, False), scale=0.3, pooling="max", implementation="native")
+            each = dense_decode_scores(q, kv, scale=0.3, pooling="each", implementation="native")
+            sparse = sparse_decode(q, kv, selection, scale=0.3, implementation="native")
+            alone = decode_scores(q, kv, pooling="mean", implementation="native")
+            bounds = {"page": 16, "implementation": "native"}
+            pages = [page_scores(q, lower, lower + 1, lengths, pooling=pooling, **bounds) for pooling in POOLINGS]
+            return [*mixed, *each, sparse, alone, *pages]
+
+        for short_result, wide in zip(both(q), both(q.float()), strict=True):
+            assert short_result is not None and wide is not None
+            expected = wide.to(short) if short_result.dtype == short else wide
+            assert torch.equal(short_result.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("numbers", [[1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20]] if built else [])
+def test_outputs_are_rounded_to_the_nearest_and_to_even(numbers: list[float]) -> None:
+    case = make_case(layout="buffer", lengths=[1], kv_heads=1, group=1, head_dim=16)
+    case.kv.v.copy_(torch.tensor(numbers * 4).expand_as(case.kv.v))
+    out = sparse_decode(
+        case.q.bfloat16(),
+        case.kv,
+        Selection(torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)),
+        scale=0.3,
+        implementation="native",
+    )
+    assert out[0, 0, :4].tolist() == [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
 
 
 @pytest.mark.parametrize("heads", [(1, 3)] if built else [])

@@ -145,9 +145,7 @@ class OwnIndexes:
         unit = self._plan.selector.granule
         if unit == 1 or rows.bounds is None:
             return True
-        # The bound too: an index makes room for it.
-        lengths = rows.max_len, *(length for _, length in rows.bounds)
-        return any(length // unit > (length - new) // unit for length in lengths)
+        return any(length // unit > (length - new) // unit for _, length in rows.bounds)
 
     def _new_tokens(self, rows: Rows, count: int) -> NewTokens:
         """One object for all layers of a step."""

@@ -84,8 +84,8 @@ def _check(
             f"got {q.dtype} {list(q.shape)}"
         )
     rows = (seq_lens,) if slots is None else (seq_lens, slots)
-    devices = [tensor.device for tensor in (*rows, q, tree.centroids)]
-    if any(tensor.shape != (batch,) for tensor in rows) or len(set(devices)) > 1:
+    devices = {tensor.device for tensor in (*rows, q, tree.centroids)}
+    if seq_lens.shape != (batch,) or (slots is not None and slots.shape != (batch,)) or len(devices) > 1:
         raise KernelError(
             f"cluster_search: q, seq_lens [{batch}], slots and the index must be on one device, "
             f"got {', '.join(map(str, devices))} and seq_lens {list(seq_lens.shape)}"

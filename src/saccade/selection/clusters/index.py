@@ -85,11 +85,12 @@ class ClusterIndex:
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
         """The set of every KV head for queries `[B, Hq, d]`."""
-        settings = self.settings
-        tree = replace(self.tree, edges=self.table.edges, ends=self.table.ends)
+        settings, table = self.settings, self.table
+        if self.tree.edges is not table.edges or self.tree.ends is not table.ends:
+            self.tree = replace(self.tree, edges=table.edges, ends=table.ends)
         return cluster_search(
             q,
-            tree,
+            self.tree,
             kv.rows.seq_lens,
             budget=settings.budget,
             sinks=settings.sinks,
