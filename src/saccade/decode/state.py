@@ -106,6 +106,7 @@ class DecodeState:
         self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
         self.attention = AttentionOperations() if attention is None else attention
         self._rolling: list[RollingSelection] = []
+        self._judged = (-1, False)
         self._usages: list[Usage] = []
 
     def fresh(self) -> DecodeState:
@@ -132,8 +133,12 @@ class DecodeState:
 
     def needs_selection(self, max_len: int) -> bool:
         """Whether some row may be longer than its set."""
-        selector = self.plan.selector
-        return selector is not None and not (self.exhaustive_is_dense and selector.covers(max_len))
+        # All layers of a step ask the same.
+        if self._judged[0] != max_len:
+            selector = self.plan.selector
+            covered = self.exhaustive_is_dense and selector is not None and selector.covers(max_len)
+            self._judged = max_len, selector is not None and not covered
+        return self._judged[1]
 
     def rolling(self, position: int) -> RollingSelection:
         """The rolling selection of new token number `position` of the call at hand; each token chooses for itself."""
