@@ -56,13 +56,13 @@ def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> Non
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
-@pytest.fixture(params=[(0, 99), (256, 2)])
+@pytest.fixture(params=[(0, 99, 0), (256, 2, 0), (256, 2, 999)])
 def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice.
 
-    Keys are not held and all rows are few, or they are and more than one row is a crowd.
+    Keys are not held and all rows are few, or they are and more than one row is a crowd, or a row's program does it all.
     """
-    held, crowd = request.param
+    held, crowd, few = request.param
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "DIRECT": 512,
@@ -73,6 +73,11 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
             "CROWD": crowd,
             "PROGRAMS": crowd,
             "HELD": held,
+            "FEW": few,
+            "BLOCKS_ALONE": 128,
+            "SPREAD": 1,
+            "DEEPEST": 256,
+            "READ_ALONE": 128,
             "RUN": 32,
             "WAYS": 2,
             "MERGED": 16,
@@ -263,6 +268,12 @@ KERNELS = {
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
+    "_search": (
+        16,
+        {**ROW, "found": "*i32", "entries": "*i64", "ids": "*i32", "counts": "*i32"},
+        {"BOUNDED": True, "VECTOR": 4, "RANKED": True}
+        | {"BLOCKS": 1024, "HALVINGS": 3, "DEPTH": 16, "READ": 4096},
+    ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
     "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
@@ -282,8 +293,12 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "warps", "others"),
-    [("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}), ("_select", 8, {"HELD": 4096, "TILE": 2048})],
-    ids=["crowd", "half"],
+    [
+        ("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}),
+        ("_select", 8, {"HELD": 4096, "TILE": 2048}),
+        ("_search", 16, {"BLOCKS": 4096, "DEPTH": 4}),
+    ],
+    ids=["crowd", "half", "many"],
 )
 def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, int]) -> None:
     _, signature, constants = KERNELS[kernel]

@@ -1,9 +1,10 @@
 """Exact top-k on CUDA: the cut is found by counting, so that ties, infinities and clusters are like any other scores.
 
-Short rows take one launch, in which one program per row searches the cut. Of rows that are too long for its registers
-three launches first leave out what cannot be chosen: with a row dealt into at least k blocks, the k-th best of the
-blocks' maxima is reached by at least k scores, so that no score below it belongs to the best k. Usually little more
-than k remain; when too many do, as among equal scores, the row itself is searched. The way taken changes nothing.
+Short rows take one launch, in which one program per row searches the cut. Of longer ones what cannot be chosen is left
+out first: with a row dealt into at least k blocks, the k-th best of the blocks' maxima is reached by at least k scores,
+so that no score below it belongs to the best k. Usually little more than k remain; when too many do, as among equal
+scores, the row itself is searched. Where few are wanted, as of pages, the row's program does that too; else three
+launches of many programs do it before. The way taken changes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ PART = 512
 """Entries of a row whose candidates one warp collects."""
 FEWEST_BLOCKS = 4096
 """Fewer would be as slow to search; so many keys at least a program is made to hold."""
+FEW = 1024
+"""So many entries and fewer are searched by a row's program alone, among up to `ALONE` of the row."""
+ALONE = 32768
+"""The widest rows that one program reads as fast as three launches of many programs narrow them."""
+BLOCKS_ALONE = 1024
+"""The fewest blocks that such a program deals a row into: twice its threads."""
+SPREAD = 4
+"""Blocks to an entry that is wanted, and at least as many candidates to one: few of the best share a block."""
+READ_ALONE = 4096
+"""Scores of which such a program collects the candidates together."""
+DEEPEST = 16384
+"""The most scores whose maxima it takes together."""
 CROWD = 256
 """Of so many rows each takes fewer programs to look for maxima: those that have nothing to do cost their launch."""
 COLLECTORS = 4096
@@ -52,6 +65,18 @@ def topk(
     row = (scores, scores.stride(0), scores.stride(1), groups)
     parts = (0, 0, 0) if share is None else (share.numerator, share.denominator, share.minimum)
     want, bounded = (lengths, kept, last, reserved, unit, *parts), share is not None
+
+    blocks = max(BLOCKS_ALONE, triton.next_power_of_2(SPREAD * kept))
+    if 0 < kept <= FEW and blocks < width <= ALONE:
+        _search[(rows,)](
+            *row, *want, torch.empty((2, rows, blocks), dtype=torch.int32, device=scores.device), entries, ids, counts,
+            BOUNDED=bounded, VECTOR=_vector(scores), RANKED=ranked, BLOCKS=blocks, HALVINGS=HALVINGS,
+            DEPTH=min(triton.next_power_of_2(triton.cdiv(width, blocks)), DEEPEST // blocks),
+            READ=READ_ALONE, num_warps=16,
+        )  # fmt: skip
+        if ranked:
+            rank(entries, counts, ids)
+        return ids, counts
 
     blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
     narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
@@ -410,9 +435,99 @@ def _select(
             key = load_keys(source, begin + lane, others, True, VECTOR)
             surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     if not RANKED:
-        for begin in range(count, kept + last, TILE):
-            slot = begin + lane
-            tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < kept + last)
+        _end(ids, count, total, length, kept + last, TILE)
+
+
+@triton.jit
+def _search(
+    scores: tl.tensor,
+    batch_stride: tl.tensor,
+    group_stride: tl.tensor,
+    groups: tl.tensor,
+    lengths: tl.tensor,
+    kept: tl.tensor,
+    last: tl.tensor,
+    reserved: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
+    found: tl.tensor,
+    entries: tl.tensor,
+    ids: tl.tensor,
+    counts: tl.tensor,
+    BOUNDED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RANKED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    READ: tl.constexpr,
+) -> None:
+    """`_maxima`, `_floors`, `_collect` and `_select` by one program, whose candidates come by position."""
+    row, source = _row_of(scores, batch_stride, group_stride, groups)
+    count, others, length = _wanted(
+        groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
+    )
+    total = count + tl.minimum(length, last)
+    tl.store(counts + row, total)
+    ids += row * (kept + last)
+    entries += row * kept
+    keys = found + row * BLOCKS
+    positions = found + (row + tl.num_programs(0)) * BLOCKS
+    block = tl.arange(0, BLOCKS)
+    lane = tl.arange(0, READ)
+    none = count * 0
+    surer = none
+    tied = none
+    size = others
+    distant = others > BLOCKS
+    if distant:
+        best = tl.full([BLOCKS], LOWEST, tl.int32)
+        for start in range(0, tl.cdiv(others, BLOCKS), DEPTH):
+            offset = (start + tl.arange(0, DEPTH))[:, None] * BLOCKS + block[None, :]
+            best = tl.maximum(best, tl.max(load_keys(source, offset, others, True, VECTOR), 0))
+        floor, _, _ = cut_held(best, none + BLOCKS, count, count + count // 16, BLOCKS)
+        size = none
+        for begin in range(0, others, READ):
+            key = load_keys(source, begin + lane, others, True, VECTOR)
+            taken = (key >= floor) & (begin + lane < others)
+            place = size + tl.cumsum(taken.to(tl.int32), 0) - 1
+            tl.store(keys + place, key, mask=taken & (place < BLOCKS))
+            tl.store(positions + place, begin + lane, mask=taken & (place < BLOCKS))
+            size += tl.sum(taken.to(tl.int32), 0)
+        tl.debug_barrier()
+    if count == 0:
+        pass
+    elif size <= BLOCKS:
+        # The least power of two that holds them: half as many keys take half the time.
+        for halving in tl.static_range(HALVINGS + 1):
+            if (size <= BLOCKS >> halving) & ((halving == HALVINGS) | (size > BLOCKS >> (halving + 1))):
+                position = tl.arange(0, BLOCKS >> halving)
+                if distant:
+                    key = load_keys(keys, position, size, False, 4)
+                    position = tl.load(positions + position, mask=position < size, other=0)
+                else:
+                    key = load_keys(source, position, size, True, VECTOR)
+                low, top, above = cut_held(key, size, count, count, BLOCKS >> halving)
+                _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+    else:
+        low, top, above = cut(source, others, count, count, True, VECTOR, READ)
+        for begin in range(0, others, READ):
+            key = load_keys(source, begin + lane, others, True, VECTOR)
+            surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+    if not RANKED:
+        _end(ids, count, total, length, kept + last, READ)
+
+
+@triton.jit
+def _end(
+    ids: tl.tensor, count: tl.tensor, total: tl.tensor, length: tl.tensor, slots: tl.tensor, TILE: tl.constexpr
+) -> None:
+    """The row's last entries behind those chosen, -1 behind them."""
+    for begin in range(count, slots, TILE):
+        slot = begin + tl.arange(0, TILE)
+        tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < slots)
 
 
 @triton.jit
