@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import captured, gathers, kernels, passes, planting, timing
+from benchmarks.gpu import captured, gathers, kernels, passes, planting, searches, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +54,18 @@ def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [one["rows"] for one in found["buffers"]] == [1, 2, 2]
     assert all(0 < one["median_ms"] <= one["most_ms"] for one in found["buffers"])
     assert set(found["search_ms"]) == {"1", "2"}
+
+
+def test_a_rehearsal_of_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "searches.json"
+    monkeypatch.setattr(sys, "argv", ["searches", str(file), "--smoke"])
+    searches.main()
+    found = json.loads(file.read_text())["points"]
+    assert [(one["rows"], one["length"], one["sets"]) for one in found[::2]] == [
+        (rows, length, sets) for rows, length in ((2, 20), (1, 4096)) for sets in ("quest", "resa")
+    ]
+    assert {one["constants"] for one in found} == {"as it is", "most=0"}
+    assert all(one["ms"] > 0 for one in found)
 
 
 def test_a_rehearsal_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

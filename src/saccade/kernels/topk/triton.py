@@ -9,6 +9,8 @@ launches of many programs do it before. The way taken changes nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -30,18 +32,6 @@ PART = 512
 """Entries of a row whose candidates one warp collects."""
 FEWEST_BLOCKS = 4096
 """Fewer would be as slow to search; so many keys at least a program is made to hold."""
-FEW = 1024
-"""So many entries and fewer are searched by a row's program alone, among up to `ALONE` of the row."""
-ALONE = 32768
-"""The widest rows that one program reads as fast as three launches of many programs narrow them."""
-BLOCKS_ALONE = 1024
-"""The fewest blocks that such a program deals a row into: twice its threads."""
-SPREAD = 4
-"""Blocks to an entry that is wanted, and at least as many candidates to one: few of the best share a block."""
-READ_ALONE = 4096
-"""Scores of which such a program collects the candidates together."""
-DEEPEST = 16384
-"""The most scores whose maxima it takes together."""
 CROWD = 256
 """Of so many rows each takes fewer programs to look for maxima: those that have nothing to do cost their launch."""
 COLLECTORS = 4096
@@ -50,8 +40,47 @@ LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Where a row's program does alone what else four launches do, and how.
+
+    Attributes:
+        most: entries that are wanted of a row, at most; 0: never.
+        widest: scores of a row, at most: more are read faster by many programs.
+        blocks: the fewest that a row is dealt into, and candidates there is room for.
+        spread: blocks, at least, to an entry that is wanted, so that few of the best share one.
+        deep: scores whose blocks' maxima are taken together, at most.
+        read: scores among which candidates are found together.
+        warps: Triton's.
+    """
+
+    most: int = 1024
+    widest: int = 32_768
+    blocks: int = 1024
+    spread: int = 4
+    deep: int = 16_384
+    read: int = 4096
+    warps: int = 16
+
+    def blocks_of(self, kept: int, width: int) -> int:
+        """Blocks of a row; 0 where its program is not alone, or holds all of the row anyway."""
+        blocks: int = max(self.blocks, triton.next_power_of_2(self.spread * kept))
+        return blocks if 0 < kept <= self.most and blocks < width <= self.widest else 0
+
+
+ALONE = Alone()
+
+
 def topk(
-    scores: Tensor, lengths: Tensor, k: int, last: int, reserved: int, unit: int, share: Share | None, ranked: bool
+    scores: Tensor,
+    lengths: Tensor,
+    k: int,
+    last: int,
+    reserved: int,
+    unit: int,
+    share: Share | None,
+    ranked: bool,
+    alone: Alone | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best `k` before the `last` entries of each row, fewer where a share says so, and these last entries."""
     batch, groups, width = scores.shape
@@ -66,30 +95,28 @@ def topk(
     parts = (0, 0, 0) if share is None else (share.numerator, share.denominator, share.minimum)
     want, bounded = (lengths, kept, last, reserved, unit, *parts), share is not None
 
-    blocks = max(BLOCKS_ALONE, triton.next_power_of_2(SPREAD * kept))
-    if 0 < kept <= FEW and blocks < width <= ALONE:
+    alone = alone or ALONE
+    if blocks := alone.blocks_of(kept, width):
+        found = torch.empty((2, rows, blocks), dtype=torch.int32, device=scores.device)
+        depth = min(triton.next_power_of_2(triton.cdiv(width, blocks)), alone.deep // blocks)
         _search[(rows,)](
-            *row, *want, torch.empty((2, rows, blocks), dtype=torch.int32, device=scores.device), entries, ids, counts,
+            *row, *want, found, entries, ids, counts,
             BOUNDED=bounded, VECTOR=_vector(scores), RANKED=ranked, BLOCKS=blocks, HALVINGS=HALVINGS,
-            DEPTH=min(triton.next_power_of_2(triton.cdiv(width, blocks)), DEEPEST // blocks),
-            READ=READ_ALONE, num_warps=16,
+            DEPTH=depth, READ=alone.read, num_warps=alone.warps,
         )  # fmt: skip
-        if ranked:
-            rank(entries, counts, ids)
-        return ids, counts
-
-    blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
-    narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
-    table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
-    splits = triton.cdiv(width, PART)
-    held = _held(blocks if narrowed else triton.next_power_of_2(width))
-    warps = _warps(held)
-    _select[(rows,)](
-        *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
-        BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
-        LINE=LINE, TILE=TILE * warps, num_warps=warps,
-    )  # fmt: skip
+    else:
+        blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
+        narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
+        table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
+        splits = triton.cdiv(width, PART)
+        held = _held(blocks if narrowed else triton.next_power_of_2(width))
+        warps = _warps(held)
+        _select[(rows,)](
+            *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
+            BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
+            SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
+            LINE=LINE, TILE=TILE * warps, num_warps=warps,
+        )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
     return ids, counts
