@@ -32,12 +32,15 @@ SHARES = {"quest": None, "resa": Share(1, 10, 16)}
 CANDIDATES = (
     Alone(),
     Alone(most=0),
-    Alone(warps=8),
-    Alone(read=8192),
-    Alone(read=2048),
-    Alone(blocks=512),
-    Alone(blocks=2048),
-    Alone(deep=8192),
+    Alone(warps=4),
+    Alone(warps=16),
+    Alone(read=4096),
+    Alone(read=1024),
+    Alone(blocks=1024),
+    Alone(deep=4096),
+    Alone(deep=16_384),
+    Alone(spread=2),
+    Alone(spread=1),
 )
 """`most=0` is the search without it."""
 
@@ -47,6 +50,7 @@ def searches(rows: int, length: int, bound: int, alone: Alone, share: Share | No
     generator = torch.Generator(device).manual_seed(rows + length)
     # Rows begin at whole numbers of 16 bytes, as `page_scores` leaves them.
     scores = torch.randn((LAYERS, rows, heads, -(-pages // 4) * 4), device=device, generator=generator)[..., :pages]
+    scores = scores.mul_(13).add_(180)  # bounds of 128 products lie far above 0, and near each other
     lengths = torch.full((rows,), length, dtype=torch.int32, device=device)
     most = BUDGET // PAGE if share is None else -(-pages * share.numerator // share.denominator)
     if device.type != "cuda":

@@ -56,11 +56,11 @@ class Alone:
 
     most: int = 1024
     widest: int = 32_768
-    blocks: int = 1024
+    blocks: int = 512
     spread: int = 4
-    deep: int = 16_384
-    read: int = 4096
-    warps: int = 16
+    deep: int = 8192
+    read: int = 2048
+    warps: int = 8
 
     def blocks_of(self, kept: int, width: int) -> int:
         """Blocks of a row; 0 where its program is not alone, or holds all of the row anyway."""
@@ -496,8 +496,8 @@ def _search(
     count, others, length = _wanted(
         groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
     )
-    total = count + tl.minimum(length, last)
-    tl.store(counts + row, total)
+    wanted = count + tl.minimum(length, last)
+    tl.store(counts + row, wanted)
     ids += row * (kept + last)
     entries += row * kept
     keys = found + row * BLOCKS
@@ -516,13 +516,24 @@ def _search(
             best = tl.maximum(best, tl.max(load_keys(source, offset, others, True, VECTOR), 0))
         floor, _, _ = cut_held(best, none + BLOCKS, count, count + count // 16, BLOCKS)
         size = none
+        # Two halves are numbered by one sum of 16 bits each.
+        middle: tl.constexpr = READ // 2
+        half = tl.arange(0, middle)
         for begin in range(0, others, READ):
-            key = load_keys(source, begin + lane, others, True, VECTOR)
-            taken = (key >= floor) & (begin + lane < others)
-            place = size + tl.cumsum(taken.to(tl.int32), 0) - 1
+            key = load_keys(source, begin + half, others, True, VECTOR)
+            taken = (key >= floor) & (begin + half < others)
+            other = load_keys(source, begin + middle + half, others, True, VECTOR)
+            also = (other >= floor) & (begin + middle + half < others)
+            packed = taken.to(tl.int32) | (also.to(tl.int32) << 16)
+            within = tl.cumsum(packed, 0)
+            total = tl.sum(packed, 0)
+            place = size + (within & 0xFFFF) - 1
             tl.store(keys + place, key, mask=taken & (place < BLOCKS))
-            tl.store(positions + place, begin + lane, mask=taken & (place < BLOCKS))
-            size += tl.sum(taken.to(tl.int32), 0)
+            tl.store(positions + place, begin + half, mask=taken & (place < BLOCKS))
+            place = size + (total & 0xFFFF) + (within >> 16) - 1
+            tl.store(keys + place, other, mask=also & (place < BLOCKS))
+            tl.store(positions + place, begin + middle + half, mask=also & (place < BLOCKS))
+            size += (total & 0xFFFF) + (total >> 16)
         tl.debug_barrier()
     if count == 0:
         pass
@@ -544,7 +555,7 @@ def _search(
             key = load_keys(source, begin + lane, others, True, VECTOR)
             surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     if not RANKED:
-        _end(ids, count, total, length, kept + last, READ)
+        _end(ids, count, wanted, length, kept + last, READ)
 
 
 @triton.jit
