@@ -37,8 +37,8 @@ CANDIDATES = (
     Alone(read=4096),
     Alone(read=1024),
     Alone(blocks=1024),
-    Alone(deep=4096),
-    Alone(deep=16_384),
+    Alone(deep=2048),
+    Alone(deep=8192),
     Alone(spread=2),
     Alone(spread=1),
 )

@@ -269,9 +269,9 @@ KERNELS = {
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
     "_search": (
-        16,
+        8,
         {**ROW, "found": "*i32", "entries": "*i64", "ids": "*i32", "counts": "*i32"},
-        {"BOUNDED": True, "VECTOR": 4, "RANKED": True} | {"BLOCKS": 1024, "HALVINGS": 3, "DEPTH": 16, "READ": 4096},
+        {"BOUNDED": True, "VECTOR": 4, "RANKED": True} | {"BLOCKS": 512, "HALVINGS": 3, "DEPTH": 8, "READ": 2048},
     ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
     "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
@@ -295,7 +295,7 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
     [
         ("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}),
         ("_select", 8, {"HELD": 4096, "TILE": 2048}),
-        ("_search", 16, {"BLOCKS": 4096, "DEPTH": 4}),
+        ("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}),
     ],
     ids=["crowd", "half", "many"],
 )

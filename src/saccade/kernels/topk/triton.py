@@ -58,7 +58,7 @@ class Alone:
     widest: int = 32_768
     blocks: int = 512
     spread: int = 4
-    deep: int = 8192
+    deep: int = 4096
     read: int = 2048
     warps: int = 8
 
