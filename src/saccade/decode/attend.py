@@ -97,5 +97,6 @@ def _refresh(
     if scores is not None and sum(publishing) > span.stop - span.start:
         first, per_head = sum(publishing[: span.start]), scores.shape[1] // sum(publishing)
         scores = scores[:, first * per_head : (first + span.stop - span.start) * per_head]
-    chosen = selector.select(q[:, span.start * group : span.stop * group], heads, narrowed, scores, scale)
+    queries = q if heads is kv else q[:, span.start * group : span.stop * group]
+    chosen = selector.select(queries, heads, narrowed, scores, scale)
     state.rolling(position).publish(span, kv.kv_heads, chosen, kv.rows)

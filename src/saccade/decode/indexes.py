@@ -125,7 +125,7 @@ class OwnIndexes:
             # It was followed before the step.
             return index
         length, covered = kv.rows.max_len, self._covered.get(layer, 0)
-        if length != covered:
+        if length != covered and (layer not in self._covered or self._completes(kv.rows, length - covered)):
             start = time.perf_counter()
             # A layer that shares it begins with a call's first token once another has come to the last one.
             index.update(kv, self._new_tokens(kv.rows, max(length - covered, 1)))
@@ -138,6 +138,16 @@ class OwnIndexes:
                 self.update_seconds += time.perf_counter() - start
             self._covered[layer] = length
         return index
+
+    def _completes(self, rows: Rows, new: int) -> bool:
+        """Whether the last `new` tokens fill a unit of some row, so that an index has to know of them."""
+        assert self._plan.selector is not None, "it has made the index"
+        unit = self._plan.selector.granule
+        if unit == 1 or rows.bounds is None:
+            return True
+        # The bound too: an index makes room for it.
+        lengths = rows.max_len, *(length for _, length in rows.bounds)
+        return any(length // unit > (length - new) // unit for length in lengths)
 
     def _new_tokens(self, rows: Rows, count: int) -> NewTokens:
         """One object for all layers of a step."""

@@ -15,16 +15,14 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
     """Raise KernelError unless `q [B, Hq, d]` matches the cache's rows, heads and head dim."""
     if q.dim() != 3:
         raise KernelError(f"{operation}: q must be [B, Hq, d], got {list(q.shape)}")
-    batch, heads, head_dim = q.shape
-    if kv.k.dim() != 4 or kv.v.dim() != 4 or kv.v.shape[:3] != kv.k.shape[:3]:
-        raise KernelError(
-            f"{operation}: k and v must be [pages, page, Hkv, d or dv], got {list(kv.k.shape)}, {list(kv.v.shape)}"
-        )
-    if head_dim != kv.head_dim or batch != kv.rows.batch:
+    (batch, heads, head_dim), keys, values = q.shape, kv.k.shape, kv.v.shape
+    if len(keys) != 4 or len(values) != 4 or values[:3] != keys[:3]:
+        raise KernelError(f"{operation}: k and v must be [pages, page, Hkv, d or dv], got {list(keys)}, {list(values)}")
+    if head_dim != keys[3] or batch != kv.rows.batch:
         raise KernelError(
             f"{operation}: q {list(q.shape)} does not match {kv.rows.batch} rows of head dim {kv.head_dim}"
         )
-    if heads % kv.kv_heads:
+    if heads % keys[2]:
         raise KernelError(f"{operation}: {heads} query heads are not a multiple of {kv.kv_heads} KV heads")
     if not q.is_floating_point():
         raise KernelError(f"{operation}: q must be floating point, got {q.dtype}")
@@ -42,13 +40,14 @@ def check_selection(operation: str, q: Tensor, kv: KVView, selection: Selection)
     """Raise KernelError unless the sets are those of q's rows and of one, all KV or all query heads."""
     ids, counts = selection.ids, selection.counts
     check_integers(operation, ids=ids, counts=counts)
-    if ids.dim() != 3 or ids.shape[0] != q.shape[0] or ids.shape[2] < 1:
-        raise KernelError(f"{operation}: ids must be [B, G, M] with B {q.shape[0]}, M >= 1, got {list(ids.shape)}")
-    if selection.groups not in (1, kv.kv_heads, q.shape[1]):
+    shape = ids.shape
+    if len(shape) != 3 or shape[0] != q.shape[0] or shape[2] < 1:
+        raise KernelError(f"{operation}: ids must be [B, G, M] with B {q.shape[0]}, M >= 1, got {list(shape)}")
+    if shape[1] not in (1, kv.kv_heads, q.shape[1]):
         raise KernelError(
             f"{operation}: {selection.groups} sets fit neither 1, {kv.kv_heads} KV heads nor {q.shape[1]} query heads"
         )
-    if counts.shape != ids.shape[:2] or selection.unit < 1:
+    if counts.shape != shape[:2] or selection.unit < 1:
         raise KernelError(f"{operation}: counts {list(counts.shape)} or unit {selection.unit} do not fit the ids")
 
 
@@ -67,8 +66,10 @@ def check_integers(operation: str, **tensors: Tensor) -> None:
 
 def check_out(operation: str, q: Tensor, kv: KVView, out: Tensor | None) -> None:
     """Whether the result fits into `out`."""
+    if out is None:
+        return
     shape = [*q.shape[:2], kv.v.shape[-1]]
-    if out is not None and (list(out.shape) != shape or out.dtype != q.dtype or not out.is_contiguous()):
+    if list(out.shape) != shape or out.dtype != q.dtype or not out.is_contiguous():
         raise KernelError(f"{operation}: out must be contiguous {q.dtype} {shape}, got {out.dtype} {list(out.shape)}")
 
 

@@ -72,9 +72,7 @@ class Index(Protocol):
         ...
 
     @property
-    def nbytes(self) -> int:
-        """Memory it holds."""
-        ...
+    def nbytes(self) -> int: ...
 
 
 class SlotIndex(Index, Protocol):
@@ -205,9 +203,11 @@ class Rule(ABC):
 
     Attributes:
         fixed_size: whether the size of a set follows from the row's length alone; if not, `size` is its upper bound.
+        keeps_last: whether a row's last unit is in every set, whatever its score.
     """
 
     __slots__ = ()
+    keeps_last = False
 
     @property
     def fixed_size(self) -> bool:
@@ -239,6 +239,7 @@ class Selector(ABC):
         stays: whether that index can lie in memory that is set aside once, so that a captured step can search it.
         reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
         assumption: what the byte counts assume about the text or the scores, in words.
+        granule: tokens of a row's last unit, if it is chosen unseen and an index may wait until it is full; else 1.
     """
 
     __slots__ = ()
@@ -274,6 +275,10 @@ class Selector(ABC):
     @property
     def assumption(self) -> str | None:
         return None
+
+    @property
+    def granule(self) -> int:
+        return 1
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         """An empty index for a layer with this cache and text; None: it needs none."""
@@ -333,6 +338,10 @@ class ScoredSelector(Selector):
     @property
     def assumption(self) -> str | None:
         return None if self.rule.fixed_size else "the data decide about the set's size; counted is a full buffer"
+
+    @property
+    def granule(self) -> int:
+        return self.scorer.unit if self.rule.keeps_last else 1
 
     def new_index(self, kv: KVView, history: TokenHistory) -> Index | None:
         return self.scorer.new_index(kv)

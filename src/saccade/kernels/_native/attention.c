@@ -13,10 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bfloat16.h"
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 10 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 11 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 32    /* tokens per block of a set */
@@ -34,20 +35,20 @@ enum failure { DONE, BAD_ROW, BAD_PAGE, BAD_WIDTH, BAD_SHAPE, NO_MEMORY };
 
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. */
 struct call {
-    const float *q;                /* [batch, query_heads, dim] */
+    const void *q;                 /* [batch, query_heads, dim], bfloat16 if `narrow`, else float */
     const char *k, *v;             /* token s of page p, head h: p · page + s · slot + h · head bytes from here */
     const int32_t *table;          /* [batch, row_pages] */
     const int32_t *starts, *lengths;
     const int32_t *ids, *counts;   /* [batch, sets, width] and [batch, sets]; NULL: all tokens */
     const uint8_t *dense;          /* [kv_heads], which attend to all tokens in spite of `ids`; NULL: none */
     const int32_t *kept;           /* [kv_heads], place among the heads whose scores are kept, or -1; NULL: all are */
-    float *out;                    /* [batch, query_heads, dim] or NULL */
+    void *out;                     /* as q, or NULL */
     float *scores;                 /* [batch, kept_heads or (EACH) that many groups, max_len] or NULL */
     const float *sinks;            /* [query_heads], logits of tokens without a value, or NULL */
     double scale, soft_cap; /* soft_cap: of scaled scores, 0: none */
     int64_t k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head; /* bytes; k_dim: 0 where a key's numbers are
         neighbours, else how far apart they are: then keys are columns, and neighbouring tokens are neighbours */
-    int64_t batch, query_heads, kv_heads, dim, bf16;
+    int64_t batch, query_heads, kv_heads, dim, bf16, narrow;
     int64_t page, pages, row_pages, max_len;
     int64_t sets, width, unit;
     int64_t kept_heads;
@@ -387,15 +388,20 @@ static void join(const struct plan *plan)
 {
     const struct call *call = plan->call;
     const int64_t dim = call->dim;
+    float joined[MOST_DIM];
     for (int64_t index = 0, spans; index < plan->count; index += spans) {
         const struct item *item = &plan->items[index];
         for (spans = 1; index + spans < plan->count; spans++)
             if (item[spans].row != item->row || item[spans].first != item->first)
                 break;
-        for (int64_t query = 0; query < item->group; query++)
-            join_head(call->out + (item->row * call->query_heads + item->first + query) * dim,
-                      plan->partials + (item->partial + query) * (dim + 2), spans, item->group * (dim + 2), dim,
+        for (int64_t query = 0; query < item->group; query++) {
+            const int64_t at = (item->row * call->query_heads + item->first + query) * dim;
+            float *out = call->narrow ? joined : (float *)call->out + at;
+            join_head(out, plan->partials + (item->partial + query) * (dim + 2), spans, item->group * (dim + 2), dim,
                       call->sinks ? call->sinks[item->first + query] : -INFINITY);
+            for (int64_t i = 0; call->narrow && i < dim; i++)
+                ((uint16_t *)call->out)[at + i] = narrow(out[i]);
+        }
     }
 }
 

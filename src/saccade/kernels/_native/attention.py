@@ -45,9 +45,8 @@ class Heads:
 
 def vectors_refusal(what: str, one: Tensor, other: Tensor) -> str | None:
     """Why the library cannot compute with the vectors of these two, called `what`, or None."""
-    unbuilt = native.refusal()
-    if unbuilt is not None:
-        return unbuilt
+    if native.library() is None:
+        return native.refusal()
     if one.dtype not in ITEM_SIZE or other.dtype != one.dtype:
         return f"{what} are {one.dtype} and {other.dtype}, not both float32 or bfloat16"
     head_dim = one.shape[-1]
@@ -69,8 +68,9 @@ def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
             f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place, nor k in the second with "
             f"pages of at least {native.LEAST_PAGE} tokens"
         )
-    if not all(tensor.is_cpu for tensor in (k, v, rows.page_table, rows.row_start, rows.seq_lens, *others)):
-        return f"the cache is on {k.device}, or an argument elsewhere than on the CPU"
+    for tensor in (k, v, rows.page_table, rows.row_start, rows.seq_lens, *others):
+        if not tensor.is_cpu:
+            return f"the cache is on {k.device}, or an argument elsewhere than on the CPU"
     if not rows.page_table.dtype == rows.row_start.dtype == rows.seq_lens.dtype == torch.int32:
         return "page table, row starts or lengths are not int32"
     return None
@@ -90,26 +90,32 @@ def key_steps(k: Tensor) -> tuple[int, int, int, int]:
     return page, slot, head, 0 if k.stride(3) == 1 else dim
 
 
+def readable(q: Tensor) -> Tensor:
+    """Queries as the library reads them: contiguous, float32 or bfloat16."""
+    return (q if q.dtype in ITEM_SIZE else q.float()).contiguous()
+
+
 def attention(
     operation: str,
     q: Tensor,
     kv: KVView,
     *,
-    out: Tensor | None,
-    scores: Tensor | None,
+    scores: Tensor | None = None,
     scale: float = 1.0,
     pooling: Pooling | None = None,
     selection: Selection | None = None,
     heads: Heads | None = None,
-) -> None:
-    """Fill `out` (float32 `[B, Hq, d]`) and `scores` (float32 `[B, G, max_len]`); contiguous, either may be None.
+    attends: bool = True,
+) -> Tensor:
+    """The output `[B, Hq, d]` in q's dtype, undefined unless it `attends`; fills `scores` (float32 `[B, G, max_len]`).
 
     With a selection all heads attend to their sets, or those that `heads` does not call dense. Only after
     `native_refusal` has found nothing.
     """
     k, v, rows = kv.k, kv.v, kv.rows
     # These must live until the call returns: it holds addresses.
-    queries = q.float().contiguous()
+    queries = readable(q)
+    out = torch.empty_like(queries)
     table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
@@ -118,17 +124,18 @@ def attention(
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
-    call = native.Call(
+    call = native.Call.pack(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
-        *((None, None) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
-        *native.addresses(out, scores, sinks),
+        *((0, 0) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
+        *native.addresses(out if attends else None, scores, sinks),
         *(scale, kv.soft_cap or 0.0),
         *key_steps(k),
         *(v_page * size, v_slot * size, v_head * size),
-        *(batch, query_heads, kv_heads, dim, size == 2),
+        *(batch, query_heads, kv_heads, dim, size == 2, queries.dtype == torch.bfloat16),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
         kv_heads if heads is None else heads.kept_heads,
         *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    native.check(operation, native.loaded().saccade_attention(ctypes.addressof(call)), FAILURES)
+    native.check(operation, native.loaded().saccade_attention(call), FAILURES)
+    return out if out.dtype == q.dtype else out.to(q.dtype)

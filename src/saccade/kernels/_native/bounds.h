@@ -144,15 +144,16 @@ static void NAME(bound_pages)(const void *job, int64_t index)
     uint32_t lost = 0;
 #endif
 
-    const float *q = call->q + (row * call->query_heads + head * group) * dim;
+    const int64_t first = (row * call->query_heads + head * group) * dim;
     for (int i = 0; i < dim; i++) {
         const int64_t at = NAME(place)(i, bf16);
         float mean = 0.0f;
         for (int each = 0; each < group; each++)
-            mean += q[each * dim + i];
+            mean += number_at(call->q, first + each * dim + i, call->narrow);
         mean /= (float)group;
         for (int each = 0; each < rows; each++) {
-            const float number = call->pooling == MEAN ? mean : q[each * dim + i];
+            const float number =
+                call->pooling == MEAN ? mean : number_at(call->q, first + each * dim + i, call->narrow);
             /* Written so that NaN, which is neither, stays in both. */
             positive[each][at] = number < 0.0f ? 0.0f : number;
             negative[each][at] = number > 0.0f ? 0.0f : number;

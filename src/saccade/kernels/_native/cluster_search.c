@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "bfloat16.h"
 #include "compiler.h"
 #include "heap.h"
 #include "pool.h"
@@ -20,7 +21,7 @@ enum failure { DONE, BAD_TREE, BAD_SHAPE, NO_MEMORY };
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. Tables of heads are
  * [slots, held_heads, n]: the addresses are those of the first head that is searched. */
 struct search {
-    const float *q;                             /* [batch, query_heads, dim] */
+    const void *q;                              /* [batch, query_heads, dim], bfloat16 if `narrow`, else float */
     const char *unit_centroids, *centroids;     /* units (clusters) vectors of dim numbers */
     const float *unit_radii, *radii;
     const int32_t *unit_offsets, *unit_tokens;  /* units + 1; units */
@@ -29,7 +30,7 @@ struct search {
     const int32_t *edges, *ends;                /* [slots, edges_room]; [slots] */
     const int32_t *slots, *lengths;             /* [batch]; slots NULL: a row's is that of its own number */
     int32_t *ids, *counts;                      /* [batch, heads, width] and [batch, heads] */
-    int64_t batch, query_heads, heads, held_heads, dim, bf16;
+    int64_t batch, query_heads, heads, held_heads, dim, bf16, narrow;
     int64_t units, clusters, chunks, edges_room;
     int64_t budget, sinks, most_units;          /* most_units: 0: as many as hold 4 budgets of tokens */
     int64_t most_clusters, most_chunks, width;  /* what the result has room for */
@@ -76,12 +77,12 @@ static struct tree find_tree(const struct search *call, int64_t slot, int64_t he
 static void pool_query(const struct search *call, int64_t row, int64_t head, struct query *query)
 {
     const int64_t group = call->query_heads / call->heads, dim = call->dim;
-    const float *q = call->q + (row * call->query_heads + head * group) * dim;
+    const int64_t first = (row * call->query_heads + head * group) * dim;
     float mean[MOST_DIM], squares = 0.0f;
     for (int64_t i = 0; i < dim; i++) {
         mean[i] = 0.0f;
         for (int64_t each = 0; each < group; each++)
-            mean[i] += q[each * dim + i];
+            mean[i] += number_at(call->q, first + each * dim + i, call->narrow);
         mean[i] /= (float)group;
         squares += mean[i] * mean[i];
     }

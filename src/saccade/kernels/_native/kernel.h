@@ -204,13 +204,14 @@ static const NAME(dot_mixer) NAME(dot_mixers)[MOST_ROWS] = {NAME(dot_mix_1), NAM
                                                             NAME(dot_mix_4)};
 
 /* The group's queries as bfloat16; 0 if one of them is no such number. */
-static int NAME(short_queries)(const float *q, int rows, int dim, uint16_t (*to)[MOST_DIM])
+static int NAME(short_queries)(const struct call *call, int64_t first, int rows, int dim, uint16_t (*to)[MOST_DIM])
 {
     uint32_t lost = 0;
     for (int row = 0; row < rows; row++)
         for (int i = 0; i < dim; i++) {
+            const float number = number_at(call->q, first + row * dim + i, call->narrow);
             uint32_t bits;
-            memcpy(&bits, q + row * dim + i, sizeof bits);
+            memcpy(&bits, &number, sizeof bits);
             lost |= bits;
             to[row][i] = (uint16_t)(bits >> 16);
         }
@@ -347,11 +348,11 @@ static void NAME(attend)(const void *job, int64_t index)
     struct reader reader;
 
     open_item(&reader, plan, item, LANES);
-    const float *q = call->q + (item->row * call->query_heads + item->first) * dim;
+    const int64_t first = (item->row * call->query_heads + item->first) * dim;
     for (int i = 0; i < dim; i++) {
         int64_t to = columns ? i : NAME(place)(i, bf16);
         for (int row = 0; row < group; row++)
-            queries[row][to] = q[row * dim + i];
+            queries[row][to] = number_at(call->q, first + row * dim + i, call->narrow);
     }
     for (int row = 0; row < group; row++) {
         max[row] = -INFINITY;
@@ -360,7 +361,7 @@ static void NAME(attend)(const void *job, int64_t index)
     }
 
 #ifdef DOT
-    const int dot = bf16 && !columns && NAME(short_queries)(q, group, dim, words);
+    const int dot = bf16 && !columns && NAME(short_queries)(call, first, group, dim, words);
 #endif
 
     read_block(&reader, block);

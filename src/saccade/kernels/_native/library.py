@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from pathlib import Path
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 10
+_ABI_VERSION = 11
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -24,101 +25,72 @@ POOLING = {None: 0, "max": 1, "mean": 2, "each": 3}
 widest = 0
 
 
-def _fields(addresses: str, factors: str, numbers: str) -> list[tuple[str, type]]:
-    """Everything 8 bytes wide: absent tensors are None, strides are in bytes."""
-    return [
-        *((name, ctypes.c_void_p) for name in addresses.split()),
-        *((name, ctypes.c_double) for name in factors.split()),
-        *((name, ctypes.c_int64) for name in numbers.split()),
-    ]
+def _struct(addresses: str, factors: str, numbers: str) -> struct.Struct:
+    """How the library's structs lie, everything 8 bytes wide: absent tensors are 0, strides are in bytes."""
+    return struct.Struct(f"{len(addresses.split())}P{len(factors.split())}d{len(numbers.split())}q")
 
 
-class Call(ctypes.Structure):
-    """`struct call` of attention.c, which documents the fields."""
+# Packed, not a `ctypes.Structure`: whose fields lie all over the memory, which the kernels between calls have emptied.
+Call = _struct(
+    "q k v table starts lengths ids counts dense kept out scores sinks",
+    "scale soft_cap",
+    "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 narrow "
+    "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
+)
+"""`struct call` of attention.c, which documents the fields."""
 
-    _fields_ = _fields(
-        "q k v table starts lengths ids counts dense kept out scores sinks",
-        "scale soft_cap",
-        "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 "
-        "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
-    )
+Bounds = _struct(
+    "q lower upper lengths table scores",
+    "",
+    "lower_block lower_head lower_page upper_block upper_head upper_page batch query_heads kv_heads dim bf16 narrow "
+    "blocks block_pages row_blocks pages unit pooling threads lanes",
+)
+"""`struct bounds` of pages.h, which documents the fields."""
 
+Update = _struct(
+    "k lower upper table starts lengths changed blocks_of",
+    "",
+    "k_page k_slot k_head k_dim lower_block lower_head lower_page upper_block upper_head upper_page "
+    "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count threads lanes",
+)
+"""`struct update` of pages.h, which documents the fields."""
 
-class Bounds(ctypes.Structure):
-    """`struct bounds` of pages.h, which documents the fields."""
+TopK = _struct(
+    "scores lengths ids counts",
+    "",
+    "row_step group_step batch groups width kept last ranked unit numerator denominator minimum threads lanes",
+)
+"""`struct topk` of topk.c, which documents the fields."""
 
-    _fields_ = _fields(
-        "q lower upper lengths table scores",
-        "",
-        "lower_block lower_head lower_page upper_block upper_head upper_page batch query_heads kv_heads dim bf16 "
-        "blocks block_pages row_blocks pages unit pooling threads lanes",
-    )
+RankUnion = _struct("ids counts merged found", "", "batch heads width limit universe threads")
+"""`struct rank_union` of rank_union.c, which documents the fields."""
 
+Search = _struct(
+    "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
+    "slots lengths ids counts",
+    "",
+    "batch query_heads heads held_heads dim bf16 narrow units clusters chunks edges_room budget sinks most_units "
+    "most_clusters most_chunks width threads lanes",
+)
+"""`struct search` of cluster_search.c, which documents the fields."""
 
-class Update(ctypes.Structure):
-    """`struct update` of pages.h, which documents the fields."""
+KMeans = _struct("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
+"""`struct kmeans` of kmeans.c, which documents the fields."""
 
-    _fields_ = _fields(
-        "k lower upper table starts lengths changed blocks_of",
-        "",
-        "k_page k_slot k_head k_dim lower_block lower_head lower_page upper_block upper_head upper_page "
-        "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count threads lanes",
-    )
+OrderedClusters = _struct(
+    "keys labels centroids parents tops lengths unit_radii unit_tokens unit_offsets ordered radii numbers offsets "
+    "members",
+    "",
+    "problems chunks clusters units dim size threads",
+)
+"""`struct ordered_clusters` of ordered_clusters.c, which documents the fields."""
 
-
-class TopK(ctypes.Structure):
-    """`struct topk` of topk.c, which documents the fields."""
-
-    _fields_ = _fields(
-        "scores lengths ids counts",
-        "",
-        "row_step group_step batch groups width kept last ranked unit numerator denominator minimum threads lanes",
-    )
-
-
-class RankUnion(ctypes.Structure):
-    """`struct rank_union` of rank_union.c, which documents the fields."""
-
-    _fields_ = _fields("ids counts merged found", "", "batch heads width limit universe threads")
-
-
-class Search(ctypes.Structure):
-    """`struct search` of cluster_search.c, which documents the fields."""
-
-    _fields_ = _fields(
-        "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
-        "slots lengths ids counts",
-        "",
-        "batch query_heads heads held_heads dim bf16 units clusters chunks edges_room budget sinks most_units "
-        "most_clusters most_chunks width threads lanes",
-    )
-
-
-class KMeans(ctypes.Structure):
-    """`struct kmeans` of kmeans.c, which documents the fields."""
-
-    _fields_ = _fields("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
-
-
-class OrderedClusters(ctypes.Structure):
-    """`struct ordered_clusters` of ordered_clusters.c, which documents the fields."""
-
-    _fields_ = _fields(
-        "keys labels centroids parents tops lengths unit_radii unit_tokens unit_offsets ordered radii numbers offsets "
-        "members",
-        "",
-        "problems chunks clusters units dim size threads",
-    )
-
-
-class ChunkKeys(ctypes.Structure):
-    """`struct chunk_keys` of chunk_keys.c, which documents the fields."""
-
-    _fields_ = _fields(
-        "k table starts edges mean least most",
-        "",
-        "k_page k_slot k_head k_dim batch kv_heads dim bf16 page pages row_pages chunks threads",
-    )
+ChunkKeys = _struct(
+    "k table starts edges mean least most",
+    "",
+    "k_page k_slot k_head k_dim batch kv_heads dim bf16 page pages row_pages chunks threads",
+)
+"""`struct chunk_keys` of chunk_keys.c, which documents the fields."""
 
 
 @functools.cache
@@ -133,7 +105,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for function in versions:
         function.argtypes, function.restype = [], ctypes.c_int64
-    if (versions[0](), versions[1]()) != (_ABI_VERSION, sum(map(ctypes.sizeof, (Call, Bounds, Update)))):
+    if (versions[0](), versions[1]()) != (_ABI_VERSION, Call.size + Bounds.size + Update.size):
         return None
     for operation in (
         *(found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages),
@@ -153,8 +125,10 @@ def refusal(*tensors: Tensor) -> str | None:
     """Why the library cannot read these tensors, or None."""
     if library() is None:
         return "no library was built at install (a C compiler is needed)"
-    elsewhere = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
-    return None if elsewhere is None else f"a tensor is on {elsewhere}, not on the CPU"
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return f"a tensor is on {tensor.device}, not on the CPU"
+    return None
 
 
 def loaded() -> ctypes.CDLL:
@@ -164,9 +138,9 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
-def addresses(*tensors: Tensor | None) -> list[int | None]:
+def addresses(*tensors: Tensor | None) -> list[int]:
     """What a call takes of tensors; they must live until it returns."""
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def check(operation: str, failure: int, failures: dict[int, str]) -> None:

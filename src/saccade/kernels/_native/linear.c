@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bfloat16.h"
 #include "compiler.h"
 #include "pool.h"
 
@@ -27,24 +28,6 @@ struct job {
     uint16_t *y;          /* bfloat16 [rows, outputs] */
     int64_t rows, inputs, outputs, step, span;
 };
-
-/* Round to the nearest bfloat16, ties to even; a NaN stays one. */
-static uint16_t narrow(float number)
-{
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float widen(uint16_t number)
-{
-    const uint32_t bits = (uint32_t)number << 16;
-    float wide;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
 
 #define LEVEL "linear_level.h"
 #include "levels.h"

@@ -2,13 +2,13 @@
 
 /* Everything 8 bytes wide, as above. */
 struct bounds {
-    const float *q;            /* [batch, query_heads, dim] */
+    const void *q;             /* [batch, query_heads, dim], bfloat16 if `narrow`, else float */
     const char *lower, *upper; /* page p of block b: b · block + head · head + p · page bytes from here */
     const int32_t *lengths;    /* [batch], in tokens */
     const int32_t *table;      /* [batch, row_blocks], each with block_pages pages; NULL: block b is all of row b */
     float *scores;             /* [batch, kv_heads or (EACH) query_heads, pages] */
     int64_t lower_block, lower_head, lower_page, upper_block, upper_head, upper_page; /* bytes */
-    int64_t batch, query_heads, kv_heads, dim, bf16;
+    int64_t batch, query_heads, kv_heads, dim, bf16, narrow;
     int64_t blocks, block_pages, row_blocks;
     int64_t pages, unit; /* unit: tokens of a page */
     int64_t pooling, threads, lanes;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -22,12 +21,12 @@ def pool(operation: str, kv: KVView, edges: Tensor, poolings: Sequence[RunPoolin
     # These must live until the call returns: it holds addresses.
     table, starts, places = rows.page_table.contiguous(), rows.row_start.contiguous(), edges.contiguous()
     size = ITEM_SIZE[k.dtype]
-    call = native.ChunkKeys(
+    call = native.ChunkKeys.pack(
         *native.addresses(k, table, starts, places, *(pooled.get(kind) for kind in ("mean", "min", "max"))),
         *(step * size for step in k.stride()),
         *(batch, heads, head_dim, size == 2),
         *(kv.page, k.shape[0], table.shape[1], chunks),
         torch.get_num_threads(),
     )
-    native.check(operation, native.loaded().saccade_chunk_keys(ctypes.addressof(call)), FAILURES)
+    native.check(operation, native.loaded().saccade_chunk_keys(call), FAILURES)
     return list(pooled.values())

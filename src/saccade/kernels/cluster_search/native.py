@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import ITEM_SIZE, vectors_refusal
+from saccade.kernels._native.attention import ITEM_SIZE, readable, vectors_refusal
 from saccade.types import Selection
 
 _FAILURES = {1: "the tree's offsets or members do not fit together", 2: "the shapes do not fit", 3: "out of memory"}
@@ -38,21 +36,22 @@ def cluster_search(
     widths: SearchWidths,
 ) -> Selection:  # fmt: skip
     batch, (_, heads, held_clusters, head_dim) = q.shape[0], tree.centroids.shape
-    ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32)
-    counts = torch.empty((batch, heads), dtype=torch.int32)
+    ids = torch.empty(batch, heads, widths.tokens, dtype=torch.int32)
+    counts = torch.empty(batch, heads, dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    queries, lengths = readable(q), seq_lens.contiguous()
     places = None if slots is None else slots.contiguous()
-    call = native.Search(
+    call = native.Search.pack(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
         *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
-        *(batch, q.shape[1], heads, _held_heads(tree), head_dim, ITEM_SIZE[tree.centroids.dtype] == 2),
+        *(batch, q.shape[1], heads, _held_heads(tree), head_dim),
+        *(ITEM_SIZE[tree.centroids.dtype] == 2, queries.dtype == torch.bfloat16),
         *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2], tree.edges.shape[1]),
         *(budget, sinks, 0 if units is None else units),
         *(*widths, torch.get_num_threads(), native.widest),
     )
-    native.check("cluster_search", native.loaded().saccade_cluster_search(ctypes.addressof(call)), _FAILURES)
+    native.check("cluster_search", native.loaded().saccade_cluster_search(call), _FAILURES)
     return Selection(ids, counts)
 
 

@@ -11,15 +11,13 @@ from saccade.types import KVView, Pooling
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     scores = _scores(q, kv, pooling)
-    attention("decode_scores", q, kv, out=None, scores=scores, pooling=pooling)
+    attention("decode_scores", q, kv, scores=scores, pooling=pooling, attends=False)
     return scores
 
 
 def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
-    out = torch.empty(q.shape, dtype=torch.float32)
     scores = None if pooling is None else _scores(q, kv, pooling)
-    attention("dense_decode_scores", q, kv, out=out, scores=scores, scale=scale, pooling=pooling)
-    return out.to(q.dtype), scores
+    return attention("dense_decode_scores", q, kv, scores=scores, scale=scale, pooling=pooling), scores
 
 
 def _scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:

@@ -12,13 +12,12 @@ from saccade.types import Flags, KVView, Pooling, Selection
 def hybrid_decode(
     q: Tensor, kv: KVView, selection: Selection, dense: Flags, scale: float, pooling: Pooling | None, scored: Flags
 ) -> tuple[Tensor, Tensor | None]:
-    out = torch.empty(q.shape, dtype=torch.float32)
     scores: Tensor | None = None
     if pooling is not None:
         groups = sum(scored) * (q.shape[1] // kv.kv_heads if pooling == "each" else 1)
         scores = torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32)
     heads = Heads.of(dense, scored)
-    attention(
-        "hybrid_decode", q, kv, out=out, scores=scores, scale=scale, pooling=pooling, selection=selection, heads=heads
+    out = attention(
+        "hybrid_decode", q, kv, scores=scores, scale=scale, pooling=pooling, selection=selection, heads=heads
     )
-    return out.to(q.dtype), scores
+    return out, scores

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -36,12 +34,12 @@ def ordered_clusters(
         offsets=labels.new_empty((problems, clusters)),
         members=labels.new_empty((problems, chunks)),
     )
-    call = native.OrderedClusters(
+    call = native.OrderedClusters.pack(
         *native.addresses(*given, planted.unit_radii, planted.unit_tokens, planted.unit_offsets),
         *native.addresses(planted.centroids, planted.radii, planted.numbers, planted.offsets, planted.members),
         *(problems, chunks, clusters, units, head_dim, ITEM_SIZE[centroids.dtype], torch.get_num_threads()),
     )
-    failure = native.loaded().saccade_ordered_clusters(ctypes.addressof(call))
+    failure = native.loaded().saccade_ordered_clusters(call)
     if failure:
         failures = {1: _outside("labels", labels, clusters), 2: _outside("parents", parents, units), 3: "out of memory"}
         native.check("ordered_clusters", failure, failures)

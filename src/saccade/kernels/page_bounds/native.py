@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, vectors_refusal
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, cache_refusal, key_steps, readable, vectors_refusal
 from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
@@ -27,7 +25,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
     pages, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     changed, places = start.contiguous(), None if table is None else table.contiguous()
     size = ITEM_SIZE[k.dtype]
-    call = native.Update(
+    call = native.Update.pack(
         *native.addresses(k, lower, upper, pages, starts, lengths, changed, places),
         *key_steps(k),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
@@ -36,7 +34,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(page, count, torch.get_num_threads(), native.widest),
     )
-    native.check("update_page_bounds", native.loaded().saccade_update_pages(ctypes.addressof(call)), FAILURES)
+    native.check("update_page_bounds", native.loaded().saccade_update_pages(call), FAILURES)
 
 
 def refusal(q: Tensor, stored: Stored, seq_lens: Tensor) -> str | None:
@@ -47,8 +45,9 @@ def refusal(q: Tensor, stored: Stored, seq_lens: Tensor) -> str | None:
         return unfit
     if q.shape[1] > native.MOST_GROUP * lower.shape[1]:
         return f"{q.shape[1]} query heads on {lower.shape[1]} KV heads are more than {native.MOST_GROUP} on each"
-    if not all(tensor.is_cpu for tensor in (q, lower, upper, seq_lens, lower if table is None else table)):
-        return f"the bounds are on {lower.device}, or an argument elsewhere than on the CPU"
+    for tensor in (q, lower, upper, seq_lens, lower if table is None else table):
+        if not tensor.is_cpu:
+            return f"the bounds are on {lower.device}, or an argument elsewhere than on the CPU"
     return None
 
 
@@ -62,17 +61,17 @@ def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling:
     lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     blocks, kv_heads, block_pages, _ = lower.shape
-    scores = torch.empty((batch, query_heads if pooling == "each" else kv_heads, pages), dtype=torch.float32)
+    scores = torch.empty(batch, query_heads if pooling == "each" else kv_heads, pages, dtype=torch.float32)
     # These must live until the call returns: it holds addresses.
-    queries, lengths = q.float().contiguous(), seq_lens.contiguous()
+    queries, lengths = readable(q), seq_lens.contiguous()
     places = None if table is None else table.contiguous()
     size = ITEM_SIZE[lower.dtype]
-    call = native.Bounds(
+    call = native.Bounds.pack(
         *native.addresses(queries, lower, upper, lengths, places, scores),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
-        *(batch, query_heads, kv_heads, head_dim, size == 2),
+        *(batch, query_heads, kv_heads, head_dim, size == 2, queries.dtype == torch.bfloat16),
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
         *(pages, page, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
-    native.check("page_scores", native.loaded().saccade_page_scores(ctypes.addressof(call)), FAILURES)
+    native.check("page_scores", native.loaded().saccade_page_scores(call), FAILURES)
     return scores

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -18,9 +16,9 @@ def rank_union(ids: Tensor, counts: Tensor, limit: int, universe: int) -> tuple[
     found = torch.empty((batch, 1), dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
     ranked, ends = ids.contiguous(), counts.contiguous()
-    call = native.RankUnion(
+    call = native.RankUnion.pack(
         *native.addresses(ranked, ends, merged, found),
         *(batch, heads, width, limit, universe, torch.get_num_threads()),
     )
-    native.check("rank_union", native.loaded().saccade_rank_union(ctypes.addressof(call)), _FAILURES)
+    native.check("rank_union", native.loaded().saccade_rank_union(call), _FAILURES)
     return merged, found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from saccade.kernels._native.attention import attention
@@ -10,6 +9,4 @@ from saccade.types import KVView, Selection
 
 
 def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> Tensor:
-    out = torch.empty(q.shape, dtype=torch.float32)
-    attention("sparse_decode", q, kv, out=out, scores=None, scale=scale, selection=selection)
-    return out.to(q.dtype)
+    return attention("sparse_decode", q, kv, scale=scale, selection=selection)

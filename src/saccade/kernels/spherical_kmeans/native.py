@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -18,9 +16,9 @@ def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Siz
     labels = torch.empty((heads, count), dtype=torch.int64)
     centroids = torch.empty((heads, clusters, dim), dtype=torch.float32)
     whole = vectors.contiguous()  # lives until the call returns, which holds its address
-    call = native.KMeans(
+    call = native.KMeans.pack(
         *native.addresses(whole, *sizes, labels, centroids),
         *(heads, count, dim, clusters, iterations, torch.get_num_threads(), native.widest),
     )
-    native.check("spherical_kmeans", native.loaded().saccade_spherical_kmeans(ctypes.addressof(call)), _FAILURES)
+    native.check("spherical_kmeans", native.loaded().saccade_spherical_kmeans(call), _FAILURES)
     return labels, centroids

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -22,16 +20,16 @@ def topk(
     """
     batch, groups, width = scores.shape
     kept = min(k, width)
-    ids = torch.empty((batch, groups, kept + last), dtype=torch.int32)
-    counts = torch.empty((batch, groups), dtype=torch.int32)
+    ids = torch.empty(batch, groups, kept + last, dtype=torch.int32)
+    counts = torch.empty(batch, groups, dtype=torch.int32)
     # These must live until the call returns: it holds addresses.
     rows = scores if scores.stride(2) == 1 else scores.contiguous()
     ends = lengths.contiguous()
-    call = native.TopK(
+    call = native.TopK.pack(
         *native.addresses(rows, ends, ids, counts),
         *(rows.stride(0) * 4, rows.stride(1) * 4, batch, groups, width, kept, last),
         *(ranked, unit, *((0, 0, 0) if share is None else (share.numerator, share.denominator, share.minimum))),
         *(torch.get_num_threads(), native.widest),
     )
-    native.check("topk", native.loaded().saccade_topk(ctypes.addressof(call)), _FAILURES)
+    native.check("topk", native.loaded().saccade_topk(call), _FAILURES)
     return ids, counts

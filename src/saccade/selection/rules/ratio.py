@@ -30,6 +30,7 @@ class Ratio(Rule):
     kept: float
     minimum: int = 1
     local: int = 1
+    keeps_last = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.local <= self.minimum:
@@ -40,7 +41,7 @@ class Ratio(Rule):
     @property
     def share(self) -> Share:
         """What is kept of a row, in whole numbers."""
-        return Share(*_share(self.kept), self.minimum)
+        return _share(self.kept, self.minimum)
 
     def size(self, length: int, unit: int) -> int:
         return self.share.of(-(-length // unit))
@@ -54,7 +55,7 @@ class Ratio(Rule):
 
 
 @cache
-def _share(kept: float) -> tuple[int, int]:
+def _share(kept: float, minimum: int) -> Share:
     """A fraction that rounds every M * kept up as the decimal number does, small enough for 64 bits.
 
     It is the smallest fraction from `kept` up whose denominator is at most the greatest M: were an integer k between
@@ -67,4 +68,4 @@ def _share(kept: float) -> tuple[int, int]:
         smallest = -pow(near.numerator, -1, near.denominator) % near.denominator
         denominator = smallest + (_MOST_UNITS - smallest) // near.denominator * near.denominator
         near = Fraction((near.numerator * denominator + 1) // near.denominator, denominator)
-    return near.numerator, near.denominator
+    return Share(near.numerator, near.denominator, minimum)

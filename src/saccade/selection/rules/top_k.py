@@ -17,6 +17,7 @@ class TopK(Rule):
     """The current token's unit and the best others, `budget` tokens in all (TidalDecode, section 3.1; Quest)."""
 
     budget: int
+    keeps_last = True
 
     def size(self, length: int, unit: int) -> int:
         return -(-length // unit) if length <= self.budget else self.budget // unit

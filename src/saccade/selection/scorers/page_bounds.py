@@ -30,7 +30,8 @@ class PageBounds:
     table: Tensor | None = None
 
     def update(self, kv: KVView, new: NewTokens) -> None:
-        self.reserve(-(-kv.rows.max_len // self.page))
+        # One more: they wait until the next page is full.
+        self.reserve(-(-kv.rows.max_len // self.page) + 1)
         start, count = new.start, new.count
         update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=self.table)
 
@@ -41,6 +42,8 @@ class PageBounds:
             self.table = self.table.index_select(0, rows)
 
     def heads(self, start: int, stop: int) -> PageBounds:
+        if (start, stop) == (0, self.lower.shape[1]):
+            return self
         return replace(self, lower=self.lower[:, start:stop], upper=self.upper[:, start:stop])
 
     @property
