@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import captured, gathers, kernels, passes, planting, searches, timing
+from benchmarks.gpu import captured, gathers, kernels, page_searches, passes, planting, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,10 +56,10 @@ def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(found["search_ms"]) == {"1", "2"}
 
 
-def test_a_rehearsal_of_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "searches.json"
-    monkeypatch.setattr(sys, "argv", ["searches", str(file), "--smoke"])
-    searches.main()
+def test_a_rehearsal_of_page_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "page_searches.json"
+    monkeypatch.setattr(sys, "argv", ["page_searches", str(file), "--smoke"])
+    page_searches.main()
     found = json.loads(file.read_text())["points"]
     assert [(one["rows"], one["length"], one["sets"]) for one in found[::2]] == [
         (rows, length, sets) for rows, length in ((2, 20), (1, 4096)) for sets in ("quest", "resa")

@@ -1,4 +1,4 @@
-"""The search of pages, one layer's: python -m benchmarks.gpu.searches FILE [--candidates] [--smoke]
+"""The search of pages, one layer's: python -m benchmarks.gpu.page_searches FILE [--candidates] [--smoke]
 
 Scores of pages to ids of pages, in a captured graph whose buffers are bounded by a step's `max_model_len`: budgets as
 `quest` has them, and a tenth of the pages as `resa` does. Every layer has scores of its own, as a step's have.
