@@ -158,7 +158,7 @@ SIGNATURES = {
         "ids": "*i32", "counts": "*i32", "width": "i32",
     },
 }  # fmt: skip
-NARROWED = {"PART": 1024, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 32, "MEMBERS": 4}
+NARROWED = {"PART": 1024, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEMBERS": 8}
 
 
 @pytest.mark.parametrize("capability", [90, 80])
@@ -167,8 +167,8 @@ NARROWED = {"PART": 1024, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 32, "ME
     [
         ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16}),
         ("_keep_units", NARROWED),
-        ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 32, "MEMBERS": 4}),
-        ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BLOCK": 32, "MEMBERS": 4}),
+        ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 32, "MEMBERS": 8}),
+        ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BLOCK": 32, "MEMBERS": 8}),
         ("_write_sets", {**NARROWED, "STEP": 16}),
     ],
 )

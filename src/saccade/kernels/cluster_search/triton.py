@@ -20,7 +20,7 @@ UNITS = 16
 """Coarse units that a program bounds at a time."""
 CANDIDATES = 32
 """Clusters that it bounds at a time."""
-MEMBERS = 4
+MEMBERS = 8
 """Clusters of each unit, or chunks of each cluster, that are read at a time."""
 PROGRAMS = 2048
 """Of a launch that bounds, about: those of rows that are not searched cost their start."""
@@ -34,7 +34,7 @@ SPARE = 4
 """What is left weighs at most a part of so many more than it must: further rounds cost more."""
 RANKED = 128
 """Units, clusters or chunks that are ranked at a time."""
-RIVALS = 32
+RIVALS = 16
 """Those with which these are compared at a time."""
 STEP = 16
 """Tokens of each chunk that are written at a time."""
@@ -387,7 +387,7 @@ def _write_sets(
         numbered = begin + tl.arange(0, BLOCK)
         start = tl.load(starts + numbered, mask=numbered < taken, other=0)
         extent = tl.load(lengths + numbered, mask=numbered < taken, other=0)
-        place = begins + _before(starts, lengths, taken, start, BLOCK, RIVALS)
+        place = begins + _before(starts, lengths, taken, start, BLOCK, 2 * RIVALS)
         for step in range(0, tl.max(extent, axis=0), STEP):
             inner = step + tl.arange(0, STEP)[None, :]
             inside = (inner < extent[:, None]) & (place[:, None] + inner < width)
