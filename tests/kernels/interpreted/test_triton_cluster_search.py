@@ -158,7 +158,7 @@ SIGNATURES = {
         "ids": "*i32", "counts": "*i32", "width": "i32",
     },
 }  # fmt: skip
-NARROWED = {"PART": 1024, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEMBERS": 8}
+NARROWED = {"PART": 512, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEMBERS": 8}
 
 
 @pytest.mark.parametrize("capability", [90, 80])

@@ -23,10 +23,10 @@ CANDIDATES = 32
 MEMBERS = 8
 """Clusters of each unit, or chunks of each cluster, that are read at a time."""
 PROGRAMS = 2048
-"""Of a launch that bounds, about: those of rows that are not searched cost their start."""
+"""Of a launch that bounds, about: those that find nothing to do cost their start."""
 WARPS = 8
 """Of the one program that ranks what a head has."""
-PART = 1024
+PART = 512
 """Units, clusters or places of a set that it looks at together."""
 BITS = 2
 """Of the place of a floor, found in a round."""
@@ -51,25 +51,27 @@ def cluster_search(
     clusters = min(widths.clusters, count)
     # A chunk has a token or more.
     chunks = min(widths.chunks, tree.members.shape[2], max(budget - sinks, 1))
-    span = _stored_heads(tree)
+    apart = tree.apart()
+    if apart is not None:
+        raise KernelError(
+            f"cluster_search: {apart}; implementation 'triton' reads a contiguous tree or some heads of one"
+        )
 
     def integers(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty((pairs, *sizes), dtype=dtype, device=device)
+        return torch.empty((*sizes[:-1], pairs, sizes[-1]), dtype=dtype, device=device)
 
-    ranked = (integers(parents, dtype=torch.int64), integers(parents, dtype=torch.int64), integers(parents))
-    candidates = (integers(clusters, dtype=torch.int64), integers(clusters, dtype=torch.int64), integers(clusters))
-    listed, found = integers(clusters), integers()
-    starts, lengths = integers(chunks), integers(chunks)
-    ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32, device=device)
-    counts = torch.empty((batch, heads), dtype=torch.int32, device=device)
+    ranked, candidates = ((*integers(2, n, dtype=torch.int64), integers(n)) for n in (parents, clusters))
+    listed, found, starts, lengths = integers(clusters), integers(1), *integers(2, chunks)
+    ids, counts = integers(widths.tokens), integers(1)
 
     query = (q, *q.stride())
-    row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, span)
+    row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, tree.stored_heads)
     members = (tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
     sizes = {"GROUP": q.shape[1] // heads, "HEAD_DIM": head_dim, "INNER": triton.next_power_of_2(head_dim)}
     narrowed = {"PART": PART, "SPARE": SPARE, "BLOCK": RANKED, "RIVALS": RIVALS, "MEMBERS": MEMBERS}
     narrowed |= {"BITS": BITS, "num_warps": WARPS}
-    most = max(PROGRAMS // max(pairs, 1), 1)
+    # One more: the last part of a tree is often empty.
+    most = PROGRAMS // max(pairs, 1) + 1
     with torch.cuda.device_of(q):
         _bound_units[(pairs, min(triton.cdiv(parents, UNITS), most))](
             *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, tree.unit_offsets),
@@ -94,23 +96,7 @@ def cluster_search(
             **narrowed,
             STEP=STEP,
         )
-    return Selection(ids, counts)
-
-
-def _stored_heads(tree: ClusterTree) -> int:
-    """How many heads a slot of the tree's storage has: a tree of some heads is a view of one of all."""
-    slots, heads, count = tree.radii.shape
-    span = tree.radii.stride(0) // count if slots > 1 else heads
-    for name, tensor in tree.tensors().items():
-        step = 1
-        for dim in reversed(range(tensor.dim())):
-            if tensor.shape[dim] > 1 and tensor.stride(dim) != step:
-                raise KernelError(
-                    f"cluster_search: {name} {list(tensor.shape)} has strides {tensor.stride()}; "
-                    "implementation 'triton' reads a contiguous tree or some heads of one"
-                )
-            step *= span if dim == 1 and tensor.dim() > 2 else tensor.shape[dim]
-    return span
+    return Selection(ids.view(batch, heads, -1), counts.view(batch, heads))
 
 
 @triton.jit
@@ -159,14 +145,16 @@ def _narrow(
     Keys from a floor on are left: of a few between what is left and what is not, the highest that the limit reaches,
     until little more than the limit does.
     """
-    low, high, reaching = tl.full((), MOST, tl.int64), tl.full((), LEAST, tl.int64), 0
+    low, high = tl.full((PART,), MOST, tl.int64), tl.full((PART,), LEAST, tl.int64)
+    total = tl.zeros((PART,), dtype=tl.int32)
     for start in range(0, count, PART):
         place = start + tl.arange(0, PART)
-        key = tl.load(keys + place, mask=place < count, other=0)
         weight = tl.load(weights + place, mask=place < count, other=0)
-        low = tl.minimum(low, tl.min(tl.where(weight > 0, key, MOST), axis=0))
-        high = tl.maximum(high, tl.max(tl.where(weight > 0, key, LEAST), axis=0))
-        reaching += tl.sum((weight >> 32).to(tl.int32), axis=0)
+        key = tl.load(keys + place, mask=place < count, other=0)
+        low = tl.minimum(low, tl.where(weight > 0, key, MOST))
+        high = tl.maximum(high, tl.where(weight > 0, key, LEAST))
+        total += (weight >> 32).to(tl.int32)
+    low, high, reaching = tl.min(low, axis=0), tl.max(high, axis=0), tl.sum(total, axis=0)
     while (reaching > limit + limit // SPARE) & (low < high):
         floors = low + tl.arange(0, 1 << BITS) * tl.maximum((high >> BITS) - (low >> BITS), 1)
         counted = tl.zeros((PART, 1 << BITS), dtype=tl.int32)
@@ -175,10 +163,10 @@ def _narrow(
             key = tl.load(keys + place, mask=place < count, other=0)
             tokens = (tl.load(weights + place, mask=place < count, other=0) >> 32).to(tl.int32)
             counted += tl.where(key[:, None] >= floors[None, :], tokens[:, None], 0)
-        total = tl.sum(counted, axis=0)
-        low = tl.max(tl.where(total >= limit, floors, low), axis=0)
-        high = tl.min(tl.where(total >= limit, high, floors - 1), axis=0)
-        reaching = tl.min(tl.where(total >= limit, total, reaching), axis=0)
+        each = tl.sum(counted, axis=0)
+        low = tl.max(tl.where(each >= limit, floors, low), axis=0)
+        high = tl.min(tl.where(each >= limit, high, floors - 1), axis=0)
+        reaching = tl.min(tl.where(each >= limit, each, reaching), axis=0)
     left = 0
     for start in range(0, count, PART):
         place = start + tl.arange(0, PART)
@@ -224,12 +212,13 @@ def _bound_units(
     """Ranks of all units of a head, in one number what each counts and its clusters, and the first of these."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
+    # Read before it is known to be wanted: one wait less.
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     slot = tl.load(slots + row).to(tl.int64)
     if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
         return
     node = slot * span + head
     stored, firsts = node * parents, unit_offsets + node * (parents + 1)
-    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     for start in range(tl.program_id(1) * BLOCK, parents, tl.num_programs(1) * BLOCK):
         units = start + tl.arange(0, BLOCK)
         present = units < parents
@@ -297,6 +286,8 @@ def _bound_clusters(
     """Ranks of listed clusters, their first members, and in one number how many tokens and chunks they have."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
+    # Read before it is known to be wanted: one wait less.
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     slot = tl.load(slots + row).to(tl.int64)
     if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
         return
@@ -304,7 +295,6 @@ def _bound_clusters(
     if tl.program_id(1) * BLOCK >= candidates:
         return
     node = slot * span + head
-    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     for start in range(tl.program_id(1) * BLOCK, candidates, tl.num_programs(1) * BLOCK):
         lane = start + tl.arange(0, BLOCK)
         there = lane < candidates
