@@ -131,6 +131,20 @@ def test_many_clusters(dim: int, k_g: int | None, budget: int) -> None:
     expect(case, search(case, SHIPPED))
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: float) -> None:
+    """Nothing, in parts, or as much as can be; below 0.0, too, and where a query of nothing makes all bounds equal."""
+    case = large(64, None, 400)
+    case = replace(case, q=factor * case.q)
+    for radius in (1.0, -9.0):
+        tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)
+        wanted = cluster_search(case.q, tree, case.lengths, **case.options, implementation="reference")
+        for blocks in ({"SPARE": 1, "PART": 64, "BITS": 1}, {"SPARE": 10**6, "BITS": 4, "RANKED": 64}):
+            found = search(case, blocks, tree=tree)
+            assert found.ids.equal(wanted.ids)
+            assert found.counts.equal(wanted.counts)
+
+
 def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
     case = large(8, None, 400)
     tree = replace(case.tree, radii=case.tree.radii.transpose(1, 2).contiguous().transpose(1, 2))

@@ -142,8 +142,7 @@ def _narrow(
 ) -> tl.tensor:  # fmt: skip
     """How many are left, and moved to the front in order, of `count`: all with less than the limit before them.
 
-    Keys from a floor on are left: of a few between what is left and what is not, the highest that the limit reaches,
-    until little more than the limit does.
+    Those from a floor on, which rises while much more than the limit is left: of a few the highest that leaves it.
     """
     low, high = tl.full((PART,), MOST, tl.int64), tl.full((PART,), LEAST, tl.int64)
     total = tl.zeros((PART,), dtype=tl.int32)
@@ -155,8 +154,10 @@ def _narrow(
         high = tl.maximum(high, tl.where(weight > 0, key, LEAST))
         total += (weight >> 32).to(tl.int32)
     low, high, reaching = tl.min(low, axis=0), tl.max(high, axis=0), tl.sum(total, axis=0)
+    # First near the highest, as far apart as 1.0 and 1.5: between it and a negative one most keys are of tiny bounds.
+    step = tl.full((), 1 << 54, tl.int64)
     while (reaching > limit + limit // SPARE) & (low < high):
-        floors = low + tl.arange(0, 1 << BITS) * tl.maximum((high >> BITS) - (low >> BITS), 1)
+        floors = high - tl.arange(0, 1 << BITS) * tl.minimum(tl.maximum((high >> BITS) - (low >> BITS), 1), step)
         counted = tl.zeros((PART, 1 << BITS), dtype=tl.int32)
         for start in range(0, count, PART):
             place = start + tl.arange(0, PART)
@@ -167,6 +168,7 @@ def _narrow(
         low = tl.max(tl.where(each >= limit, floors, low), axis=0)
         high = tl.min(tl.where(each >= limit, high, floors - 1), axis=0)
         reaching = tl.min(tl.where(each >= limit, each, reaching), axis=0)
+        step = tl.full((), MOST, tl.int64)
     left = 0
     for start in range(0, count, PART):
         place = start + tl.arange(0, PART)
