@@ -4,7 +4,7 @@ Rows of one length in a tree with room for `max_model_len`. Times of a graph of 
 last-level cache where it fits; and of each kernel, with that cache emptied before every search, as a model's weights
 do. Other constants of the kernels must find the same sets.
 
-    python3 -m benchmarks.gpu.searches searches.json [--policy SPEC] [--candidates] [--set RIVALS=32,BITS=3] [--smoke]
+    python3 -m benchmarks.gpu.searches searches.json [--policy SPEC] [--set RIVALS=32,BITS=3]
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .environment import environment
 from .planting import POLICY, Planting
 from .timing import Captured, Deadline, interleaved, reason, write
 
-POINTS = ((1, 32_768), (8, 32_768), (1, 131_072), (4, 131_072), (8, 131_072))
-"""Rows and their lengths, the shorter first: what is taken in stays."""
+POINTS = "32768x1,32768x8,131072x1,131072x4,131072x8"
+"""Shorter rows first: what is taken in stays."""
 CANDIDATES = (
     {"WARPS": 4},
     {"WARPS": 16, "RIVALS": 32},
@@ -96,21 +96,25 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--policy", action="append", help=f"may be given more than once; not given: {POLICY}")
+    parser.add_argument("--points", default=POINTS, help="context x batch, shorter contexts first")
     parser.add_argument("--candidates", action="store_true", help="try other constants of the kernels, too")
     parser.add_argument("--set", action="append", default=[], help="constants to try together, NAME=NUMBER,...")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on any device")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() or not given.smoke else "cpu")
-    points, bound = (((1, 2300), (2, 3000)), 3100) if given.smoke else (POINTS, BOUND)
+    bound = 3100 if given.smoke else BOUND
+    points = [
+        tuple(map(int, point.split("x"))) for point in ("2300x1,3000x2" if given.smoke else given.points).split(",")
+    ]
     chosen = [
         {name: int(number) for name, _, number in (one.partition("=") for one in text.split(","))} for text in given.set
     ]
     tried = [*(CANDIDATES if given.candidates else ()), *chosen]
-    deadline, most = Deadline(given.seconds), max(rows for rows, _ in points)
+    deadline, most = Deadline(given.seconds), max(rows for _, rows in points)
     results: dict[str, Any] = {"environment": environment(given.smoke), "bound": bound, "points": [], "left_out": []}
     for policy in given.policy or (POLICY,):
         made, standing = Planting(most, bound, 3, device, policy), 0
-        for rows, length in points:
+        for length, rows in points:
             facts = {"policy": policy, "rows": rows, "length": length}
             if deadline.left < 8:
                 results["left_out"].append({**facts, "reason": "no time was left"})

@@ -153,7 +153,8 @@ def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
 
 
 QUERY = {"q": "*bf16", "stride_row": "i32", "stride_head": "i32", "stride_dim": "i32"}
-ROW = {"ends": "*i32", "slots": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
+SLOTS = {"slots": "*i32", "heads": "i32", "span": "i32"}
+ROW = {**SLOTS, "ends": "*i32", "seq_lens": "*i32", "budget": "i32"}
 LISTED = {"members": "*i32", "edges": "*i32", "capacity": "i32", "edges_room": "i32"}
 RANKED = {"keys": "*i64", "weights": "*i64", "opens": "*i32"}
 FOUND = {"found": "*i32", "clusters": "i32"}
@@ -164,7 +165,7 @@ SIGNATURES = {
     },
     "_keep_units": {**ROW, **RANKED, **FOUND, "parents": "i32", "limit": "i32", "listed": "*i32"},
     "_bound_clusters": {
-        **QUERY, **ROW, **LISTED, **RANKED, **FOUND, "listed": "*i32", "centroids": "*bf16", "radii": "*fp32",
+        **QUERY, **SLOTS, **LISTED, **RANKED, **FOUND, "listed": "*i32", "centroids": "*bf16", "radii": "*fp32",
         "numbers": "*i32", "offsets": "*i32", "count": "i32",
     },
     "_write_sets": {

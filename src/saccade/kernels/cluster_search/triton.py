@@ -65,7 +65,8 @@ def cluster_search(
     ids, counts = integers(widths.tokens), integers(1)
 
     query = (q, *q.stride())
-    row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, tree.stored_heads)
+    slots, shares = slots.contiguous(), (heads, tree.stored_heads)
+    row = (tree.ends, slots, seq_lens.contiguous(), budget, *shares)
     members = (tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
     sizes = {"GROUP": q.shape[1] // heads, "HEAD_DIM": head_dim, "INNER": triton.next_power_of_2(head_dim)}
     narrowed = {"PART": PART, "SPARE": SPARE, "BLOCK": RANKED, "RIVALS": RIVALS, "MEMBERS": MEMBERS}
@@ -86,7 +87,7 @@ def cluster_search(
         )
         _bound_clusters[(pairs, min(triton.cdiv(clusters, CANDIDATES), most))](
             *(*query, listed, found, clusters, tree.centroids, tree.radii, tree.numbers, tree.offsets, count),
-            *(*members, *row, *candidates),
+            *(*members, slots, *shares, *candidates),
             **sizes,
             BLOCK=CANDIDATES,
             MEMBERS=MEMBERS,
@@ -214,10 +215,11 @@ def _bound_units(
     """Ranks of all units of a head, in one number what each counts and its clusters, and the first of these."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    # Read before it is known to be wanted: one wait less.
-    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
+    end, length = tl.load(ends + slot), tl.load(seq_lens + row)
+    # Before it is known to be wanted: one wait less.
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
+    if (end == 0) | (length <= budget):
         return
     node = slot * span + head
     stored, firsts = node * parents, unit_offsets + node * (parents + 1)
@@ -251,6 +253,7 @@ def _keep_units(
     pair = tl.program_id(0).to(tl.int64)
     row = pair // heads
     if (tl.load(ends + tl.load(slots + row)) == 0) | (tl.load(seq_lens + row) <= budget):
+        tl.store(found + pair, 0)
         return
     keys, weights, opens = keys + pair * parents, weights + pair * parents, opens + pair * parents
     left = _narrow(keys, weights, opens, parents, limit, PART, BITS, SPARE)
@@ -273,30 +276,23 @@ def _keep_units(
 
 @triton.jit(
     do_not_specialize=[
-        "stride_row", "stride_head", "stride_dim", "clusters", "count", "capacity", "edges_room", "budget", "heads",
-        "span"
+        "stride_row", "stride_head", "stride_dim", "clusters", "count", "capacity", "edges_room", "heads", "span"
     ]
 )  # fmt: skip
 def _bound_clusters(
     q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, listed: tl.tensor,
     found: tl.tensor, clusters: tl.tensor, centroids: tl.tensor, radii: tl.tensor, numbers: tl.tensor,
     offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor,
-    edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor,
-    span: tl.tensor, keys: tl.tensor, weights: tl.tensor, opens: tl.tensor,
+    edges_room: tl.tensor, slots: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor,
+    opens: tl.tensor,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Ranks of listed clusters, their first members, and in one number how many tokens and chunks they have."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    # Read before it is known to be wanted: one wait less.
-    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
-    slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
-        return
-    candidates = tl.load(found + pair)
-    if tl.program_id(1) * BLOCK >= candidates:
-        return
+    slot, candidates = tl.load(slots + row).to(tl.int64), tl.load(found + pair)
     node = slot * span + head
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     for start in range(tl.program_id(1) * BLOCK, candidates, tl.num_programs(1) * BLOCK):
         lane = start + tl.arange(0, BLOCK)
         there = lane < candidates
@@ -342,16 +338,14 @@ def _write_sets(
     """Sinks, chunks of clusters in order of rank until the next one does not fit, what is in no chunk, then -1."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    slot = tl.load(slots + row).to(tl.int64)
+    candidates, slot = tl.load(found + pair), tl.load(slots + row).to(tl.int64)
     end, length = tl.load(ends + slot), tl.load(seq_lens + row)
     indexed = (end > 0) & (length > budget)
     begins, tail = tl.where(indexed, sinks, 0), tl.where(indexed, end, 0)
     room, node = budget - sinks - (length - end), slot * span + head
     keys, weights, opens = keys + pair * clusters, weights + pair * clusters, opens + pair * clusters
     starts, lengths, ids = starts + pair * chunks, lengths + pair * chunks, ids + pair * width
-    left = 0
-    if indexed:
-        left = _narrow(keys, weights, opens, tl.load(found + pair), room, PART, BITS, SPARE)
+    left = _narrow(keys, weights, opens, candidates, room, PART, BITS, SPARE)
     taken, behind = 0, begins
     for begin in range(0, left, BLOCK):
         numbered = begin + tl.arange(0, BLOCK)
