@@ -57,7 +57,9 @@ class Planting:
         history.record(0, context, rows + 1, ids, None)
         keys = KeySizes(heads.kv, heads.dim, torch.bfloat16, device)
         self.reserved = self.selector.reserve(chosen, keys, rows + 1, context, history)
-        self.queries = torch.randn((rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device)
+        self.queries = torch.randn(
+            (rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device, generator=generator
+        )
 
     def rows(self, chosen: Sequence[int], length: int | None = None) -> Rows:
         where = torch.tensor(chosen).to(self.device, non_blocking=True)

@@ -2,7 +2,7 @@
 
 Rows of one length in a tree with room for `max_model_len`. Times of a graph of such searches, whose index stays in the
 last-level cache where it fits; and of each kernel, with that cache emptied before every search, as a model's weights
-do. Other constants of the kernels must find the same sets.
+do. Other constants of the kernels must find the same sets, and so must another version of them: `sets` is their digest.
 
     python3 -m benchmarks.gpu.searches searches.json [--policy SPEC] [--set RIVALS=32,BITS=3]
 """
@@ -10,6 +10,7 @@ do. Other constants of the kernels must find the same sets.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,8 +88,8 @@ def measured(made: Planting, rows: int, length: int, tried: list[dict[str, int]]
             failed[name] = reason(error)
     times = interleaved(variants, rounds=15, seconds=2 if made.device.type == "cuda" else 0)
     kernels = kernel_times(lambda _: searched(made, rows, length, {})(), made.device)
-    tokens = wanted.counts.float().mean().item()
-    return {"tokens": tokens, "times": times, "same": same, "failed": failed, "kernels": kernels}
+    tokens, sets = wanted.counts.float().mean().item(), hashlib.sha256(wanted.ids.cpu().numpy().tobytes()).hexdigest()
+    return {"tokens": tokens, "sets": sets, "times": times, "same": same, "failed": failed, "kernels": kernels}
 
 
 def main() -> None:
