@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from saccade.methods.policy import Policy
 from saccade.selection.chunk_table import Feed
 from saccade.selection.history import TokenHistory
 from saccade.selection.selector import KeySizes
-from saccade.types import KVView, ModelShape, Rows
+from saccade.types import KVView, ModelShape, Rows, Selection
 
 from .caches import Heads, disordered
 from .timing import Captured, Deadline, elapsed, write
@@ -39,7 +40,7 @@ LEVELS = (0, 0, 0, 4, 4, 4, 3, 2)
 class Planting:
     """Rows in a cache that all layers share, which is as good for time; and one index for all of them."""
 
-    def __init__(self, rows: int, context: int, layers: int, device: torch.device) -> None:
+    def __init__(self, rows: int, context: int, layers: int, device: torch.device, policy: str = POLICY) -> None:
         heads = Heads()
         generator = torch.Generator(device).manual_seed(0)
         pages = -(-context // PAGE)
@@ -48,7 +49,7 @@ class Planting:
         )
         self.table = disordered(rows, pages, pages, generator)
         self.device, self.context = device, context
-        plan = Policy.from_spec(POLICY).plan(ModelShape(layers, heads.query, heads.kv, heads.dim))
+        plan = Policy.from_spec(policy).plan(ModelShape(layers, heads.query, heads.kv, heads.dim))
         assert plan.selector is not None, "it has an index"
         self.selector, chosen = plan.selector, sorted(plan.refreshing)
         history = TokenHistory(LEVELS)
@@ -56,12 +57,14 @@ class Planting:
         history.record(0, context, rows + 1, ids, None)
         keys = KeySizes(heads.kv, heads.dim, torch.bfloat16, device)
         self.reserved = self.selector.reserve(chosen, keys, rows + 1, context, history)
-        self.queries = torch.randn((rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device)
+        self.queries = torch.randn(
+            (rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device, generator=generator
+        )
 
-    def rows(self, chosen: Sequence[int]) -> Rows:
+    def rows(self, chosen: Sequence[int], length: int | None = None) -> Rows:
         where = torch.tensor(chosen).to(self.device, non_blocking=True)
-        lengths = torch.full((len(chosen),), self.context, dtype=torch.int32, device=self.device)
-        bounds = ((0, self.context),) * len(chosen)
+        lengths = torch.full((len(chosen),), length or self.context, dtype=torch.int32, device=self.device)
+        bounds = ((0, length or self.context),) * len(chosen)
         return Rows(self.table.index_select(0, where), torch.zeros_like(lengths), lengths, self.context, bounds)
 
     def seen(self, chosen: Sequence[int]) -> Mapping[int, KVView]:
@@ -87,13 +90,16 @@ class Planting:
 
     def search(self, rows: int) -> float:
         """Milliseconds of one layer's search for some rows."""
+        captured = Captured([self.searching(rows)] * 20, self.device)
+        return statistics.median(captured.milliseconds() for _ in range(9))
+
+    def searching(self, rows: int, length: int | None = None) -> Callable[[], Selection]:
+        """One layer's search for some rows, of which so many tokens were taken in; None: all."""
         slots = [*range(rows)]
         index = next(iter(self.reserved.layers.values()))
-        index.slots = slots, torch.tensor(slots, dtype=torch.int32).to(self.device)
-        kv = KVView(self.k, self.k, self.rows(slots))
-        calls = [lambda: self.selector.select(self.queries[:rows], kv, index, None, 1.0)] * 20
-        captured = Captured(calls, self.device)
-        return statistics.median(captured.milliseconds() for _ in range(9))
+        held = replace(index, slots=(slots, torch.tensor(slots, dtype=torch.int32).to(self.device)))
+        kv = KVView(self.k, self.k, self.rows(slots, length))
+        return lambda: self.selector.select(self.queries[:rows], kv, held, None, 1.0)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import captured, gathers, kernels, passes, planting, timing
+from benchmarks.gpu import captured, cluster_searches, gathers, kernels, page_searches, passes, planting, timing
 
 
 def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +54,33 @@ def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [one["rows"] for one in found["buffers"]] == [1, 2, 2]
     assert all(0 < one["median_ms"] <= one["most_ms"] for one in found["buffers"])
     assert set(found["search_ms"]) == {"1", "2"}
+
+
+def test_a_rehearsal_of_page_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "page_searches.json"
+    monkeypatch.setattr(sys, "argv", ["page_searches", str(file), "--smoke"])
+    page_searches.main()
+    found = json.loads(file.read_text())["points"]
+    assert [(one["rows"], one["length"], one["sets"]) for one in found[::2]] == [
+        (rows, length, sets) for rows, length in ((2, 20), (1, 4096)) for sets in ("quest", "resa")
+    ]
+    assert {one["constants"] for one in found} == {"as it is", "most=0"}
+    assert all(one["ms"] > 0 for one in found)
+
+
+def test_a_rehearsal_of_cluster_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cluster_searches.json"
+    monkeypatch.setattr(
+        sys, "argv", ["cluster_searches", str(file), "--smoke", "--seconds", "600", "--set", "RIVALS=8,BITS=1"]
+    )
+    cluster_searches.main()
+    found = json.loads(file.read_text())
+    assert found["left_out"] == []
+    assert [(one["rows"], one["length"]) for one in found["points"]] == [(1, 2300), (2, 3000)]
+    for one in found["points"]:
+        assert 0 < one["tokens"] <= 2048
+        assert one["same"] == {"shipped": True, "RIVALS=8,BITS=1": True}
+        assert one["times"].keys() == one["same"].keys()
 
 
 def test_a_rehearsal_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,14 +35,18 @@ def int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def expect_update(case: Case, page: int, starts: list[int], count: int, implementation: Implementation) -> None:
+def expect_update(
+    case: Case, page: int, starts: list[int], count: int, implementation: Implementation, filled: bool = False
+) -> None:
     """Update fresh bounds: touched pages are right, the others hold what they held."""
     lower, upper = poisoned(case, page)
+    changed = int32(starts)
     update_page_bounds(
-        lower, upper, case.kv, page=page, start=int32(starts), count=count, implementation=implementation
+        lower, upper, case.kv, page=page, start=changed, count=count, filled=filled, implementation=implementation
     )
     for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
-        touched = {position // page for position in range(start, min(start + count, length))}
+        stop = min(start + count, length // page * page if filled else length)
+        touched = {position // page for position in range(start, stop)}
         for head, keys in enumerate(case.keys[row]):
             expected = oracles.page_bounds(keys, page)
             for number in range(lower.shape[2]):
@@ -60,7 +64,7 @@ def test_only_touched_pages_are_recomputed(
     assume(takes(implementation, case))
     starts = [data.draw(st.integers(0, case.kv.rows.max_len + page)) for _ in case.lengths]
     count = data.draw(st.integers(0, case.kv.rows.max_len))
-    expect_update(case, page, starts, count, implementation)
+    expect_update(case, page, starts, count, implementation, data.draw(st.booleans()))
 
 
 @pytest.mark.parametrize("implementation", ["reference", *fast_attention])
@@ -69,7 +73,8 @@ def test_every_start_and_count(page: int, implementation: Implementation) -> Non
     case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, head_dim=16, padding=1)
     for start in range(11):
         for count in range(11):
-            expect_update(case, page, [start, max(start - 2, 0)], count, implementation)
+            for filled in (False, True):
+                expect_update(case, page, [start, max(start - 2, 0)], count, implementation, filled)
 
 
 def fresh(case: Case, page: int) -> tuple[Tensor, Tensor]:

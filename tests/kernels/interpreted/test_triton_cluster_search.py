@@ -26,8 +26,8 @@ from saccade.kernels.cluster_search.api import cluster_search
 from saccade.types import Selection
 
 MODULE = "saccade.kernels.cluster_search.triton"
-SMALL = {"UNITS": 2, "RANKED": 2, "CANDIDATES": 2, "TAKEN": 2, "RIVALS": 4, "MEMBERS": 2, "CHUNKS": 2}
-SMALL |= {"TOKENS": 16, "STEP": 2, "PROGRAMS": 12}
+SMALL = {"UNITS": 2, "CANDIDATES": 2, "MEMBERS": 2, "PROGRAMS": 12, "PART": 4, "BITS": 1, "RANKED": 2, "RIVALS": 4}
+SMALL |= {"STEP": 2}
 SHIPPED: dict[str, int] = {}
 
 
@@ -131,6 +131,20 @@ def test_many_clusters(dim: int, k_g: int | None, budget: int) -> None:
     expect(case, search(case, SHIPPED))
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: float) -> None:
+    """Nothing, in parts, or as much as can be; below 0.0, too, and where a query of nothing makes all bounds equal."""
+    case = large(64, None, 400)
+    case = replace(case, q=factor * case.q)
+    for radius in (1.0, -9.0):
+        tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)
+        wanted = cluster_search(case.q, tree, case.lengths, **case.options, implementation="reference")
+        for blocks in ({"SPARE": 1, "PART": 64, "BITS": 1}, {"SPARE": 10**6, "BITS": 4, "RANKED": 64}):
+            found = search(case, blocks, tree=tree)
+            assert found.ids.equal(wanted.ids)
+            assert found.counts.equal(wanted.counts)
+
+
 def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
     case = large(8, None, 400)
     tree = replace(case.tree, radii=case.tree.radii.transpose(1, 2).contiguous().transpose(1, 2))
@@ -139,40 +153,43 @@ def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
 
 
 QUERY = {"q": "*bf16", "stride_row": "i32", "stride_head": "i32", "stride_dim": "i32"}
-ROW = {"ends": "*i32", "slots": "*i32", "seq_lens": "*i32", "budget": "i32", "heads": "i32", "span": "i32"}
+SLOTS = {"slots": "*i32", "heads": "i32", "span": "i32"}
+ROW = {**SLOTS, "ends": "*i32", "seq_lens": "*i32", "budget": "i32"}
 LISTED = {"members": "*i32", "edges": "*i32", "capacity": "i32", "edges_room": "i32"}
-RANKED = {"keys": "*i64", "weights": "*i64", "opens": "*i32", "found": "*i32", "clusters": "i32"}
-UNIT = {"unit_keys": "*i64", "unit_weights": "*i64", "unit_offsets": "*i32", "parents": "i32"}
-TAKEN = {"starts": "*i32", "lengths": "*i32", "chunks": "i32", "sinks": "i32"}
-BLOCKS = {"UNITS": 8, "RIVALS": 512, "BLOCK": 32, "MEMBERS": 4}
+RANKED = {"keys": "*i64", "weights": "*i64", "opens": "*i32"}
+FOUND = {"found": "*i32", "clusters": "i32"}
 SIGNATURES = {
     "_bound_units": {
-        **QUERY, **ROW, **UNIT, "unit_centroids": "*bf16", "unit_radii": "*fp32", "unit_tokens": "*i32",
-        "found": "*i32", "lengths": "*i32", "chunks": "i32",
+        **QUERY, **ROW, **RANKED, "unit_centroids": "*bf16", "unit_radii": "*fp32", "unit_tokens": "*i32",
+        "unit_offsets": "*i32", "parents": "i32",
     },
+    "_keep_units": {**ROW, **RANKED, **FOUND, "parents": "i32", "limit": "i32", "listed": "*i32"},
     "_bound_clusters": {
-        **QUERY, **ROW, **UNIT, **LISTED, **RANKED, "limit": "i32", "centroids": "*bf16", "radii": "*fp32",
+        **QUERY, **SLOTS, **LISTED, **RANKED, **FOUND, "listed": "*i32", "centroids": "*bf16", "radii": "*fp32",
         "numbers": "*i32", "offsets": "*i32", "count": "i32",
     },
-    "_take_chunks": {**ROW, **LISTED, **RANKED, **TAKEN},
-    "_write_tokens": {**ROW, **TAKEN, "ids": "*i32", "counts": "*i32", "width": "i32"},
+    "_write_sets": {
+        **ROW, **LISTED, **RANKED, **FOUND, "sinks": "i32", "starts": "*i32", "lengths": "*i32", "chunks": "i32",
+        "ids": "*i32", "counts": "*i32", "width": "i32",
+    },
 }  # fmt: skip
+NARROWED = {"PART": 512, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEMBERS": 8}
 
 
 @pytest.mark.parametrize("capability", [90, 80])
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16, "CHUNKS": 512}),
-        ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, **BLOCKS}),
-        ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, **BLOCKS}),
-        ("_take_chunks", {"BLOCK": 16, "RIVALS": 512, "MEMBERS": 4}),
-        ("_write_tokens", {"BLOCK": 32, "RIVALS": 512, "TOKENS": 256, "STEP": 16}),
+        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16}),
+        ("_keep_units", NARROWED),
+        ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 32, "MEMBERS": 8}),
+        ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BLOCK": 32, "MEMBERS": 8}),
+        ("_write_sets", {**NARROWED, "STEP": 16}),
     ],
 )
 def test_compiles_without_spills(kernel: str, constants: dict[str, int], capability: int) -> None:
-    signature = SIGNATURES[kernel]
+    signature, warps = SIGNATURES[kernel], 8 if "PART" in constants else 4
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    compiled = compile_kernel(MODULE, kernel, signature, constants, pointers, capability=capability)
+    compiled = compile_kernel(MODULE, kernel, signature, constants, pointers, capability=capability, warps=warps)
     assert compiled.spilled == 0
     assert compiled.registers <= 128

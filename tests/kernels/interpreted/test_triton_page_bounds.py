@@ -29,9 +29,9 @@ pages = st.sampled_from((1, 3, 16, 40))
 @given(cases(dtypes=dtypes, head_dims=(1, 8, 24, 80)), pages, st.data())
 def test_only_touched_pages_are_recomputed(case: Case, page: int, data: st.DataObject) -> None:
     starts = [data.draw(st.integers(-2, case.kv.rows.max_len + page)) for _ in case.lengths]
-    count = data.draw(st.integers(0, case.kv.rows.max_len))
+    count, filled = data.draw(st.integers(0, case.kv.rows.max_len)), data.draw(st.booleans())
     if min(starts) >= 0:
-        expect_update(case, page, starts, count, "triton")
+        expect_update(case, page, starts, count, "triton", filled)
     per_block = data.draw(st.sampled_from((1, 2, 3)))
     wanted, got = scattered(case, page, per_block), scattered(case, page, per_block)
     for blocks, implementation in ((wanted, "reference"), (got, "triton")):
@@ -43,6 +43,7 @@ def test_only_touched_pages_are_recomputed(case: Case, page: int, data: st.DataO
             start=int32(starts),
             count=count,
             table=blocks.table,
+            filled=filled,
             implementation=implementation,
         )
     for have, want in ((got.lower, wanted.lower), (got.upper, wanted.upper)):
@@ -319,6 +320,7 @@ def test_updates_compile_without_spills(head_dim: int, page: int, capability: in
         {
             **dict.fromkeys(("k_dim_step", "lower_dim_step", "upper_dim_step"), 1),
             "TABLED": True,
+            "FILLED": True,
             "PAGE": page,
             "HEAD_DIM": head_dim,
             "DIMS": head_dim,

@@ -20,6 +20,7 @@ from saccade.kernels._share import Share
 from saccade.kernels._triton import ranking
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk, topk_and_last
+from saccade.kernels.topk.triton import Alone
 
 MODULE = "saccade.kernels.topk.triton"
 ORDERS: tuple[Order, ...] = ("position", "score")
@@ -56,13 +57,16 @@ def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> Non
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
-@pytest.fixture(params=[(0, 99), (256, 2)])
+SMALL = Alone(blocks=128, spread=1, deep=256, read=128)
+
+
+@pytest.fixture(params=[(0, 99, Alone(most=0)), (256, 2, Alone(most=0)), (256, 2, SMALL)])
 def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     """Rows of a thousand are narrowed, in parts; lists of 33 are merged, those of 65 twice.
 
-    Keys are not held and all rows are few, or they are and more than one row is a crowd.
+    Keys are not held and all rows are few; they are and more than one row is a crowd; a row's program is alone.
     """
-    held, crowd = request.param
+    held, crowd, alone = request.param
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "DIRECT": 512,
@@ -73,6 +77,7 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
             "CROWD": crowd,
             "PROGRAMS": crowd,
             "HELD": held,
+            "ALONE": alone,
             "RUN": 32,
             "WAYS": 2,
             "MERGED": 16,
@@ -263,6 +268,11 @@ KERNELS = {
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
+    "_search": (
+        8,
+        {**ROW, "found": "*i32", "entries": "*i64", "ids": "*i32", "counts": "*i32"},
+        {"BOUNDED": True, "VECTOR": 4, "RANKED": True} | {"BLOCKS": 512, "HALVINGS": 3, "DEPTH": 8, "READ": 2048},
+    ),
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
     "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
@@ -282,8 +292,12 @@ def test_compiled_without_spills(kernel: str, capability: int) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "warps", "others"),
-    [("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}), ("_select", 8, {"HELD": 4096, "TILE": 2048})],
-    ids=["crowd", "half"],
+    [
+        ("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}),
+        ("_select", 8, {"HELD": 4096, "TILE": 2048}),
+        ("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}),
+    ],
+    ids=["crowd", "half", "many"],
 )
 def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, int]) -> None:
     _, signature, constants = KERNELS[kernel]

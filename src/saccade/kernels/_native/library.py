@@ -14,7 +14,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 11
+_ABI_VERSION = 12
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -51,7 +51,7 @@ Update = _struct(
     "k lower upper table starts lengths changed blocks_of",
     "",
     "k_page k_slot k_head k_dim lower_block lower_head lower_page upper_block upper_head upper_page "
-    "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count threads lanes",
+    "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count filled threads lanes",
 )
 """`struct update` of pages.h, which documents the fields."""
 

@@ -63,6 +63,7 @@ struct update {
     int64_t page, pages, row_pages;
     int64_t blocks, block_pages, row_blocks;
     int64_t unit, count; /* tokens of a page of bounds; changed tokens of each row */
+    int64_t filled;      /* whether pages that a row has yet to fill are left as they are */
     int64_t threads, lanes;
 };
 
@@ -81,8 +82,9 @@ struct touched {
 static struct touched find_touched(const struct update *call, int64_t row)
 {
     const int64_t length = call->lengths[row], begin = call->changed[row] < 0 ? 0 : call->changed[row];
+    const int64_t last = call->filled ? length / call->unit * call->unit : length;
     int64_t end = call->changed[row] + call->count;
-    end = end < length ? end : length;
+    end = end < last ? end : last;
     if (end <= begin)
         return (struct touched){0};
     const int64_t stop = (end - 1) / call->unit + 1;

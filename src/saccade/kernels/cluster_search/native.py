@@ -21,14 +21,11 @@ def refusal(q: Tensor, tree: ClusterTree, seq_lens: Tensor) -> str | None:
         return unfit
     if not (q.is_cpu and seq_lens.is_cpu and centroids.is_cpu):
         return f"the index is on {centroids.device}, or an argument elsewhere than on the CPU"
-    tables = tree.tensors()
-    if all(tensor.is_contiguous() for tensor in tables.values()):
+    # Nearly always, and sooner found.
+    if all(tensor.is_contiguous() for tensor in tree.tensors().values()):
         return None
-    held = _held_heads(tree)
-    apart = next((name for name, tensor in tables.items() if not _some_heads(tensor, held)), None)
-    if apart is None:
-        return None
-    return f"{apart} is not a part of a contiguous tree: it has strides {tables[apart].stride()}"
+    apart = tree.apart()
+    return None if apart is None else f"{apart}: it is not a part of a contiguous tree"
 
 
 def cluster_search(
@@ -45,24 +42,15 @@ def cluster_search(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
         *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
+<<<<<<< HEAD
         *(batch, q.shape[1], heads, _held_heads(tree), head_dim),
         *(ITEM_SIZE[tree.centroids.dtype] == 2, queries.dtype == torch.bfloat16),
+=======
+        *(batch, q.shape[1], heads, tree.stored_heads, head_dim, ITEM_SIZE[tree.centroids.dtype] == 2),
+>>>>>>> cluster
         *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2], tree.edges.shape[1]),
         *(budget, sinks, 0 if units is None else units),
         *(*widths, torch.get_num_threads(), native.widest),
     )
     native.check("cluster_search", native.loaded().saccade_cluster_search(call), _FAILURES)
     return Selection(ids, counts)
-
-
-def _held_heads(tree: ClusterTree) -> int:
-    """Heads of the tree's storage: a tree of some heads is a view of one of all."""
-    slots, heads, clusters = tree.radii.shape
-    return heads if slots == 1 else tree.radii.stride(0) // clusters
-
-
-def _some_heads(tensor: Tensor, held: int) -> bool:
-    """Whether a tensor is contiguous but for heads of its storage that it leaves out."""
-    if tensor.dim() < 3:
-        return tensor.is_contiguous()
-    return tensor[0].is_contiguous() and tensor.stride(0) == held * tensor.shape[2:].numel()

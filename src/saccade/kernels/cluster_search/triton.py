@@ -1,7 +1,8 @@
 """Search of the cluster index on CUDA in four launches, without a sort: what is before a thing is counted.
 
 Whether a unit is kept, a cluster's chunks are taken, and where a chunk's tokens go all hang on sums over what comes
-before it in some order. At a few hundred candidates, comparing all pairs is cheaper than sorting them.
+before it in some order. All pairs are compared, but of units and clusters those are left out first that too much is
+before, which a few rounds of counting find: nine of ten, or three of four. The way taken changes nothing.
 """
 
 from __future__ import annotations
@@ -17,24 +18,28 @@ from saccade.types import Selection
 
 UNITS = 16
 """Coarse units that a program bounds at a time."""
-RANKED = 8
-"""Coarse units that a program ranks at a time."""
 CANDIDATES = 32
 """Clusters that it bounds at a time."""
-TAKEN = 16
-"""Clusters whose chunks a program places at a time."""
-RIVALS = 512
-"""Units, clusters or chunks that those of a program are compared with at a time."""
-MEMBERS = 4
-"""Chunks of each cluster that are read at a time."""
-CHUNKS = 32
-"""Chunks whose tokens a program writes."""
-TOKENS = 256
-"""Places of a set that a program fills with what is in no chunk."""
+MEMBERS = 8
+"""Clusters of each unit, or chunks of each cluster, that are read at a time."""
+PROGRAMS = 2048
+"""Of a launch that bounds, about: those that find nothing to do cost their start."""
+WARPS = 8
+"""Of the one program that ranks what a head has."""
+PART = 512
+"""Units, clusters or places of a set that it looks at together."""
+BITS = 2
+"""Of the place of a floor, found in a round."""
+SPARE = 4
+"""What is left weighs at most a part of so many more than it must: further rounds cost more."""
+RANKED = 128
+"""Units, clusters or chunks that are ranked at a time."""
+RIVALS = 16
+"""Those with which these are compared at a time."""
 STEP = 16
 """Tokens of each chunk that are written at a time."""
-PROGRAMS = 2048
-"""Of a launch, about: those of rows that are not searched cost their start."""
+MOST, LEAST = tl.constexpr(2**63 - 1), tl.constexpr(-(2**63))
+"""Beyond all keys."""
 
 
 def cluster_search(
@@ -46,75 +51,53 @@ def cluster_search(
     clusters = min(widths.clusters, count)
     # A chunk has a token or more.
     chunks = min(widths.chunks, tree.members.shape[2], max(budget - sinks, 1))
-    span = _stored_heads(tree)
-    group = q.shape[1] // heads
-    inner = triton.next_power_of_2(head_dim)
-    unit_keys = torch.empty((pairs, parents), dtype=torch.int64, device=device)
-    unit_weights = torch.empty_like(unit_keys)
-    keys = torch.empty((pairs, clusters), dtype=torch.int64, device=device)
-    weights = torch.empty_like(keys)
-    opens = torch.empty((pairs, clusters), dtype=torch.int32, device=device)
-    found = torch.empty((pairs,), dtype=torch.int32, device=device)
-    starts = torch.empty((pairs, chunks), dtype=torch.int32, device=device)
-    lengths = torch.empty_like(starts)
-    ids = torch.empty((batch, heads, widths.tokens), dtype=torch.int32, device=device)
-    counts = torch.empty((batch, heads), dtype=torch.int32, device=device)
+    apart = tree.apart()
+    if apart is not None:
+        raise KernelError(
+            f"cluster_search: {apart}; implementation 'triton' reads a contiguous tree or some heads of one"
+        )
+
+    def integers(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty((*sizes[:-1], pairs, sizes[-1]), dtype=dtype, device=device)
+
+    ranked, candidates = ((*integers(2, n, dtype=torch.int64), integers(n)) for n in (parents, clusters))
+    listed, found, starts, lengths = integers(clusters), integers(1), *integers(2, chunks)
+    ids, counts = integers(widths.tokens), integers(1)
 
     query = (q, *q.stride())
-    row = (tree.ends, slots.contiguous(), seq_lens.contiguous(), budget, heads, span)
-    listed = (tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
-    candidates = (keys, weights, opens, found, clusters)
-    ranked = (unit_keys, unit_weights, parents)
-    sizes = {"GROUP": group, "HEAD_DIM": head_dim, "INNER": inner}
-    most = max(PROGRAMS // max(pairs, 1), 1)
+    slots, shares = slots.contiguous(), (heads, tree.stored_heads)
+    row = (tree.ends, slots, seq_lens.contiguous(), budget, *shares)
+    members = (tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
+    sizes = {"GROUP": q.shape[1] // heads, "HEAD_DIM": head_dim, "INNER": triton.next_power_of_2(head_dim)}
+    narrowed = {"PART": PART, "SPARE": SPARE, "BLOCK": RANKED, "RIVALS": RIVALS, "MEMBERS": MEMBERS}
+    narrowed |= {"BITS": BITS, "num_warps": WARPS}
+    # One more: the last part of a tree is often empty.
+    most = PROGRAMS // max(pairs, 1) + 1
     with torch.cuda.device_of(q):
         _bound_units[(pairs, min(triton.cdiv(parents, UNITS), most))](
-            *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, tree.unit_offsets, *ranked, *row),
-            *(found, lengths, chunks),
+            *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, tree.unit_offsets),
+            *(*ranked, parents, *row),
             **sizes,
             BY_TOKENS=units is None,
             BLOCK=UNITS,
-            CHUNKS=RIVALS,
         )
-        _bound_clusters[(pairs, min(triton.cdiv(parents, RANKED), most))](
-            *(*query, *ranked, tree.unit_offsets, 4 * budget if units is None else units),
-            *(tree.centroids, tree.radii, tree.numbers, tree.offsets, count, *listed, *row, *candidates),
+        _keep_units[(pairs,)](
+            *(*ranked, parents, *row, 4 * budget if units is None else units, listed, found, clusters),
+            **narrowed,
+        )
+        _bound_clusters[(pairs, min(triton.cdiv(clusters, CANDIDATES), most))](
+            *(*query, listed, found, clusters, tree.centroids, tree.radii, tree.numbers, tree.offsets, count),
+            *(*members, slots, *shares, *candidates),
             **sizes,
-            UNITS=RANKED,
-            RIVALS=RIVALS,
             BLOCK=CANDIDATES,
             MEMBERS=MEMBERS,
         )
-        _take_chunks[(pairs, min(triton.cdiv(clusters, TAKEN), most))](
-            *(*candidates, *listed, *row, sinks, starts, lengths, chunks),
-            BLOCK=TAKEN,
-            RIVALS=RIVALS,
-            MEMBERS=MEMBERS,
-        )
-        _write_tokens[(pairs, max(triton.cdiv(chunks, CHUNKS), triton.cdiv(widths.tokens, TOKENS)))](
-            *(starts, lengths, chunks, *row, sinks, ids, counts, widths.tokens),
-            BLOCK=CHUNKS,
-            RIVALS=RIVALS,
-            TOKENS=TOKENS,
+        _write_sets[(pairs,)](
+            *(*candidates, found, clusters, *members, *row, sinks, starts, lengths, chunks, ids, counts, widths.tokens),
+            **narrowed,
             STEP=STEP,
         )
-    return Selection(ids, counts)
-
-
-def _stored_heads(tree: ClusterTree) -> int:
-    """How many heads a slot of the tree's storage has: a tree of some heads is a view of one of all."""
-    slots, heads, count = tree.radii.shape
-    span = tree.radii.stride(0) // count if slots > 1 else heads
-    for name, tensor in tree.tensors().items():
-        step = 1
-        for dim in reversed(range(tensor.dim())):
-            if tensor.shape[dim] > 1 and tensor.stride(dim) != step:
-                raise KernelError(
-                    f"cluster_search: {name} {list(tensor.shape)} has strides {tensor.stride()}; "
-                    "implementation 'triton' reads a contiguous tree or some heads of one"
-                )
-            step *= span if dim == 1 and tensor.dim() > 2 else tensor.shape[dim]
-    return span
+    return Selection(ids.view(batch, heads, -1), counts.view(batch, heads))
 
 
 @triton.jit
@@ -154,45 +137,92 @@ def _keys(bounds: tl.tensor, numbers: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _narrow(
+    keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, count: tl.tensor, limit: tl.tensor, PART: tl.constexpr,
+    BITS: tl.constexpr, SPARE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """How many are left, and moved to the front in order, of `count`: all with less than the limit before them.
+
+    Those from a floor on, which rises while much more than the limit is left: of a few the highest that leaves it.
+    """
+    low, high = tl.full((PART,), MOST, tl.int64), tl.full((PART,), LEAST, tl.int64)
+    total = tl.zeros((PART,), dtype=tl.int32)
+    for start in range(0, count, PART):
+        place = start + tl.arange(0, PART)
+        weight = tl.load(weights + place, mask=place < count, other=0)
+        key = tl.load(keys + place, mask=place < count, other=0)
+        low = tl.minimum(low, tl.where(weight > 0, key, MOST))
+        high = tl.maximum(high, tl.where(weight > 0, key, LEAST))
+        total += (weight >> 32).to(tl.int32)
+    low, high, reaching = tl.min(low, axis=0), tl.max(high, axis=0), tl.sum(total, axis=0)
+    # First near the highest, as far apart as 1.0 and 1.5: between it and a negative one most keys are of tiny bounds.
+    step = tl.full((), 1 << 54, tl.int64)
+    while (reaching > limit + limit // SPARE) & (low < high):
+        floors = high - tl.arange(0, 1 << BITS) * tl.minimum(tl.maximum((high >> BITS) - (low >> BITS), 1), step)
+        counted = tl.zeros((PART, 1 << BITS), dtype=tl.int32)
+        for start in range(0, count, PART):
+            place = start + tl.arange(0, PART)
+            key = tl.load(keys + place, mask=place < count, other=0)
+            tokens = (tl.load(weights + place, mask=place < count, other=0) >> 32).to(tl.int32)
+            counted += tl.where(key[:, None] >= floors[None, :], tokens[:, None], 0)
+        each = tl.sum(counted, axis=0)
+        low = tl.max(tl.where(each >= limit, floors, low), axis=0)
+        high = tl.min(tl.where(each >= limit, high, floors - 1), axis=0)
+        reaching = tl.min(tl.where(each >= limit, each, reaching), axis=0)
+        step = tl.full((), MOST, tl.int64)
+    left = 0
+    for start in range(0, count, PART):
+        place = start + tl.arange(0, PART)
+        weight = tl.load(weights + place, mask=place < count, other=0)
+        key = tl.load(keys + place, mask=weight > 0, other=0)
+        stays = (weight > 0) & (key >= low)
+        opening = tl.load(opens + place, mask=stays, other=0)
+        target = left + tl.cumsum(stays.to(tl.int32), axis=0) - 1
+        left += tl.sum(stays.to(tl.int32), axis=0)
+        # All have been read before one is overwritten, and written before one is read again.
+        tl.debug_barrier()
+        tl.store(keys + target, key, mask=stays)
+        tl.store(weights + target, weight, mask=stays)
+        tl.store(opens + target, opening, mask=stays)
+    tl.debug_barrier()
+    return left
+
+
+@triton.jit
 def _before(
     keys: tl.tensor, weights: tl.tensor, count: tl.tensor, ranks: tl.tensor, BLOCK: tl.constexpr, RIVALS: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """What those of the `count` keys that are before each of `ranks` weigh together, int64 `[BLOCK]`."""
-    total = tl.zeros((BLOCK,), dtype=tl.int64)
+    """What those of the `count` keys that are before each of `ranks`, the higher, weigh together, `[BLOCK]`."""
+    total = tl.zeros((RIVALS, BLOCK), dtype=weights.dtype.element_ty)
     for start in range(0, count, RIVALS):
         rivals = start + tl.arange(0, RIVALS)
         # Nothing weighs what is absent, so that its rank does not matter.
         rival_ranks = tl.load(keys + rivals, mask=rivals < count, other=0)
         rival_weights = tl.load(weights + rivals, mask=rivals < count, other=0)
-        total += tl.sum(tl.where(rival_ranks[None, :] > ranks[:, None], rival_weights[None, :], 0), axis=1)
-    return total
+        total += tl.where(rival_ranks[:, None] > ranks[None, :], rival_weights[:, None], 0)
+    # Once at the end: threads need not meet in between.
+    return tl.sum(total, axis=0)
 
 
-@triton.jit(
-    do_not_specialize=["stride_row", "stride_head", "stride_dim", "parents", "budget", "heads", "span", "chunks"]
-)
+@triton.jit(do_not_specialize=["stride_row", "stride_head", "stride_dim", "parents", "budget", "heads", "span"])
 def _bound_units(
     q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_centroids: tl.tensor,
-    unit_radii: tl.tensor, unit_tokens: tl.tensor, unit_offsets: tl.tensor, unit_keys: tl.tensor,
-    unit_weights: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
-    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, found: tl.tensor, lengths: tl.tensor, chunks: tl.tensor,
+    unit_radii: tl.tensor, unit_tokens: tl.tensor, unit_offsets: tl.tensor, keys: tl.tensor, weights: tl.tensor,
+    opens: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor,
+    heads: tl.tensor, span: tl.tensor,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Ranks of all units of a head, in one number what each counts and its clusters; and an empty list of chunks."""
+    """Ranks of all units of a head, in one number what each counts and its clusters, and the first of these."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
     slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
+    end, length = tl.load(ends + slot), tl.load(seq_lens + row)
+    # Before it is known to be wanted: one wait less.
+    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
+    if (end == 0) | (length <= budget):
         return
-    if tl.program_id(1) == 0:
-        tl.store(found + pair, 0)
-        for start in range(0, chunks, CHUNKS):
-            numbers = start + tl.arange(0, CHUNKS)
-            tl.store(lengths + pair * chunks + numbers, tl.zeros((CHUNKS,), dtype=tl.int32), mask=numbers < chunks)
     node = slot * span + head
     stored, firsts = node * parents, unit_offsets + node * (parents + 1)
-    query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
     for start in range(tl.program_id(1) * BLOCK, parents, tl.num_programs(1) * BLOCK):
         units = start + tl.arange(0, BLOCK)
         present = units < parents
@@ -201,77 +231,85 @@ def _bound_units(
         bounds = _bounds(
             query, norm, unit_centroids + stored * HEAD_DIM, unit_radii + stored, units, filled, HEAD_DIM, INNER
         )
-        size = tl.load(firsts + units + 1, mask=filled, other=0) - tl.load(firsts + units, mask=filled, other=0)
+        first = tl.load(firsts + units, mask=filled, other=0)
+        size = tl.load(firsts + units + 1, mask=filled, other=0) - first
         if not BY_TOKENS:
             tokens = filled.to(tl.int32)
-        tl.store(unit_keys + pair * parents + units, _keys(bounds, units), mask=present)
-        tl.store(unit_weights + pair * parents + units, (tokens.to(tl.int64) << 32) + size, mask=present)
+        out = pair * parents + units
+        tl.store(keys + out, _keys(bounds, units), mask=present)
+        tl.store(weights + out, (tokens.to(tl.int64) << 32) + size, mask=present)
+        tl.store(opens + out, first, mask=present)
+
+
+@triton.jit(do_not_specialize=["parents", "budget", "heads", "span", "limit", "clusters"])
+def _keep_units(
+    keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor,
+    seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, limit: tl.tensor, listed: tl.tensor,
+    found: tl.tensor, clusters: tl.tensor,
+    PART: tl.constexpr, BITS: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr, RIVALS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+) -> None:  # fmt: skip
+    """The clusters of units that are kept, in order: those before a unit hold less than the limit."""
+    pair = tl.program_id(0).to(tl.int64)
+    row = pair // heads
+    if (tl.load(ends + tl.load(slots + row)) == 0) | (tl.load(seq_lens + row) <= budget):
+        tl.store(found + pair, 0)
+        return
+    keys, weights, opens = keys + pair * parents, weights + pair * parents, opens + pair * parents
+    left = _narrow(keys, weights, opens, parents, limit, PART, BITS, SPARE)
+    total = 0
+    for begin in range(0, left, BLOCK):
+        units = begin + tl.arange(0, BLOCK)
+        ranks = tl.load(keys + units, mask=units < left, other=0)
+        before = _before(keys, weights, left, ranks, BLOCK, RIVALS)
+        kept = (units < left) & ((before >> 32) < limit)
+        size = tl.load(weights + units, mask=kept, other=0).to(tl.int32)
+        first = tl.load(opens + units, mask=kept, other=0)
+        total += tl.sum(size, axis=0)
+        for start in range(0, tl.max(size, axis=0), MEMBERS):
+            inner = start + tl.arange(0, MEMBERS)[None, :]
+            target = before.to(tl.int32)[:, None] + inner
+            inside = (inner < size[:, None]) & (target < clusters)
+            tl.store(listed + pair * clusters + target, first[:, None] + inner, mask=inside)
+    tl.store(found + pair, tl.minimum(total, clusters))
 
 
 @triton.jit(
     do_not_specialize=[
-        "stride_row", "stride_head", "stride_dim", "parents", "limit", "count", "capacity", "edges_room", "budget",
-        "heads", "span", "clusters"
+        "stride_row", "stride_head", "stride_dim", "clusters", "count", "capacity", "edges_room", "heads", "span"
     ]
 )  # fmt: skip
 def _bound_clusters(
-    q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, unit_keys: tl.tensor,
-    unit_weights: tl.tensor, parents: tl.tensor, unit_offsets: tl.tensor, limit: tl.tensor, centroids: tl.tensor,
-    radii: tl.tensor, numbers: tl.tensor, offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor,
-    capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
-    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor, opens: tl.tensor,
-    found: tl.tensor, clusters: tl.tensor,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, UNITS: tl.constexpr, RIVALS: tl.constexpr,
-    BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
+    q: tl.tensor, stride_row: tl.tensor, stride_head: tl.tensor, stride_dim: tl.tensor, listed: tl.tensor,
+    found: tl.tensor, clusters: tl.tensor, centroids: tl.tensor, radii: tl.tensor, numbers: tl.tensor,
+    offsets: tl.tensor, count: tl.tensor, members: tl.tensor, edges: tl.tensor, capacity: tl.tensor,
+    edges_room: tl.tensor, slots: tl.tensor, heads: tl.tensor, span: tl.tensor, keys: tl.tensor, weights: tl.tensor,
+    opens: tl.tensor,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Ranks of the kept units' clusters, their first members, and in one number how many tokens and chunks they have.
-
-    A unit is kept while those before it hold less than the limit; its clusters follow theirs.
-    """
+    """Ranks of listed clusters, their first members, and in one number how many tokens and chunks they have."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    slot = tl.load(slots + row).to(tl.int64)
-    if (tl.load(ends + slot) == 0) | (tl.load(seq_lens + row) <= budget):
-        return
+    slot, candidates = tl.load(slots + row).to(tl.int64), tl.load(found + pair)
     node = slot * span + head
     query, norm = _query(q, stride_row, stride_head, stride_dim, row, head, GROUP, HEAD_DIM, INNER)
-    unit_keys += pair * parents
-    unit_weights += pair * parents
-    for begin in range(tl.program_id(1) * UNITS, parents, tl.num_programs(1) * UNITS):
-        units = begin + tl.arange(0, UNITS)
-        weight = tl.load(unit_weights + units, mask=units < parents, other=0)
-        if tl.max(weight, axis=0) > 0:
-            ranks = tl.load(unit_keys + units, mask=weight > 0, other=0)
-            before = _before(unit_keys, unit_weights, parents, ranks, UNITS, RIVALS)
-            size = tl.where((weight > 0) & ((before >> 32) < limit), weight.to(tl.int32), 0)
-            turn = before.to(tl.int32)
-            first = tl.load(unit_offsets + node * (parents + 1) + units, mask=size > 0, other=0)
-            own = tl.cumsum(size, axis=0) - size
-            kept = tl.sum(size, axis=0)
-            if kept > 0:
-                tl.atomic_max(found + pair, tl.max(tl.where(size > 0, turn + size, 0), axis=0))
-            for start in range(0, kept, BLOCK):
-                lane = start + tl.arange(0, BLOCK)
-                inside = (lane[:, None] >= own[None, :]) & (lane[:, None] < (own + size)[None, :])
-                at = lane + tl.sum(tl.where(inside, (first - own)[None, :], 0), axis=1)
-                numbered = lane + tl.sum(tl.where(inside, (turn - own)[None, :], 0), axis=1)
-                there = (lane < kept) & (numbered < clusters)
-                bounds = _bounds(
-                    query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, there, HEAD_DIM, INNER
-                )
-                found_ranks = _keys(bounds, tl.load(numbers + node * count + at, mask=there, other=0))
-                opening = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
-                held = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - opening
-                total = tl.zeros((BLOCK,), dtype=tl.int32)
-                for member in range(0, tl.max(held, axis=0), MEMBERS):
-                    extents = _lengths(
-                        members + node * capacity, edges + slot * edges_room, opening, held, member, MEMBERS
-                    )
-                    total += tl.sum(extents[1], axis=1)
-                out = pair * clusters + numbered
-                tl.store(keys + out, found_ranks, mask=there)
-                tl.store(weights + out, (total.to(tl.int64) << 32) + held, mask=there)
-                tl.store(opens + out, opening, mask=there)
+    for start in range(tl.program_id(1) * BLOCK, candidates, tl.num_programs(1) * BLOCK):
+        lane = start + tl.arange(0, BLOCK)
+        there = lane < candidates
+        out = pair * clusters + lane
+        at = tl.load(listed + out, mask=there, other=0)
+        bounds = _bounds(
+            query, norm, centroids + node * count * HEAD_DIM, radii + node * count, at, there, HEAD_DIM, INNER
+        )
+        opening = tl.load(offsets + node * (count + 1) + at, mask=there, other=0)
+        held = tl.load(offsets + node * (count + 1) + at + 1, mask=there, other=0) - opening
+        total = tl.zeros((BLOCK,), dtype=tl.int32)
+        for member in range(0, tl.max(held, axis=0), MEMBERS):
+            extents = _lengths(members + node * capacity, edges + slot * edges_room, opening, held, member, MEMBERS)
+            total += tl.sum(extents[1], axis=1)
+        tl.store(keys + out, _keys(bounds, tl.load(numbers + node * count + at, mask=there, other=0)), mask=there)
+        tl.store(weights + out, (total.to(tl.int64) << 32) + held, mask=there)
+        tl.store(opens + out, opening, mask=there)
 
 
 @triton.jit
@@ -286,82 +324,63 @@ def _lengths(
     return position, tl.load(edges + chunk + 1, mask=inside, other=0) - position
 
 
-@triton.jit(do_not_specialize=["clusters", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks"])
-def _take_chunks(
-    keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, found: tl.tensor, clusters: tl.tensor,
-    members: tl.tensor, edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor,
-    ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor,
-    sinks: tl.tensor, starts: tl.tensor, lengths: tl.tensor, chunks: tl.tensor,
-    BLOCK: tl.constexpr, RIVALS: tl.constexpr, MEMBERS: tl.constexpr,
+@triton.jit(
+    do_not_specialize=["clusters", "capacity", "edges_room", "budget", "heads", "span", "sinks", "chunks", "width"]
+)
+def _write_sets(
+    keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, found: tl.tensor, clusters: tl.tensor, members: tl.tensor,
+    edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor,
+    seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, starts: tl.tensor,
+    lengths: tl.tensor, chunks: tl.tensor, ids: tl.tensor, counts: tl.tensor, width: tl.tensor,
+    PART: tl.constexpr, BITS: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr, RIVALS: tl.constexpr,
+    MEMBERS: tl.constexpr, STEP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Chunks of clusters in order of rank until the next one does not fit: each to its place in that order."""
+    """Sinks, chunks of clusters in order of rank until the next one does not fit, what is in no chunk, then -1."""
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
-    slot = tl.load(slots + row).to(tl.int64)
+    candidates, slot = tl.load(found + pair), tl.load(slots + row).to(tl.int64)
     end, length = tl.load(ends + slot), tl.load(seq_lens + row)
-    if (end == 0) | (length <= budget):
-        return
-    candidates = tl.minimum(tl.load(found + pair), clusters)
+    indexed = (end > 0) & (length > budget)
+    begins, tail = tl.where(indexed, sinks, 0), tl.where(indexed, end, 0)
     room, node = budget - sinks - (length - end), slot * span + head
-    keys += pair * clusters
-    weights += pair * clusters
-    for begin in range(tl.program_id(1) * BLOCK, candidates, tl.num_programs(1) * BLOCK):
+    keys, weights, opens = keys + pair * clusters, weights + pair * clusters, opens + pair * clusters
+    starts, lengths, ids = starts + pair * chunks, lengths + pair * chunks, ids + pair * width
+    left = _narrow(keys, weights, opens, candidates, room, PART, BITS, SPARE)
+    taken, behind = 0, begins
+    for begin in range(0, left, BLOCK):
         numbered = begin + tl.arange(0, BLOCK)
-        ranks = tl.load(keys + numbered, mask=numbered < candidates, other=0)
-        before = _before(keys, weights, candidates, ranks, BLOCK, RIVALS)
+        ranks = tl.load(keys + numbered, mask=numbered < left, other=0)
+        before = _before(keys, weights, left, ranks, BLOCK, RIVALS)
         tokens, turn = (before >> 32).to(tl.int32), before.to(tl.int32)
-        own = (numbered < candidates) & (tokens < room) & (turn < chunks)
+        own = (numbered < left) & (tokens < room) & (turn < chunks)
         size = tl.load(weights + numbered, mask=own, other=0).to(tl.int32)
-        first = tl.load(opens + pair * clusters + numbered, mask=size > 0, other=0)
+        first = tl.load(opens + numbered, mask=own, other=0)
         for start in range(0, tl.max(size, axis=0), MEMBERS):
             position, extent = _lengths(
                 members + node * capacity, edges + slot * edges_room, first, size, start, MEMBERS
             )
-            stop = tokens[:, None] + tl.cumsum(extent, axis=1)
-            place = turn[:, None] + start + tl.arange(0, MEMBERS)[None, :]
-            taken = (extent > 0) & (stop <= room) & (place < chunks)
-            tl.store(starts + pair * chunks + place, position, mask=taken)
-            tl.store(lengths + pair * chunks + place, extent, mask=taken)
+            inner = start + tl.arange(0, MEMBERS)[None, :]
+            place, stop = turn[:, None] + inner, tokens[:, None] + tl.cumsum(extent, axis=1)
+            fits = (inner < size[:, None]) & (stop <= room) & (place < chunks)
+            # Negative, so that the earlier is before the later.
+            tl.store(starts + place, -position, mask=fits)
+            tl.store(lengths + place, extent, mask=fits)
+            taken += tl.sum(tl.sum(fits.to(tl.int32), axis=1), axis=0)
+            behind += tl.sum(tl.sum(tl.where(fits, extent, 0), axis=1), axis=0)
             tokens += tl.sum(extent, axis=1)
-
-
-@triton.jit(do_not_specialize=["chunks", "budget", "heads", "span", "sinks", "width"])
-def _write_tokens(
-    starts: tl.tensor, lengths: tl.tensor, chunks: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor,
-    budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, ids: tl.tensor, counts: tl.tensor,
-    width: tl.tensor,
-    BLOCK: tl.constexpr, RIVALS: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr,
-) -> None:  # fmt: skip
-    """Sinks, the taken chunks by position, what is in no chunk, then -1."""
-    pair = tl.program_id(0).to(tl.int64)
-    row = pair // heads
-    end, length = tl.load(ends + tl.load(slots + row)), tl.load(seq_lens + row)
-    indexed = (end > 0) & (length > budget)
-    head, tail = tl.where(indexed, sinks, 0), tl.where(indexed, end, 0)
-    listed = tl.where(indexed, chunks, 0)
-    numbers = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    extent = tl.load(lengths + pair * chunks + numbers, mask=numbers < listed, other=0)
-    position = tl.load(starts + pair * chunks + numbers, mask=extent > 0, other=0)
-    place = tl.zeros((BLOCK,), dtype=tl.int32) + head
-    total = 0
-    for start in range(0, listed, RIVALS):
-        rivals = start + tl.arange(0, RIVALS)
-        rival_extent = tl.load(lengths + pair * chunks + rivals, mask=rivals < listed, other=0)
-        rival_position = tl.load(starts + pair * chunks + rivals, mask=rival_extent > 0, other=0)
-        before = rival_position[None, :] < position[:, None]
-        place += tl.sum(tl.where(before, rival_extent[None, :], 0), axis=1)
-        total += tl.sum(rival_extent, axis=0)
-    for start in range(0, tl.max(extent, axis=0), STEP):
-        inner = start + tl.arange(0, STEP)
-        target = place[:, None] + inner[None, :]
-        inside = (inner[None, :] < extent[:, None]) & (target < width)
-        tl.store(ids + pair * width + target, position[:, None] + inner[None, :], mask=inside)
-
-    # The rest of the set, by place: what stands before the chunks and behind them.
-    places = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    behind = head + total
+    tl.debug_barrier()
+    for begin in range(0, taken, BLOCK):
+        numbered = begin + tl.arange(0, BLOCK)
+        start = tl.load(starts + numbered, mask=numbered < taken, other=0)
+        extent = tl.load(lengths + numbered, mask=numbered < taken, other=0)
+        place = begins + _before(starts, lengths, taken, start, BLOCK, 2 * RIVALS)
+        for step in range(0, tl.max(extent, axis=0), STEP):
+            inner = step + tl.arange(0, STEP)[None, :]
+            inside = (inner < extent[:, None]) & (place[:, None] + inner < width)
+            tl.store(ids + place[:, None] + inner, inner - start[:, None], mask=inside)
     size = behind + length - tail
-    token = tl.where(places < head, places, tl.where(places < size, places - behind + tail, -1))
-    tl.store(ids + pair * width + places, token, mask=((places < head) | (places >= behind)) & (places < width))
-    if tl.program_id(1) == 0:
-        tl.store(counts + pair, size)
+    for start in range(0, width, PART):
+        places = start + tl.arange(0, PART)
+        token = tl.where(places < begins, places, tl.where(places < size, places - behind + tail, -1))
+        tl.store(ids + places, token, mask=((places < begins) | (places >= behind)) & (places < width))
+    tl.store(counts + pair, size)

@@ -26,6 +26,7 @@ def update_page_bounds(
     start: Tensor,
     count: int,
     table: Tensor | None = None,
+    filled: bool = False,
     implementation: Implementation = "auto",
 ) -> None:
     """Recompute, in place, the bounds of every page that positions `start .. start + count - 1` touch.
@@ -45,6 +46,7 @@ def update_page_bounds(
         table: int32 `[B, n]`, the blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. Entries
             beyond a row's last page are not looked at. Rows may share a block where they share its tokens. None: block
             b is all of row b.
+        filled: a page that its row has yet to fill keeps its bounds: for rules that choose the last one unseen.
         implementation: "native" needs the cache that `decode_scores` says and bounds whose last stride is 1; "cpu" an
             unquantised float32, bfloat16 or float16 cache on CPU whose strides are multiples of the head dim with the
             last one 1; "triton" a CUDA device and a head dim up to 512, for float8_e4m3fn one of compute capability
@@ -81,9 +83,9 @@ def update_page_bounds(
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        return triton.update_page_bounds(stored, kv, page, start, count)
+        return triton.update_page_bounds(stored, kv, page, start, count, filled)
     run = {"native": native.update_page_bounds, "cpu": cpu.update_page_bounds}.get(chosen, reference.update_page_bounds)
-    run(stored, kv, page, start, count)
+    run(stored, kv, page, start, count, filled)
 
 
 def page_scores(

@@ -14,10 +14,10 @@ from saccade.types import KVView, Pooling
 _PAGES = 1024
 
 
-def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int, filled: bool) -> None:
     lower, upper, table = stored
     for row, (begin, (row_start, length)) in enumerate(zip(start.tolist(), host_bounds(kv.rows), strict=True)):
-        end = min(begin + count, length)
+        end = min(begin + count, length // page * page if filled else length)
         if end <= max(begin, 0):
             continue
         keys = RowReader(kv.k, kv.rows, row, row_start, length)

@@ -18,7 +18,7 @@ def update_refusal(stored: Stored, kv: KVView, start: Tensor) -> str | None:
     return _stride_refusal(lower, upper) if refusal is None else refusal
 
 
-def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int, filled: bool) -> None:
     (lower, upper, table), k, rows = stored, kv.k, kv.rows
     blocks, _, block_pages, head_dim = lower.shape
     # These must live until the call returns: it holds addresses.
@@ -32,7 +32,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
         *(rows.batch, kv.kv_heads, head_dim, size == 2),
         *(kv.page, k.shape[0], pages.shape[1]),
         *(blocks, block_pages, 0 if places is None else places.shape[1]),
-        *(page, count, torch.get_num_threads(), native.widest),
+        *(page, count, filled, torch.get_num_threads(), native.widest),
     )
     native.check("update_page_bounds", native.loaded().saccade_update_pages(call), FAILURES)
 

@@ -11,12 +11,12 @@ from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 
 
-def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int, filled: bool) -> None:
     lower, upper, table = stored
     batch, seq_lens = kv.rows.batch, kv.rows.seq_lens[:, None]
     device = kv.k.device
     begin = start[:, None].clamp(min=0)
-    end = torch.minimum(start[:, None] + count, seq_lens)
+    end = torch.minimum(start[:, None] + count, seq_lens // page * page if filled else seq_lens)
     # As many pages as `count` tokens can touch at worst. A row that touches fewer repeats its last one, so that the
     # writes below need no host decision.
     most = (count + page - 2) // page + 1

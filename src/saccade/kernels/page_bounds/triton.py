@@ -32,14 +32,15 @@ def _update(
     lower_dim_step: tl.tensor, upper_block_step: tl.tensor, upper_head_step: tl.tensor, upper_page_step: tl.tensor,
     upper_dim_step: tl.tensor, page_table_step: tl.tensor, table_step: tl.tensor, kv_heads: tl.tensor,
     kv_page: tl.tensor, block_pages: tl.tensor, count: tl.tensor,
-    TABLED: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, TOKENS: tl.constexpr,
+    TABLED: tl.constexpr, FILLED: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ) -> None:  # fmt: skip
     head = (tl.program_id(0) % kv_heads).to(tl.int64)
     row = tl.program_id(1)
     length = tl.load(seq_lens + row)
     changed = tl.load(start + row)
     begin = tl.maximum(changed, 0)
-    end = tl.minimum(changed + count, length)
+    end = tl.minimum(changed + count, length // PAGE * PAGE if FILLED else length)
     number = begin // PAGE + tl.program_id(0) // kv_heads
     if (begin >= end) | (number * PAGE >= end):
         return
@@ -81,7 +82,7 @@ def tokens_at_once(page: int, dims: int) -> int:
     return min(padded, max(2048 // dims, 1))
 
 
-def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int) -> None:
+def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, count: int, filled: bool) -> None:
     (lower, upper, table), k, rows = stored, kv.k, kv.rows
     dims = max(triton.next_power_of_2(kv.head_dim), 16)
     tokens = tokens_at_once(page, dims)
@@ -109,6 +110,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
             lower.shape[2],
             count,
             TABLED=table is not None,
+            FILLED=filled,
             PAGE=page,
             HEAD_DIM=kv.head_dim,
             DIMS=dims,

@@ -1,12 +1,15 @@
 """Exact top-k on CUDA: the cut is found by counting, so that ties, infinities and clusters are like any other scores.
 
-Short rows take one launch, in which one program per row searches the cut. Of rows that are too long for its registers
-three launches first leave out what cannot be chosen: with a row dealt into at least k blocks, the k-th best of the
-blocks' maxima is reached by at least k scores, so that no score below it belongs to the best k. Usually little more
-than k remain; when too many do, as among equal scores, the row itself is searched. The way taken changes nothing.
+Short rows take one launch, in which one program per row searches the cut. Of longer ones what cannot be chosen is left
+out first: with a row dealt into at least k blocks, the k-th best of the blocks' maxima is reached by at least k scores,
+so that no score below it belongs to the best k. Usually little more than k remain; when too many do, as among equal
+scores, the row itself is searched. Where few are wanted, as of pages, the row's program does that too; else three
+launches of many programs do it before. The way taken changes nothing.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -37,8 +40,47 @@ LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Where a row's program does alone what else four launches do, and how.
+
+    Attributes:
+        most: entries that are wanted of a row, at most; 0: never.
+        widest: scores of a row, at most: more are read faster by many programs.
+        blocks: the fewest that a row is dealt into, and candidates there is room for.
+        spread: blocks, at least, to an entry that is wanted, so that few of the best share one.
+        deep: scores whose blocks' maxima are taken together, at most.
+        read: scores among which candidates are found together.
+        warps: Triton's.
+    """
+
+    most: int = 1024
+    widest: int = 32_768
+    blocks: int = 512
+    spread: int = 4
+    deep: int = 4096
+    read: int = 2048
+    warps: int = 8
+
+    def blocks_of(self, kept: int, width: int) -> int:
+        """Blocks of a row; 0 where its program is not alone, or holds all of the row anyway."""
+        blocks: int = max(self.blocks, triton.next_power_of_2(self.spread * kept))
+        return blocks if 0 < kept <= self.most and blocks < width <= self.widest else 0
+
+
+ALONE = Alone()
+
+
 def topk(
-    scores: Tensor, lengths: Tensor, k: int, last: int, reserved: int, unit: int, share: Share | None, ranked: bool
+    scores: Tensor,
+    lengths: Tensor,
+    k: int,
+    last: int,
+    reserved: int,
+    unit: int,
+    share: Share | None,
+    ranked: bool,
+    alone: Alone | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best `k` before the `last` entries of each row, fewer where a share says so, and these last entries."""
     batch, groups, width = scores.shape
@@ -53,18 +95,28 @@ def topk(
     parts = (0, 0, 0) if share is None else (share.numerator, share.denominator, share.minimum)
     want, bounded = (lengths, kept, last, reserved, unit, *parts), share is not None
 
-    blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
-    narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
-    table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
-    splits = triton.cdiv(width, PART)
-    held = _held(blocks if narrowed else triton.next_power_of_2(width))
-    warps = _warps(held)
-    _select[(rows,)](
-        *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
-        BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
-        SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
-        LINE=LINE, TILE=TILE * warps, num_warps=warps,
-    )  # fmt: skip
+    alone = alone or ALONE
+    if blocks := alone.blocks_of(kept, width):
+        found = torch.empty((2, rows, blocks), dtype=torch.int32, device=scores.device)
+        depth = min(triton.next_power_of_2(triton.cdiv(width, blocks)), alone.deep // blocks)
+        _search[(rows,)](
+            *row, *want, found, entries, ids, counts,
+            BOUNDED=bounded, VECTOR=_vector(scores), RANKED=ranked, BLOCKS=blocks, HALVINGS=HALVINGS,
+            DEPTH=depth, READ=alone.read, num_warps=alone.warps,
+        )  # fmt: skip
+    else:
+        blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
+        narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
+        table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
+        splits = triton.cdiv(width, PART)
+        held = _held(blocks if narrowed else triton.next_power_of_2(width))
+        warps = _warps(held)
+        _select[(rows,)](
+            *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
+            BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
+            SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
+            LINE=LINE, TILE=TILE * warps, num_warps=warps,
+        )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
     return ids, counts
@@ -410,9 +462,110 @@ def _select(
             key = load_keys(source, begin + lane, others, True, VECTOR)
             surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     if not RANKED:
-        for begin in range(count, kept + last, TILE):
-            slot = begin + lane
-            tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < kept + last)
+        _end(ids, count, total, length, kept + last, TILE)
+
+
+@triton.jit
+def _search(
+    scores: tl.tensor,
+    batch_stride: tl.tensor,
+    group_stride: tl.tensor,
+    groups: tl.tensor,
+    lengths: tl.tensor,
+    kept: tl.tensor,
+    last: tl.tensor,
+    reserved: tl.tensor,
+    unit: tl.tensor,
+    numerator: tl.tensor,
+    denominator: tl.tensor,
+    minimum: tl.tensor,
+    found: tl.tensor,
+    entries: tl.tensor,
+    ids: tl.tensor,
+    counts: tl.tensor,
+    BOUNDED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RANKED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    READ: tl.constexpr,
+) -> None:
+    """`_maxima`, `_floors`, `_collect` and `_select` by one program, whose candidates come by position."""
+    row, source = _row_of(scores, batch_stride, group_stride, groups)
+    count, others, length = _wanted(
+        groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
+    )
+    wanted = count + tl.minimum(length, last)
+    tl.store(counts + row, wanted)
+    ids += row * (kept + last)
+    entries += row * kept
+    keys = found + row * BLOCKS
+    positions = found + (row + tl.num_programs(0)) * BLOCKS
+    block = tl.arange(0, BLOCKS)
+    lane = tl.arange(0, READ)
+    none = count * 0
+    surer = none
+    tied = none
+    size = others
+    distant = others > BLOCKS
+    if distant:
+        best = tl.full([BLOCKS], LOWEST, tl.int32)
+        for start in range(0, tl.cdiv(others, BLOCKS), DEPTH):
+            offset = (start + tl.arange(0, DEPTH))[:, None] * BLOCKS + block[None, :]
+            best = tl.maximum(best, tl.max(load_keys(source, offset, others, True, VECTOR), 0))
+        floor, _, _ = cut_held(best, none + BLOCKS, count, count + count // 16, BLOCKS)
+        size = none
+        # Two halves are numbered by one sum of 16 bits each.
+        middle: tl.constexpr = READ // 2
+        half = tl.arange(0, middle)
+        for begin in range(0, others, READ):
+            key = load_keys(source, begin + half, others, True, VECTOR)
+            taken = (key >= floor) & (begin + half < others)
+            other = load_keys(source, begin + middle + half, others, True, VECTOR)
+            also = (other >= floor) & (begin + middle + half < others)
+            packed = taken.to(tl.int32) | (also.to(tl.int32) << 16)
+            within = tl.cumsum(packed, 0)
+            total = tl.sum(packed, 0)
+            place = size + (within & 0xFFFF) - 1
+            tl.store(keys + place, key, mask=taken & (place < BLOCKS))
+            tl.store(positions + place, begin + half, mask=taken & (place < BLOCKS))
+            place = size + (total & 0xFFFF) + (within >> 16) - 1
+            tl.store(keys + place, other, mask=also & (place < BLOCKS))
+            tl.store(positions + place, begin + middle + half, mask=also & (place < BLOCKS))
+            size += (total & 0xFFFF) + (total >> 16)
+        tl.debug_barrier()
+    if count == 0:
+        pass
+    elif size <= BLOCKS:
+        # The least power of two that holds them: half as many keys take half the time.
+        for halving in tl.static_range(HALVINGS + 1):
+            if (size <= BLOCKS >> halving) & ((halving == HALVINGS) | (size > BLOCKS >> (halving + 1))):
+                position = tl.arange(0, BLOCKS >> halving)
+                if distant:
+                    key = load_keys(keys, position, size, False, 4)
+                    position = tl.load(positions + position, mask=position < size, other=0)
+                else:
+                    key = load_keys(source, position, size, True, VECTOR)
+                low, top, above = cut_held(key, size, count, count, BLOCKS >> halving)
+                _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+    else:
+        low, top, above = cut(source, others, count, count, True, VECTOR, READ)
+        for begin in range(0, others, READ):
+            key = load_keys(source, begin + lane, others, True, VECTOR)
+            surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+    if not RANKED:
+        _end(ids, count, wanted, length, kept + last, READ)
+
+
+@triton.jit
+def _end(
+    ids: tl.tensor, count: tl.tensor, total: tl.tensor, length: tl.tensor, slots: tl.tensor, TILE: tl.constexpr
+) -> None:
+    """The row's last entries behind those chosen, -1 behind them."""
+    for begin in range(count, slots, TILE):
+        slot = begin + tl.arange(0, TILE)
+        tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < slots)
 
 
 @triton.jit

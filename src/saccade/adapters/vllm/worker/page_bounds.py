@@ -18,14 +18,18 @@ def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: 
 
 @dataclass(frozen=True, slots=True)
 class BlockBounds:
-    """Bounds of one layer's blocks, `[blocks, Hkv, pages per block, d]` by strides: views of the cache's own memory."""
+    """Bounds of one layer's blocks, `[blocks, Hkv, pages per block, d]` by strides: views of the cache's own memory.
+
+    `filled`: those of a page wait until its row has filled it.
+    """
 
     lower: Tensor
     upper: Tensor
     page: int
+    filled: bool = False
 
     @classmethod
-    def behind(cls, kv_cache: Tensor, block: int, head_dim: int, page: int) -> BlockBounds:
+    def behind(cls, kv_cache: Tensor, block: int, head_dim: int, page: int, filled: bool = False) -> BlockBounds:
         """Those in the padding of a cache whose blocks are `bounds_bytes` longer than their content.
 
         The cache is `[blocks, Hkv, block, 2 · d]`, contiguous but for the padding.
@@ -40,7 +44,7 @@ class BlockBounds:
             strides = (step, per_block * head_dim, head_dim, 1)
             return kv_cache.as_strided((blocks, heads, per_block, head_dim), strides, start)
 
-        return cls(side(0), side(1), page)
+        return cls(side(0), side(1), page, filled)
 
     def lies_in(self, kv_cache: Tensor) -> bool:
         """Whether this is that cache's memory: vLLM may run with a small one first and put another in its place."""
@@ -48,8 +52,16 @@ class BlockBounds:
 
     def update(self, kv: KVView, start: Tensor, count: int) -> None:
         """Recompute the pages of tokens `start..start + count` of every row from the cache, not beyond its length."""
-        table = kv.rows.page_table
-        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=table)
+        update_page_bounds(
+            self.lower,
+            self.upper,
+            kv,
+            page=self.page,
+            start=start,
+            count=count,
+            table=kv.rows.page_table,
+            filled=self.filled,
+        )
 
     def of(self, rows: Rows) -> PageBounds:
         """The index of some rows."""
