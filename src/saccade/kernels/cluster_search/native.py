@@ -42,12 +42,8 @@ def cluster_search(
         *native.addresses(queries, tree.unit_centroids, tree.centroids, tree.unit_radii, tree.radii),
         *native.addresses(tree.unit_offsets, tree.unit_tokens, tree.numbers, tree.offsets, tree.members),
         *native.addresses(tree.edges, tree.ends, places, lengths, ids, counts),
-<<<<<<< HEAD
-        *(batch, q.shape[1], heads, _held_heads(tree), head_dim),
+        *(batch, q.shape[1], heads, tree.stored_heads, head_dim),
         *(ITEM_SIZE[tree.centroids.dtype] == 2, queries.dtype == torch.bfloat16),
-=======
-        *(batch, q.shape[1], heads, tree.stored_heads, head_dim, ITEM_SIZE[tree.centroids.dtype] == 2),
->>>>>>> cluster
         *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2], tree.edges.shape[1]),
         *(budget, sinks, 0 if units is None else units),
         *(*widths, torch.get_num_threads(), native.widest),
