@@ -61,18 +61,16 @@ class Index(Protocol):
 
     def update(self, kv: KVView, new: NewTokens) -> None:
         """Bring up to date with the cache, in which some tokens are new or rewritten."""
-        ...
 
     def permute(self, rows: Tensor) -> None:
         """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
-        ...
 
     def heads(self, start: int, stop: int) -> Index:
         """The same index narrowed to KV heads `start..stop`; shares memory."""
-        ...
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory it holds."""
 
 
 class SlotIndex(Index, Protocol):
