@@ -4,7 +4,7 @@ Rows of one length in a tree with room for `max_model_len`. Times of a graph of 
 last-level cache where it fits; and of each kernel, with that cache emptied before every search, as a model's weights
 do. Other constants of the kernels must find the same sets, and so must another version of them: `sets` is their digest.
 
-    python3 -m benchmarks.gpu.cluster_searches searches.json [--policy SPEC] [--set RIVALS=32,BITS=3]
+    python3 -m benchmarks.gpu.cluster_searches searches.json [--policy SPEC] [--set RIVALS=32,PART=512]
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ CANDIDATES = (
     {"WARPS": 16, "RIVALS": 32},
     {"PART": 256},
     {"PART": 1024},
-    {"BITS": 1},
-    {"BITS": 3},
+    {"UNITS_PART": 512},
+    {"UNITS_PART": 1024},
     {"SPARE": 2},
     {"SPARE": 16},
     {"RANKED": 64, "RIVALS": 32},

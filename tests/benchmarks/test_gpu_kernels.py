@@ -71,7 +71,7 @@ def test_a_rehearsal_of_page_searches(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_rehearsal_of_cluster_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cluster_searches.json"
     monkeypatch.setattr(
-        sys, "argv", ["cluster_searches", str(file), "--smoke", "--seconds", "600", "--set", "RIVALS=8,BITS=1"]
+        sys, "argv", ["cluster_searches", str(file), "--smoke", "--seconds", "600", "--set", "RIVALS=8,PART=8"]
     )
     cluster_searches.main()
     found = json.loads(file.read_text())
@@ -79,7 +79,7 @@ def test_a_rehearsal_of_cluster_searches(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(one["rows"], one["length"]) for one in found["points"]] == [(1, 2300), (2, 3000)]
     for one in found["points"]:
         assert 0 < one["tokens"] <= 2048
-        assert one["same"] == {"shipped": True, "RIVALS=8,BITS=1": True}
+        assert one["same"] == {"shipped": True, "RIVALS=8,PART=8": True}
         assert one["times"].keys() == one["same"].keys()
 
 

@@ -26,7 +26,16 @@ from saccade.kernels.cluster_search.api import cluster_search
 from saccade.types import Selection
 
 MODULE = "saccade.kernels.cluster_search.triton"
-SMALL = {"UNITS": 2, "CANDIDATES": 2, "MEMBERS": 2, "PROGRAMS": 12, "PART": 4, "BITS": 1, "RANKED": 2, "RIVALS": 4}
+SMALL = {
+    "UNITS": 2,
+    "CANDIDATES": 2,
+    "MEMBERS": 2,
+    "PROGRAMS": 12,
+    "PART": 4,
+    "UNITS_PART": 4,
+    "RANKED": 2,
+    "RIVALS": 4,
+}
 SMALL |= {"STEP": 2}
 SHIPPED: dict[str, int] = {}
 
@@ -139,7 +148,7 @@ def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: 
     for radius in (1.0, -9.0):
         tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)
         wanted = cluster_search(case.q, tree, case.lengths, **case.options, implementation="reference")
-        for blocks in ({"SPARE": 1, "PART": 64, "BITS": 1}, {"SPARE": 10**6, "BITS": 4, "RANKED": 64}):
+        for blocks in ({"SPARE": 1, "PART": 64, "UNITS_PART": 64}, {"SPARE": 10**6, "RANKED": 64}):
             found = search(case, blocks, tree=tree)
             assert found.ids.equal(wanted.ids)
             assert found.counts.equal(wanted.counts)
@@ -173,7 +182,7 @@ SIGNATURES = {
         "ids": "*i32", "counts": "*i32", "width": "i32",
     },
 }  # fmt: skip
-NARROWED = {"PART": 512, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEMBERS": 8}
+NARROWED = {"SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEMBERS": 8}
 
 
 @pytest.mark.parametrize("capability", [90, 80])
@@ -181,10 +190,10 @@ NARROWED = {"PART": 512, "BITS": 2, "SPARE": 4, "BLOCK": 128, "RIVALS": 16, "MEM
     ("kernel", "constants"),
     [
         ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16}),
-        ("_keep_units", NARROWED),
+        ("_keep_units", {**NARROWED, "PART": 2048}),
         ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 32, "MEMBERS": 8}),
         ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BLOCK": 32, "MEMBERS": 8}),
-        ("_write_sets", {**NARROWED, "STEP": 16}),
+        ("_write_sets", {**NARROWED, "PART": 512, "STEP": 16}),
     ],
 )
 def test_compiles_without_spills(kernel: str, constants: dict[str, int], capability: int) -> None:

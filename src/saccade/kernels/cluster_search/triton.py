@@ -27,9 +27,9 @@ PROGRAMS = 2048
 WARPS = 8
 """Of the one program that ranks what a head has."""
 PART = 512
-"""Units, clusters or places of a set that it looks at together."""
-BITS = 2
-"""Of the place of a floor, found in a round."""
+"""Clusters or places of a set that it looks at together: there are about 300 of the one."""
+UNITS_PART = 2048
+"""Units that it looks at together: places without one lie among them."""
 SPARE = 4
 """What is left weighs at most a part of so many more than it must: further rounds cost more."""
 RANKED = 128
@@ -69,8 +69,7 @@ def cluster_search(
     row = (tree.ends, slots, seq_lens.contiguous(), budget, *shares)
     members = (tree.members, tree.edges, tree.members.shape[2], tree.edges.shape[1])
     sizes = {"GROUP": q.shape[1] // heads, "HEAD_DIM": head_dim, "INNER": triton.next_power_of_2(head_dim)}
-    narrowed = {"PART": PART, "SPARE": SPARE, "BLOCK": RANKED, "RIVALS": RIVALS, "MEMBERS": MEMBERS}
-    narrowed |= {"BITS": BITS, "num_warps": WARPS}
+    narrowed = {"SPARE": SPARE, "BLOCK": RANKED, "RIVALS": RIVALS, "MEMBERS": MEMBERS, "num_warps": WARPS}
     # One more: the last part of a tree is often empty.
     most = PROGRAMS // max(pairs, 1) + 1
     with torch.cuda.device_of(q):
@@ -84,6 +83,7 @@ def cluster_search(
         _keep_units[(pairs,)](
             *(*ranked, parents, *row, 4 * budget if units is None else units, listed, found, clusters),
             **narrowed,
+            PART=UNITS_PART,
         )
         _bound_clusters[(pairs, min(triton.cdiv(clusters, CANDIDATES), most))](
             *(*query, listed, found, clusters, tree.centroids, tree.radii, tree.numbers, tree.offsets, count),
@@ -95,6 +95,7 @@ def cluster_search(
         _write_sets[(pairs,)](
             *(*candidates, found, clusters, *members, *row, sinks, starts, lengths, chunks, ids, counts, widths.tokens),
             **narrowed,
+            PART=PART,
             STEP=STEP,
         )
     return Selection(ids.view(batch, heads, -1), counts.view(batch, heads))
@@ -139,7 +140,7 @@ def _keys(bounds: tl.tensor, numbers: tl.tensor) -> tl.tensor:
 @triton.jit
 def _narrow(
     keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, count: tl.tensor, limit: tl.tensor, PART: tl.constexpr,
-    BITS: tl.constexpr, SPARE: tl.constexpr,
+    SPARE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """How many are left, and moved to the front in order, of `count`: all with less than the limit before them.
 
@@ -158,17 +159,24 @@ def _narrow(
     # First near the highest, as far apart as 1.0 and 1.5: between it and a negative one most keys are of tiny bounds.
     step = tl.full((), 1 << 54, tl.int64)
     while (reaching > limit + limit // SPARE) & (low < high):
-        floors = high - tl.arange(0, 1 << BITS) * tl.minimum(tl.maximum((high >> BITS) - (low >> BITS), 1), step)
-        counted = tl.zeros((PART, 1 << BITS), dtype=tl.int32)
+        apart = tl.minimum(tl.maximum((high >> 2) - (low >> 2), 1), step)
+        first, second, third = high - apart, high - 2 * apart, high - 3 * apart
+        above = tl.zeros((PART,), dtype=tl.int32)
+        upper, middle, lower = above, above, above
         for start in range(0, count, PART):
             place = start + tl.arange(0, PART)
             key = tl.load(keys + place, mask=place < count, other=0)
             tokens = (tl.load(weights + place, mask=place < count, other=0) >> 32).to(tl.int32)
-            counted += tl.where(key[:, None] >= floors[None, :], tokens[:, None], 0)
-        each = tl.sum(counted, axis=0)
-        low = tl.max(tl.where(each >= limit, floors, low), axis=0)
-        high = tl.min(tl.where(each >= limit, high, floors - 1), axis=0)
-        reaching = tl.min(tl.where(each >= limit, each, reaching), axis=0)
+            above += tl.where(key >= high, tokens, 0)
+            upper += tl.where(key >= first, tokens, 0)
+            middle += tl.where(key >= second, tokens, 0)
+            lower += tl.where(key >= third, tokens, 0)
+        # From the lowest to the highest: the last that leaves the limit.
+        top = high
+        low, high, reaching = _raise(low, high, reaching, third, tl.sum(lower, axis=0), limit)
+        low, high, reaching = _raise(low, high, reaching, second, tl.sum(middle, axis=0), limit)
+        low, high, reaching = _raise(low, high, reaching, first, tl.sum(upper, axis=0), limit)
+        low, high, reaching = _raise(low, high, reaching, top, tl.sum(above, axis=0), limit)
         step = tl.full((), MOST, tl.int64)
     left = 0
     for start in range(0, count, PART):
@@ -186,6 +194,19 @@ def _narrow(
         tl.store(opens + target, opening, mask=stays)
     tl.debug_barrier()
     return left
+
+
+@triton.jit
+def _raise(
+    low: tl.tensor, high: tl.tensor, reaching: tl.tensor, floor: tl.tensor, left: tl.tensor, limit: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The range of the wanted floor, and what its lower end leaves, once it is known what `floor` leaves."""
+    enough = left >= limit
+    return (
+        tl.where(enough, tl.maximum(low, floor), low),
+        tl.where(enough, high, tl.minimum(high, floor - 1)),
+        tl.where(enough, tl.minimum(reaching, left), reaching),
+    )
 
 
 @triton.jit
@@ -246,7 +267,7 @@ def _keep_units(
     keys: tl.tensor, weights: tl.tensor, opens: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor,
     seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, limit: tl.tensor, listed: tl.tensor,
     found: tl.tensor, clusters: tl.tensor,
-    PART: tl.constexpr, BITS: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr, RIVALS: tl.constexpr,
+    PART: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr, RIVALS: tl.constexpr,
     MEMBERS: tl.constexpr,
 ) -> None:  # fmt: skip
     """The clusters of units that are kept, in order: those before a unit hold less than the limit."""
@@ -256,7 +277,7 @@ def _keep_units(
         tl.store(found + pair, 0)
         return
     keys, weights, opens = keys + pair * parents, weights + pair * parents, opens + pair * parents
-    left = _narrow(keys, weights, opens, parents, limit, PART, BITS, SPARE)
+    left = _narrow(keys, weights, opens, parents, limit, PART, SPARE)
     total = 0
     for begin in range(0, left, BLOCK):
         units = begin + tl.arange(0, BLOCK)
@@ -332,7 +353,7 @@ def _write_sets(
     edges: tl.tensor, capacity: tl.tensor, edges_room: tl.tensor, ends: tl.tensor, slots: tl.tensor,
     seq_lens: tl.tensor, budget: tl.tensor, heads: tl.tensor, span: tl.tensor, sinks: tl.tensor, starts: tl.tensor,
     lengths: tl.tensor, chunks: tl.tensor, ids: tl.tensor, counts: tl.tensor, width: tl.tensor,
-    PART: tl.constexpr, BITS: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr, RIVALS: tl.constexpr,
+    PART: tl.constexpr, SPARE: tl.constexpr, BLOCK: tl.constexpr, RIVALS: tl.constexpr,
     MEMBERS: tl.constexpr, STEP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sinks, chunks of clusters in order of rank until the next one does not fit, what is in no chunk, then -1."""
@@ -345,7 +366,7 @@ def _write_sets(
     room, node = budget - sinks - (length - end), slot * span + head
     keys, weights, opens = keys + pair * clusters, weights + pair * clusters, opens + pair * clusters
     starts, lengths, ids = starts + pair * chunks, lengths + pair * chunks, ids + pair * width
-    left = _narrow(keys, weights, opens, candidates, room, PART, BITS, SPARE)
+    left = _narrow(keys, weights, opens, candidates, room, PART, SPARE)
     taken, behind = 0, begins
     for begin in range(0, left, BLOCK):
         numbered = begin + tl.arange(0, BLOCK)

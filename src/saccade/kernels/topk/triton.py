@@ -57,7 +57,7 @@ class Alone:
     most: int = 1024
     widest: int = 32_768
     blocks: int = 512
-    spread: int = 4
+    spread: int = 2
     deep: int = 4096
     read: int = 2048
     warps: int = 8
