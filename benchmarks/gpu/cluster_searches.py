@@ -29,17 +29,17 @@ from .timing import Captured, Deadline, interleaved, reason, write
 POINTS = "32768x1,32768x8,131072x1,131072x4,131072x8"
 """Shorter rows first: what is taken in stays."""
 CANDIDATES = (
-    {"WARPS": 4},
-    {"WARPS": 16, "RIVALS": 32},
+    {"WARPS": 2},
+    {"WARPS": 8},
     {"PART": 256},
     {"PART": 1024},
     {"UNITS_PART": 512},
-    {"UNITS_PART": 1024},
+    {"UNITS_PART": 2048},
     {"SPARE": 2},
     {"SPARE": 16},
-    {"RANKED": 64, "RIVALS": 32},
-    {"RIVALS": 8},
-    {"RIVALS": 32},
+    {"RANKED": 128, "RIVALS": 16},
+    {"RIVALS": 16},
+    {"RIVALS": 64},
     {"MEMBERS": 4},
     {"UNITS": 8},
     {"UNITS": 32},

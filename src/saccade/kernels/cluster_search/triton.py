@@ -24,17 +24,17 @@ MEMBERS = 8
 """Clusters of each unit, or chunks of each cluster, that are read at a time."""
 PROGRAMS = 2048
 """Of a launch that bounds, about: those that find nothing to do cost their start."""
-WARPS = 8
+WARPS = 4
 """Of the one program that ranks what a head has."""
 PART = 512
 """Clusters or places of a set that it looks at together: there are about 300 of the one."""
-UNITS_PART = 2048
+UNITS_PART = 1024
 """Units that it looks at together: places without one lie among them."""
 SPARE = 4
 """What is left weighs at most a part of so many more than it must: further rounds cost more."""
-RANKED = 128
+RANKED = 64
 """Units, clusters or chunks that are ranked at a time."""
-RIVALS = 16
+RIVALS = 32
 """Those with which these are compared at a time."""
 STEP = 16
 """Tokens of each chunk that are written at a time."""
