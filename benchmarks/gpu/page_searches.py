@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from saccade.kernels._share import Share
+from saccade.kernels._triton.alone import Alone
 from saccade.kernels.topk import triton as kernel
 from saccade.kernels.topk.api import topk_and_last
-from saccade.kernels.topk.triton import Alone
 
 from .caches import Heads
 from .captured import BOUND, BUDGET, PAGE

@@ -201,4 +201,4 @@ def test_compiles_without_spills(kernel: str, constants: dict[str, int], capabil
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     compiled = compile_kernel(MODULE, kernel, signature, constants, pointers, capability=capability)
     assert compiled.spilled == 0
-    assert compiled.registers <= 128
+    assert compiled.registers <= 168  # of 12 warps on a multiprocessor

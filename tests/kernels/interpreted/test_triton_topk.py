@@ -17,10 +17,12 @@ from torch import Tensor
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._share import Share
+from saccade.kernels._triton import alone as alone_kernels
 from saccade.kernels._triton import ranking
+from saccade.kernels._triton.alone import Alone
+from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk, topk_and_last
-from saccade.kernels.topk.triton import Alone
 
 MODULE = "saccade.kernels.topk.triton"
 ORDERS: tuple[Order, ...] = ("position", "score")
@@ -205,7 +207,7 @@ def test_rows_with_padding_are_read_in_whole_vectors() -> None:
     padded, shifted = held[:, :, :1101], held[:, :, 3:]
     for scores, vector in ((padded, 4), (shifted, 1), (padded.contiguous(), 1)):
         scores.copy_(make_scores("distinct", (2, 3, 1101), 10))
-        assert kernels._vector(scores) == vector
+        assert vector_of(scores) == vector
         expect_topk(scores, [1101, 7], 50, "position")
         expect_topk(scores, [1101, 7], 50, "score")
 
@@ -276,16 +278,24 @@ KERNELS = {
     "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
     "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
+MODULES = (kernels, alone_kernels, ranking)
+
+
+def module_of(kernel: str) -> str:
+    return next(module.__name__ for module in MODULES if hasattr(module, kernel))
+
+
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_compiled_without_spills(kernel: str, capability: int) -> None:
-    module = ranking.__name__ if hasattr(ranking, kernel) else MODULE
     warps, signature, constants = KERNELS[kernel]
     divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
-    compiled = compile_kernel(module, kernel, signature, constants, divisible, capability=capability, warps=warps)
+    compiled = compile_kernel(
+        module_of(kernel), kernel, signature, constants, divisible, capability=capability, warps=warps
+    )
     assert compiled.spilled == 0
     assert compiled.registers <= 128  # what 16 warps leave a thread
 
@@ -303,7 +313,7 @@ def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, in
     _, signature, constants = KERNELS[kernel]
     divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
     constants = {**constants, **others}
-    compiled = compile_kernel(MODULE, kernel, signature, constants, divisible, capability=90, warps=warps)
+    compiled = compile_kernel(module_of(kernel), kernel, signature, constants, divisible, capability=90, warps=warps)
     assert compiled.spilled == 0
     assert compiled.registers <= 128
 

@@ -9,23 +9,21 @@ launches of many programs do it before. The way taken changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels._share import Share
+from saccade.kernels._triton.alone import ALONE, HALVINGS, Alone, search
 from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
-from saccade.kernels._triton.ranking import entry_of, rank
+from saccade.kernels._triton.ranking import rank
+from saccade.kernels._triton.row import put_chosen, put_last, row_of, vector_of, wanted_of
 
 DIRECT = 8192
 """Rows up to this width are searched without narrowing them first: three more launches cost more."""
 HELD = 8192
 """The most keys that a program keeps in registers while it searches their cut."""
-HALVINGS = 3
-"""So often a program may halve how many keys it holds, where a row has fewer."""
 TILE = 256
 """Entries that a warp looks at together where they are not held."""
 PART = 512
@@ -38,37 +36,6 @@ COLLECTORS = 4096
 """Programs that collect candidates, about what a device runs at once: of more rows, each takes several parts."""
 LINE = 32
 """Counters of a cache line: those of two rows never share one, or their atomic additions would wait for each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """Where a row's program does alone what else four launches do, and how.
-
-    Attributes:
-        most: entries that are wanted of a row, at most; 0: never.
-        widest: scores of a row, at most: more are read faster by many programs.
-        blocks: the fewest that a row is dealt into, and candidates there is room for.
-        spread: blocks, at least, to an entry that is wanted, so that few of the best share one.
-        deep: scores whose blocks' maxima are taken together, at most.
-        read: scores among which candidates are found together.
-        warps: Triton's.
-    """
-
-    most: int = 1024
-    widest: int = 32_768
-    blocks: int = 512
-    spread: int = 2
-    deep: int = 4096
-    read: int = 2048
-    warps: int = 8
-
-    def blocks_of(self, kept: int, width: int) -> int:
-        """Blocks of a row; 0 where its program is not alone, or holds all of the row anyway."""
-        blocks: int = max(self.blocks, triton.next_power_of_2(self.spread * kept))
-        return blocks if 0 < kept <= self.most and blocks < width <= self.widest else 0
-
-
-ALONE = Alone()
 
 
 def topk(
@@ -96,14 +63,8 @@ def topk(
     want, bounded = (lengths, kept, last, reserved, unit, *parts), share is not None
 
     alone = alone or ALONE
-    if blocks := alone.blocks_of(kept, width):
-        found = torch.empty((2, rows, blocks), dtype=torch.int32, device=scores.device)
-        depth = min(triton.next_power_of_2(triton.cdiv(width, blocks)), alone.deep // blocks)
-        _search[(rows,)](
-            *row, *want, found, entries, ids, counts,
-            BOUNDED=bounded, VECTOR=_vector(scores), RANKED=ranked, BLOCKS=blocks, HALVINGS=HALVINGS,
-            DEPTH=depth, READ=alone.read, num_warps=alone.warps,
-        )  # fmt: skip
+    if alone.blocks_of(kept, width):
+        search(alone, row, want, entries, ids, counts, bounded, ranked)
     else:
         blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
         narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
@@ -113,7 +74,7 @@ def topk(
         warps = _warps(held)
         _select[(rows,)](
             *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
-            BOUNDED=bounded, VECTOR=_vector(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
+            BOUNDED=bounded, VECTOR=vector_of(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
             SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
             LINE=LINE, TILE=TILE * warps, num_warps=warps,
         )  # fmt: skip
@@ -132,16 +93,6 @@ def _warps(held: int) -> int:
     return 8 if 0 < held <= FEWEST_BLOCKS else 16
 
 
-def _vector(scores: Tensor) -> int:
-    """How many neighbours may be read if one is wanted: 16 bytes where rows are whole numbers of them, or padded to."""
-    batch, groups, width = scores.shape
-    steps = scores.stride(0), scores.stride(1)
-    whole = triton.cdiv(width, 4) * 4
-    end = scores.storage_offset() + max(batch - 1, 0) * steps[0] + max(groups - 1, 0) * steps[1] + whole
-    room = end * scores.element_size() <= scores.untyped_storage().nbytes()
-    return 4 if width % 4 == 0 or (room and not any(step % 4 for step in steps)) else 1
-
-
 def _narrow(
     row: tuple[Tensor, int, int, int],
     want: tuple[Tensor, int, int, int, int, int, int, int],
@@ -151,7 +102,7 @@ def _narrow(
     bounded: bool,
 ) -> tuple[Tensor, ...]:
     """Candidates among which what every row wants lies, and where each part of a row left its own."""
-    device, splits, vector = row[0].device, triton.cdiv(width, PART), _vector(row[0])
+    device, splits, vector = row[0].device, triton.cdiv(width, PART), vector_of(row[0])
     maxima = torch.empty((rows, blocks), dtype=torch.int32, device=device)
     floors, sizes = torch.empty((2, rows, LINE), dtype=torch.int32, device=device)
     best = torch.empty((rows, 2 * blocks), dtype=torch.float32, device=device)
@@ -171,44 +122,6 @@ def _narrow(
         BOUNDED=bounded, HELD=held, VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
     )  # fmt: skip
     return sizes, best, positions, marks, starts, found, shifts
-
-
-@triton.jit
-def _wanted(
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    BOUNDED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """How many of a row are to be chosen, among how many (0 when none is wanted), and how many follow them."""
-    batch = tl.program_id(0) // groups
-    length = (tl.maximum(tl.load(lengths + batch) - reserved, 0) + (unit - 1)) // unit
-    ending = tl.minimum(length, last)
-    others = length - ending
-    count = tl.minimum(others, kept)
-    if BOUNDED:
-        # Tensors, whatever the compiler took for a constant; unsigned, which takes fewer registers.
-        by = (length * 0 + denominator).to(tl.uint64)
-        size = (length.to(tl.uint64) * (length * 0 + numerator).to(tl.uint64) + (by - 1)) // by
-        size = tl.minimum(tl.maximum(size.to(tl.int32), minimum), length)
-        count = tl.minimum(count, tl.maximum(size - ending, 0))
-    return count, tl.where(count > 0, others, 0), length
-
-
-@triton.jit
-def _row_of(
-    scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    row = tl.program_id(0)
-    batch = row // groups
-    group = (row - batch * groups).to(tl.int64)
-    return row.to(tl.int64), scores + batch.to(tl.int64) * batch_stride + group * group_stride
 
 
 @triton.jit
@@ -234,8 +147,8 @@ def _maxima(
     COLUMNS: tl.constexpr,
 ) -> None:
     """Block i holds the positions i, i + blocks, ...: neighbours, often high together, lie in different ones."""
-    row, source = _row_of(scores, batch_stride, group_stride, groups)
-    _, others, _ = _wanted(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
+    row, source = row_of(scores, batch_stride, group_stride, groups)
+    _, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     best = tl.full([DEPTH, COLUMNS], LOWEST, tl.int32)
     if others > HELD:
@@ -267,7 +180,7 @@ def _floors(
 ) -> None:
     """A key that enough of each row's maxima reach and few more, and an empty buffer."""
     row = tl.program_id(0).to(tl.int64)
-    count, others, _ = _wanted(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
+    count, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     stop = tl.minimum(others, blocks)
     if others > HELD:
         if HELD:
@@ -309,8 +222,8 @@ def _collect(
     TILE: tl.constexpr,
 ) -> None:
     """Append what reaches the floor; parts of a row come in any order, and note where theirs are."""
-    row, source = _row_of(scores, batch_stride, group_stride, groups)
-    _, others, _ = _wanted(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
+    row, source = row_of(scores, batch_stride, group_stride, groups)
+    _, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     if others > HELD:
         floor = tl.load(floors + row * LINE)
         floor = tl.where(floor < 0, floor ^ HIGHEST, floor).to(tl.float32, bitcast=True)
@@ -329,39 +242,6 @@ def _collect(
                 tl.store(marks + row * capacity + position, tl.zeros([TILE], tl.int32), mask=position < capacity)
             tl.store(starts + row * splits + split, start)
             tl.store(found + row * splits + split, number)
-
-
-@triton.jit
-def _write(
-    keys: tl.tensor,
-    positions: tl.tensor,
-    low: tl.tensor,
-    last: tl.tensor,
-    needed: tl.tensor,
-    surer: tl.tensor,
-    tied: tl.tensor,
-    kept: tl.tensor,
-    ids: tl.tensor,
-    entries: tl.tensor,
-    RANKED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Write what is chosen of a row's next keys: all above `last`, and the first `needed` from `low` to `last`.
-
-    `surer` and `tied` count both kinds among the keys before.
-    """
-    sure = keys > last
-    level = (keys >= low) & (keys <= last)
-    packed = sure.to(tl.int32) + (level.to(tl.int32) << 16)
-    within = tl.cumsum(packed, 0)
-    ties = tied + (within >> 16)
-    place = surer + (within & 0xFFFF) + tl.minimum(ties, needed) - 1
-    chosen = (sure | (level & (ties <= needed))) & (place < kept)
-    if RANKED:
-        tl.store(entries + place, entry_of(keys, positions), mask=chosen)
-    else:
-        tl.store(ids + place, positions, mask=chosen)
-    total = tl.sum(packed, 0)
-    return surer + (total & 0xFFFF), tied + (total >> 16)
 
 
 @triton.jit
@@ -402,8 +282,8 @@ def _select(
     TILE: tl.constexpr,
 ) -> None:
     """Write a row's best by position, or as entries."""
-    row, source = _row_of(scores, batch_stride, group_stride, groups)
-    count, others, length = _wanted(
+    row, source = row_of(scores, batch_stride, group_stride, groups)
+    count, others, length = wanted_of(
         groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
     )
     ending = tl.minimum(length, last)
@@ -449,123 +329,22 @@ def _select(
                 else:
                     key = load_keys(source, position, size, True, VECTOR)
                 low, top, above = cut_held(key, size, count, count, HELD >> halving)
-                _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+                put_chosen(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     elif small:
         low, top, above = cut(best, size, count, count, True, 4, TILE)
         parts = count * 0
         for begin in range(0, size, TILE):
             key, position, parts = _candidate(begin + lane, size, best, positions, marks, shifts, parts)
-            surer, tied = _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+            surer, tied = put_chosen(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
     else:
         low, top, above = cut(source, others, count, count, True, VECTOR, TILE)
         for begin in range(0, others, TILE):
             key = load_keys(source, begin + lane, others, True, VECTOR)
-            surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
+            surer, tied = put_chosen(
+                key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED
+            )
     if not RANKED:
-        _end(ids, count, total, length, kept + last, TILE)
-
-
-@triton.jit
-def _search(
-    scores: tl.tensor,
-    batch_stride: tl.tensor,
-    group_stride: tl.tensor,
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    found: tl.tensor,
-    entries: tl.tensor,
-    ids: tl.tensor,
-    counts: tl.tensor,
-    BOUNDED: tl.constexpr,
-    VECTOR: tl.constexpr,
-    RANKED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    HALVINGS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    READ: tl.constexpr,
-) -> None:
-    """`_maxima`, `_floors`, `_collect` and `_select` by one program, whose candidates come by position."""
-    row, source = _row_of(scores, batch_stride, group_stride, groups)
-    count, others, length = _wanted(
-        groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
-    )
-    wanted = count + tl.minimum(length, last)
-    tl.store(counts + row, wanted)
-    ids += row * (kept + last)
-    entries += row * kept
-    keys = found + row * BLOCKS
-    positions = found + (row + tl.num_programs(0)) * BLOCKS
-    block = tl.arange(0, BLOCKS)
-    lane = tl.arange(0, READ)
-    none = count * 0
-    surer = none
-    tied = none
-    size = others
-    distant = others > BLOCKS
-    if distant:
-        best = tl.full([BLOCKS], LOWEST, tl.int32)
-        for start in range(0, tl.cdiv(others, BLOCKS), DEPTH):
-            offset = (start + tl.arange(0, DEPTH))[:, None] * BLOCKS + block[None, :]
-            best = tl.maximum(best, tl.max(load_keys(source, offset, others, True, VECTOR), 0))
-        floor, _, _ = cut_held(best, none + BLOCKS, count, count + count // 16, BLOCKS)
-        size = none
-        # Two halves are numbered by one sum of 16 bits each.
-        middle: tl.constexpr = READ // 2
-        half = tl.arange(0, middle)
-        for begin in range(0, others, READ):
-            key = load_keys(source, begin + half, others, True, VECTOR)
-            taken = (key >= floor) & (begin + half < others)
-            other = load_keys(source, begin + middle + half, others, True, VECTOR)
-            also = (other >= floor) & (begin + middle + half < others)
-            packed = taken.to(tl.int32) | (also.to(tl.int32) << 16)
-            within = tl.cumsum(packed, 0)
-            total = tl.sum(packed, 0)
-            place = size + (within & 0xFFFF) - 1
-            tl.store(keys + place, key, mask=taken & (place < BLOCKS))
-            tl.store(positions + place, begin + half, mask=taken & (place < BLOCKS))
-            place = size + (total & 0xFFFF) + (within >> 16) - 1
-            tl.store(keys + place, other, mask=also & (place < BLOCKS))
-            tl.store(positions + place, begin + middle + half, mask=also & (place < BLOCKS))
-            size += (total & 0xFFFF) + (total >> 16)
-        tl.debug_barrier()
-    if count == 0:
-        pass
-    elif size <= BLOCKS:
-        # The least power of two that holds them: half as many keys take half the time.
-        for halving in tl.static_range(HALVINGS + 1):
-            if (size <= BLOCKS >> halving) & ((halving == HALVINGS) | (size > BLOCKS >> (halving + 1))):
-                position = tl.arange(0, BLOCKS >> halving)
-                if distant:
-                    key = load_keys(keys, position, size, False, 4)
-                    position = tl.load(positions + position, mask=position < size, other=0)
-                else:
-                    key = load_keys(source, position, size, True, VECTOR)
-                low, top, above = cut_held(key, size, count, count, BLOCKS >> halving)
-                _write(key, position, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
-    else:
-        low, top, above = cut(source, others, count, count, True, VECTOR, READ)
-        for begin in range(0, others, READ):
-            key = load_keys(source, begin + lane, others, True, VECTOR)
-            surer, tied = _write(key, begin + lane, low, top, count - above, surer, tied, kept, ids, entries, RANKED)
-    if not RANKED:
-        _end(ids, count, wanted, length, kept + last, READ)
-
-
-@triton.jit
-def _end(
-    ids: tl.tensor, count: tl.tensor, total: tl.tensor, length: tl.tensor, slots: tl.tensor, TILE: tl.constexpr
-) -> None:
-    """The row's last entries behind those chosen, -1 behind them."""
-    for begin in range(count, slots, TILE):
-        slot = begin + tl.arange(0, TILE)
-        tl.store(ids + slot, tl.where(slot < total, length - total + slot, -1), mask=slot < slots)
+        put_last(ids, count, total, length, kept + last, TILE)
 
 
 @triton.jit
