@@ -78,6 +78,9 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-cluster": Made(
         partial(serving.speed, file="serve_h200_cluster"), "serve_h200_cluster", "saccade bench serve"
     ),
+    "serve-h200-qwen3": Made(
+        partial(serving.speed, file="serve_h200_qwen3"), "serve_h200_qwen3", "saccade bench serve"
+    ),
     "serve-h200-fp8": Made(partial(serving.speed, file="serve_h200_fp8"), "serve_h200_fp8", "saccade bench serve"),
     "serve-h200-gemma3": Made(
         partial(serving.speed, file="serve_h200_gemma3"), "serve_h200_gemma3", "saccade bench serve"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,13 +22,7 @@ ROOM = 300
 SPECS = ("quest:budget=48,dense_layers=0", "resa:ratio=0.3,min_pages=2,rectify=none")
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
-    """Bounds that nobody has written are NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 class Cache:

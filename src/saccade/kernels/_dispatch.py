@@ -31,7 +31,7 @@ def choose(
     """The implementation that runs: the requested one, or the first that does not refuse, else the reference."""
     if implementation == "auto":
         # First and by itself, as it is asked in every layer of every step.
-        if native is not None and native() is None:
+        if native is not None and _unasked("native") and native() is None:
             return "native"
         others: tuple[tuple[Implementation, Refusal | None], ...] = (("cpu", cpu), ("triton", triton))
         asked = (name for name, refusal in others if refusal is not None and _unasked(name) and refusal() is None)

@@ -22,7 +22,7 @@ class Alone:
 
     Attributes:
         most: entries that are wanted of a row, at most; 0: never.
-        widest: scores of a row, at most: more are read faster by many programs.
+        widest: scores of a row, at most. Measured with 8,231 (docs/log.md); the bound is a guess.
         blocks: the fewest that a row is dealt into, and candidates there is room for.
         spread: blocks, at least, to an entry that is wanted, so that few of the best share one.
         deep: scores whose blocks' maxima are taken together, at most.
