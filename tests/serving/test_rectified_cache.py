@@ -80,7 +80,7 @@ def test_the_cache_is_that_of_a_dense_prefill(policy: str, engines: Engines) -> 
 
 @pytest.mark.parametrize(("page", "block"), [(16, 32), (16, 16), (32, 64)])
 def test_page_bounds_are_those_of_the_keys(page: int, block: int, engines: Engines) -> None:
-    """After prefill in chunks, decoding and rectification, of the pages of running requests; exactly."""
+    """After prefill in chunks, decoding and rectification, of the full pages of running requests; exactly."""
     policy = f"quest:budget=64,page={page},rectify=6"
     engine = engines.sparse(policy, max_num_batched_tokens=96, block_size=block, enable_prefix_caching=True)
     inner = engine.llm_engine
@@ -97,7 +97,7 @@ def test_page_bounds_are_those_of_the_keys(page: int, block: int, engines: Engin
         keys = keys_and_values(engine, request, length)[:, 0]
         blocks = core(engine).scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
         for layer, held in bounds.items():
-            for place in range(-(-length // page)):
+            for place in range(length // page):
                 tokens = keys[layer, place * page : (place + 1) * page]
                 at = blocks[place * page // block], slice(None), place * page % block // page
                 assert torch.equal(held.lower[at], tokens.amin(0)), (layer, place)
