@@ -1,0 +1,33 @@
+"""In which commit criteria stood: a claim is judged by what was written down before."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from saccade.errors import SaccadeError
+
+
+def criteria_commit(file: Path) -> str:
+    """The last commit that changed a claim's file, which is as it was there.
+
+    Raises:
+        SaccadeError: the file is not committed, or this is no git checkout.
+    """
+    said = "its criteria must be committed before it runs; --draft runs it all the same, and never enters the ledger"
+    if _git(file, "status", "--porcelain", "--", file.name):
+        raise SaccadeError(f"{file.name} differs from its last commit: {said}")
+    commit = _git(file, "log", "-1", "--format=%H", "--", file.name)
+    if not commit:
+        raise SaccadeError(f"{file.name} is in no commit: {said}")
+    return commit
+
+
+def _git(file: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=file.parent, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        raise SaccadeError(f"git does not know {str(file)!r}; --draft runs a claim all the same") from None
+    return done.stdout.strip()
