@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from saccade.errors import SaccadeError
 
 
-def criteria_commit(file: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit and when it was made, in ISO's form and UTC."""
+
+    name: str
+    date: str
+
+
+def criteria_commit(file: Path) -> Commit:
     """The last commit that changed a claim's file, which is as it was there.
 
     Raises:
@@ -17,10 +27,10 @@ def criteria_commit(file: Path) -> str:
     said = "its criteria must be committed before it runs; --draft runs it all the same, and never enters the ledger"
     if _git(file, "status", "--porcelain", "--", file.name):
         raise SaccadeError(f"{file.name} differs from its last commit: {said}")
-    commit = _git(file, "log", "-1", "--format=%H", "--", file.name)
-    if not commit:
+    name, _, seconds = _git(file, "log", "-1", "--format=%H %ct", "--", file.name).partition(" ")
+    if not name:
         raise SaccadeError(f"{file.name} is in no commit: {said}")
-    return commit
+    return Commit(name, datetime.fromtimestamp(int(seconds), timezone.utc).isoformat())
 
 
 def _git(file: Path, *arguments: str) -> str:

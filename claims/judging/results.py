@@ -13,6 +13,7 @@ from saccade.errors import SaccadeError
 from saccade.eval.output import write_json, writing
 
 from .claim import Listed
+from .commits import Commit
 from .verdicts import Judgement
 
 LEDGER = Path(__file__).parents[2] / "docs" / "results" / "claims"
@@ -21,7 +22,7 @@ Result = Mapping[str, Any]
 
 
 def result(
-    listed: Listed, judgement: Judgement, commit: str | None, command: str, conditions: Mapping[str, Any]
+    listed: Listed, judgement: Judgement, commit: Commit | None, command: str, conditions: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `result.json` holds; without a commit it is a draft."""
     claim = listed.claim
@@ -32,7 +33,8 @@ def result(
         "on": conditions.get("model") or conditions["device"],
         "date": datetime.now(timezone.utc).date().isoformat(),
         "draft": commit is None,
-        "commit": commit,
+        "commit": commit and commit.name,
+        "committed": commit and commit.date,
         "fingerprint": claim.fingerprint,
         "criteria": claim.criteria(),
         "tests": [outcome.to_dict() for outcome in judgement.outcomes],

@@ -11,7 +11,7 @@ from saccade.eval.output import check_folder, write_json
 from saccade.files import replace_text
 
 from .claim import Listed, Sample
-from .commits import criteria_commit
+from .commits import Commit, criteria_commit
 from .pictures import picture
 from .results import result
 from .study import PICTURE, RESULT, Study
@@ -28,7 +28,7 @@ class Run:
 
     listed: Listed
     study: Study
-    commit: str | None
+    commit: Commit | None
     _samples: Sequence[Sample] = field(init=False, default=())
 
     @classmethod
