@@ -29,6 +29,7 @@ class Questions:
         lengths: shortest and longest text in tokens.
         texts: how many.
         asked: questions about each.
+        recall: measure both recalls too, which takes as long again.
         seed: where everything random comes from.
     """
 
@@ -37,8 +38,9 @@ class Questions:
     arms: tuple[str, ...]
     task: str = "kv"
     lengths: tuple[int, int] = (4096, 4096)
-    texts: int = 24
+    texts: int = 16
     asked: int = 12
+    recall: bool = False
     seed: int = 20
 
     def units(self, study: Study) -> int:
@@ -51,10 +53,10 @@ class Questions:
         problems = NeedleProblems(
             subject.tokenizer, self.task, self.lengths, self.texts, self.asked, self.seed, subject.positions, once=True
         )
-        about = {name: getattr(self, name) for name in ("task", "texts", "asked", "seed")}
+        about = {name: getattr(self, name) for name in ("task", "texts", "asked", "recall", "seed")}
         about["lengths"] = list(self.lengths)
         with study.samples(about, KEY) as ledger:
-            sweep = Sweep(study.loaded, subject.tokenizer, problems, ledger, study.threads)
+            sweep = Sweep(study.loaded, subject.tokenizer, problems, ledger, study.threads, self.recall)
             sweep.run([*dict.fromkeys(map(str, policies.values()))], advance)
             return [
                 _sample(arm, ledger.records[number, str(policy)])

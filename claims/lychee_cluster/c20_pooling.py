@@ -14,7 +14,7 @@ def _more(measure: str, what: str, reported: float | None = None, *, decides: bo
 CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_CLUSTER, "table 3"),
-    settings=Questions(arms=(ARM.format("mean"), ARM.format("max"))),
+    settings=Questions(arms=(ARM.format("mean"), ARM.format("max")), recall=True),
     tests=(
         _more("token", "token recall", reported=0.068),
         _more("attention", "attention recall", decides=False),

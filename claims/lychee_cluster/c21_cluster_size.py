@@ -15,7 +15,7 @@ def _less(larger: int, smaller: int, reported: float | None = None, *, decides: 
 CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_CLUSTER, "figure 10, appendix E"),
-    settings=Questions(arms=tuple(map(ARM.format, (1, 2, 4, 8)))),
+    settings=Questions(arms=tuple(map(ARM.format, (1, 2, 4, 8))), recall=True),
     tests=(
         _less(8, 1, reported=-0.10),
         _less(2, 1, reported=-0.03, decides=False),

@@ -15,7 +15,7 @@ def _gain(larger: int, smaller: int, bound: float, *, saturated: bool = False, d
 CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_CLUSTER, "figure 7"),
-    settings=Questions(arms=("dense", *map(ARM.format, (256, 512, 1024, 2048))), lengths=(8192, 8192), texts=16),
+    settings=Questions(arms=("dense", *map(ARM.format, (256, 512, 1024, 2048))), lengths=(8192, 8192)),
     tests=(
         _gain(1024, 256, 0.02),
         _gain(2048, 1024, 0.02, saturated=True),

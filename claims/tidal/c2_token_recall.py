@@ -17,13 +17,13 @@ CLAIM = Claim(
     settings=Questions(
         arms=tuple(
             f"tidal:budget={budget},heads={heads},reselect={layer}"
-            for budget, heads in ((256, "query"), (64, "query"), (256, "kv"))
+            for budget, heads in ((256, "query"), (256, "kv"))
             for layer in ("", "{layer}")
         ),
+        recall=True,
     ),
     tests=(
         _doubled(256, "query", reported=2.0),
-        _doubled(64, "query", decides=False),
         _doubled(256, "kv", decides=False),
     ),
 )

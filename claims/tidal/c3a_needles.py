@@ -11,7 +11,9 @@ TIDAL_QUERY, QUEST_QUERY, STREAMING, TIDAL_KV, QUEST_KV = (arm.format("*") for a
 CLAIM = Claim(
     says=__doc__,
     source=Source(TIDAL, "tables 1 and 2"),
-    settings=Questions(arms=tuple(arm.format(budget) for arm in (*ARMS, *OURS) for budget in BUDGETS)),
+    settings=Questions(
+        arms=tuple(arm.format(budget) for arm in (*ARMS, *OURS) for budget in BUDGETS), texts=24, recall=True
+    ),
     tests=(
         # Means over the five budgets; of Tidal's table 2 Llama-3.1-8B at 10K, of table 1 LongChat.
         Test(
