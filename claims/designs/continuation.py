@@ -63,7 +63,8 @@ class Continuation:
         policies, subject = study.policies(self.arms), study.subject
         for policy in policies.values():
             policy.plan(subject.shape)
-        texts = self._texts(subject.tokenizer, subject.positions)
+        length = self.prompt + self.decoded + 1
+        texts = stretches(subject.tokenizer, length, self.texts, self.seed, subject.positions)
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "seed")}
         with study.samples(about, KEY) as ledger:
             self._measure(study, ledger, texts, [*dict.fromkeys(policies.values())], advance)
@@ -75,17 +76,6 @@ class Continuation:
 
     def conditions(self, study: Study) -> dict[str, Any]:
         return study.environment("sources of installed packages", self.seed)
-
-    def _texts(self, tokenizer: Any, positions: int) -> list[tuple[int, ...]]:
-        """Tokens of every text, its last prediction's target among them."""
-        length = self.prompt + self.decoded + 1
-        if length > positions:
-            raise DocumentError(f"texts of {length} tokens are not valid: the model has {positions} positions")
-        corpus, room = Corpus(tokenizer, packages=True), int(length * _SPARE)
-        starts = corpus.stretches(room, self.texts, int(numpy.random.default_rng(self.seed).integers(room)))
-        if len(starts) < self.texts:
-            raise DocumentError(f"{self.texts} texts of {length} tokens: the packages hold {len(starts)}")
-        return [encode(tokenizer, corpus.stretch(start, room))[:length] for start in starts[: self.texts]]
 
     def _measure(
         self,
@@ -136,6 +126,21 @@ class Continuation:
                 records = recall.records()
                 found |= {name: _means(getattr(records, name)) for name in ("attention", "token")}
             yield {"problem": number, "spec": str(policy), "values": _values(found)}
+
+
+def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int) -> list[tuple[int, ...]]:
+    """Tokens of `count` texts of packages' sources, none of which overlap.
+
+    Raises:
+        DocumentError: the model has fewer positions, or there are not as many texts.
+    """
+    if length > positions:
+        raise DocumentError(f"texts of {length} tokens are not valid: the model has {positions} positions")
+    corpus, room = Corpus(tokenizer, packages=True), int(length * _SPARE)
+    starts = corpus.stretches(room, count, int(numpy.random.default_rng(seed).integers(room)))
+    if len(starts) < count:
+        raise DocumentError(f"{count} texts of {length} tokens: the packages hold {len(starts)}")
+    return [encode(tokenizer, corpus.stretch(start, room))[:length] for start in starts[:count]]
 
 
 def _means(recall: Tensor) -> Tensor:

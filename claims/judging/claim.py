@@ -48,12 +48,12 @@ class Group:
 
     Attributes:
         arms: a shell pattern of their names.
-        how: their mean, median, or the arm that is best on all other texts, so that luck on a text does not choose.
-        by: pattern of as many arms, in the same order, that choose the best one instead.
+        how: their mean, median, or the arm best or worst on all other texts, so that luck on a text does not choose.
+        by: pattern of as many arms, in the same order, that choose instead.
     """
 
     arms: str
-    how: Literal["mean", "median", "best"] = "mean"
+    how: Literal["mean", "median", "best", "worst"] = "mean"
     by: str | None = None
 
 
@@ -142,7 +142,8 @@ class Claim:
         """All that decides, as JSON has it."""
         kind = {"design": type(self.settings).__name__, "interval": self.settings.interval}
         whole = asdict(self) | {"says": self.sentence}
-        whole["settings"] |= kind
+        # What is None says nothing, so that a design may learn an option without changing what stands.
+        whole["settings"] = {name: value for name, value in whole["settings"].items() if value is not None} | kind
         plain: dict[str, Any] = json.loads(json.dumps(whole))
         return plain
 

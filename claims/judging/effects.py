@@ -107,7 +107,8 @@ def _grouped(group: Group, arms: Sequence[str], values: Numbers) -> Numbers:
     judge = own if group.by is None else values[[fnmatchcase(arm, group.by) for arm in arms]]
     others = judge.sum(axis=1, keepdims=True) - judge
     texts = numpy.arange(own.shape[1])
-    return numpy.asarray(own[others.argmax(axis=0), texts])
+    chosen = others.argmax(axis=0) if group.how == "best" else others.argmin(axis=0)
+    return numpy.asarray(own[chosen, texts])
 
 
 def _by_point(test: Test, samples: Sequence[Sample]) -> Effect:
