@@ -9,12 +9,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from synthetic import claim
 
 from claims.designs import measured
 from claims.designs.accumulated import Accumulated
 from claims.designs.continuation import Continuation
+from claims.designs.indexing import Indexing
 from claims.designs.measured import Measured
+from claims.designs.overlap import Overlap, _shared
 from claims.designs.questions import Questions
 from claims.judging import discovery, results, running
 from claims.judging.claim import Design, Group, Listed, Test
@@ -36,6 +39,12 @@ MASS = Test("attention recall", "attention@1", Group("tidal*query"), decides=Fal
 ACCUMULATED = Accumulated(
     "resa:min_pages=1", (0.5,), (8,), (300, 400), sources=("reference",), passages=6, sparse_only=True
 )
+OVERLAP = Overlap(length=100, decoded=2, texts=6)
+SAME = Test("overlap", "overlap", Group("layer 3, head *"), direction="below", bound=1.0)
+INDEXING = Indexing(("lychee_cluster:budget=80",), prompt=100, decoded=90, texts=6)
+WATCHED = replace(INDEXING, window=8)
+BUILT = Test("build", "build", Group("*"), direction="below", bound=1.0)
+HIT = Test("hit", "hit@4", Group("*"), bound=0.0)
 GAP = Test("gap", "gap", Group("400, 0.5, sparse-only"), Group("300, 0.5, every 8"))
 
 
@@ -119,6 +128,28 @@ def test_an_interrupted_run_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "add", impatient)
         assert run(invoke, model_folder, tmp_path / "run")[0].exit_code == 0
+
+
+@pytest.mark.parametrize(("settings", "test"), [(OVERLAP, SAME), (INDEXING, BUILT), (WATCHED, HIT)])
+def test_further_designs_measure_shares(
+    invoke: Invoke,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listed: Listed,
+    settings: Design,
+    test: Test,
+) -> None:
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, settings, test)})
+    done, found = run(invoke, model_folder, tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert 0 <= found["tests"][0]["value"] <= 1 and found["n"] == 6
+
+
+def test_shared_tokens_are_counted_by_head() -> None:
+    ids = torch.tensor([[[1, 2], [3, 4]], [[1, 2], [3, 4]]])
+    above = torch.tensor([[[2, 1], [4, 5]], [[2, 7], [8, 9]]])
+    assert _shared(ids, above) == [0.75, 0.25]
 
 
 def test_another_run_s_folder_is_refused(
