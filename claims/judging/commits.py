@@ -18,16 +18,18 @@ class Commit:
     date: str
 
 
-def criteria_commit(file: Path) -> Commit:
-    """The last commit that changed a claim's file, which is as it was there.
+def criteria_commit(file: Path, *beside: Path) -> Commit:
+    """The last commit that changed a claim's file or what lies `beside` it, all of which is as it was there.
 
     Raises:
         SaccadeError: the file is not committed, or this is no git checkout.
     """
     said = "its criteria must be committed before it runs; --draft runs it all the same, and never enters the ledger"
-    if _git(file, "status", "--porcelain", "--", file.name):
-        raise SaccadeError(f"{file.name} differs from its last commit: {said}")
-    name, _, seconds = _git(file, "log", "-1", "--format=%H %ct", "--", file.name).partition(" ")
+    paths = [str(path) for path in (file, *beside)]
+    changed = _git(file, "status", "--porcelain", "--", *paths)
+    if changed:
+        raise SaccadeError(f"{changed.split()[-1]} differs from its last commit: {said}")
+    name, _, seconds = _git(file, "log", "-1", "--format=%H %ct", "--", *paths).partition(" ")
     if not name:
         raise SaccadeError(f"{file.name} is in no commit: {said}")
     return Commit(name, datetime.fromtimestamp(int(seconds), timezone.utc).isoformat())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
@@ -16,6 +17,9 @@ from .pictures import picture
 from .results import result
 from .study import PICTURE, RESULT, Study
 from .verdicts import judge
+
+DESIGNS = Path(__file__).parents[1] / "designs"
+"""What settings mean, and what is meant where a claim is silent."""
 
 
 @dataclass
@@ -39,9 +43,9 @@ class Run:
             SaccadeError: criteria that are not committed, unless it is a draft; a folder that cannot be written; what
                 the claim's design refuses.
         """
-        commit = None if draft else criteria_commit(listed.file)
+        commit = None if draft else criteria_commit(listed.file, DESIGNS)
         check_folder(study.folder)
-        return cls(listed, study, commit)
+        return cls(listed, replace(study, criteria=listed.claim.fingerprint, draft=draft), commit)
 
     @property
     def units(self) -> int:

@@ -32,6 +32,8 @@ class Study:
         model: as the command line names it; None: the bundled one.
         folder: of this run alone.
         threads: of decoding.
+        criteria: hash of what the samples will be judged by.
+        draft: whether that stands in no commit.
     """
 
     model: str | None
@@ -39,6 +41,8 @@ class Study:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
+    criteria: str = ""
+    draft: bool = False
 
     @cached_property
     def subject(self) -> Subject:
@@ -68,11 +72,12 @@ class Study:
         """The folder's samples, those of an interrupted run among them; `about` is what they depend on.
 
         Raises:
-            OutputError: the folder holds another run's, or cannot be written.
+            OutputError: the folder holds another run's, or one by other criteria: whoever has seen samples could
+                choose what they are judged by. Or it cannot be written.
         """
         subject = self.subject
         model = {"model": subject.source.name, "weights": subject.shape.weights, "dtype": subject.dtype_name}
-        return Ledger(self.folder / SAMPLES, {**model, **about}, key)
+        return Ledger(self.folder / SAMPLES, {**model, "criteria": self.criteria, "draft": self.draft, **about}, key)
 
     def environment(self, texts: str, seed: int) -> dict[str, Any]:
         """Machine, versions and model."""

@@ -61,7 +61,7 @@ def replace_claim(listed: Listed, settings: Design, *tests: Test) -> Listed:
 def only(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
     """One claim, criteria that are committed, and a ledger of its own."""
     monkeypatch.setattr(discovery, "found", lambda: {"C0": listed})
-    monkeypatch.setattr(running, "criteria_commit", lambda _: Commit("abc", "2026-01-01T00:00:00+00:00"))
+    monkeypatch.setattr(running, "criteria_commit", lambda *_: Commit("abc", "2026-01-01T00:00:00+00:00"))
 
 
 def run(invoke: Invoke, model: Path, folder: Path, *more: object) -> tuple[Any, dict[str, Any]]:
@@ -156,10 +156,14 @@ def test_another_run_s_folder_is_refused(
     invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
 ) -> None:
     run(invoke, model_folder, tmp_path / "run")
-    other = replace_claim(listed, replace(QUESTIONS, seed=21), READ)
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": other})
-    done, _ = run(invoke, model_folder, tmp_path / "run")
-    assert done.exit_code == 2 and "holds a run with seed=20" in done.stderr
+    other = replace_claim(listed, QUESTIONS, replace(READ, bound=-0.5))
+    with monkeypatch.context() as patched:
+        # Judging what one has seen by new criteria is what must not be.
+        patched.setattr(discovery, "found", lambda: {"C0": other})
+        done, _ = run(invoke, model_folder, tmp_path / "run")
+        assert done.exit_code == 2 and "holds a run with criteria=" in done.stderr
+    done, _ = run(invoke, model_folder, tmp_path / "run", "--draft")
+    assert done.exit_code == 2 and "holds a run with draft=False, this one has True" in done.stderr
 
 
 def test_a_run_is_recorded_where_it_is_asked_for(
@@ -171,9 +175,9 @@ def test_a_run_is_recorded_where_it_is_asked_for(
     assert recorded == []
     run(invoke, model_folder, tmp_path / "run", "--record")
     assert recorded == ["holds"]
-    done, found = run(invoke, model_folder, tmp_path / "run", "--draft")
+    done, found = run(invoke, model_folder, tmp_path / "draft", "--draft")
     assert found["draft"] and found["commit"] is None and "holds (a draft)" in done.stdout
-    done, _ = run(invoke, model_folder, tmp_path / "run", "--draft", "--record")
+    done, _ = run(invoke, model_folder, tmp_path / "draft", "--draft", "--record")
     assert done.exit_code == 2 and "exclude each other" in done.stderr
 
 

@@ -124,6 +124,8 @@ def test_criteria_that_are_not_committed_are_refused(tmp_path: Path) -> None:
     assert commit.name == git(tmp_path, "rev-parse", "HEAD") and commit.date.endswith("+00:00")
     (tmp_path / "other.py").write_text("")
     assert criteria_commit(file) == commit
+    with pytest.raises(SaccadeError, match=r"other\.py differs from its last commit"):
+        criteria_commit(file, tmp_path / "other.py")
     file.write_text("CLAIM = 2\n")
     with pytest.raises(SaccadeError, match="differs from its last commit"):
         criteria_commit(file)
