@@ -80,5 +80,6 @@ def _found(result: Result) -> str:
     cells = []
     for test in (one for one in result["tests"] if one["decides"]):
         paper = "" if test["reported"] is None else f", paper {reported(test)}"
-        cells.append(f"{test['effect']}: {effect(test)}, wanted {wanted(test)}{paper}: {test['verdict']}")
+        named = test["effect"].replace("*", "\\*")
+        cells.append(f"{named}: {effect(test)}, wanted {wanted(test)}{paper}: {test['verdict']}")
     return "<br>".join(cells)

@@ -37,9 +37,8 @@ def _panel(axes: Axes, found: Result) -> None:
         places.append(place + lines / 2)
         labels.append(fill(test["effect"], _LETTERS))
         place += lines
+        axes.vlines(test["bound"], place, place + lines, color=MUTED, linewidth=1, linestyle="dashed")
         _mark(axes, test, places[-1])
-    for bound in {test["bound"] for test in tests}:
-        axes.axvline(bound, color=MUTED, linewidth=1, linestyle="dashed")
     axes.set_yticks(places, labels)
     axes.set_ylim(place + 0.2, -0.2)
     axes.xaxis.set_major_locator(MaxNLocator(7))
