@@ -7,6 +7,7 @@
 #   make test-vllm   the tests that run real vLLM on the CPU
 #   make test-gpu    the tests that need a CUDA device
 #   make docs        the documentation as a site, in site/; a dead link or an undocumented name stops it
+#   make claims      the papers' claims, each with its verdict on the bundled model; hours; results in results/claims
 #   make wheel       source archive and wheel in dist/, installed in an empty environment and tried there
 #   make house       the package in numbers: rooms, imports, lines, dependencies
 #
@@ -31,11 +32,11 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo docs test test-vllm test-gpu wheel lint types pytest house clean
+.PHONY: help setup setup-vllm demo claims docs test test-vllm test-gpu wheel lint types pytest house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,13s/^# \{0,3\}//p' Makefile
+	@sed -n '3,14s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -79,6 +80,10 @@ $(VLLM_STAMP): $(VLLM_LOCK) $(STAMP)
 
 demo: setup
 	@$(RUN) -m saccade compare --output-dir results/demo --budget $(BUDGETS)
+
+claims: setup
+	@$(RUN) -m claims --all
+	@$(RUN) -m claims
 
 # Not --quiet: mkdocs stops at warnings that it logs, and at no others.
 docs: setup

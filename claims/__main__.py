@@ -1,17 +1,24 @@
-"""`python -m claims`: the experiments, a command each."""
+"""`python -m claims`: the papers' claims and their verdicts; and the experiments, a command each."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from saccade.cli.group import OneLineErrors
+from saccade.cli.options import Device, Model, flag
 
 from .accumulation.command import accumulation
 from .eviction.command import eviction
+from .judging.command import ClaimsByNumber, Record, run, run_all, show_ledger
 from .promise.command import halvings, promise
 from .upkeep.command import upkeep
 
-app = typer.Typer(name="claims", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="claims", cls=ClaimsByNumber, invoke_without_command=True, subcommand_metavar="[NUMBER | COMMAND]",
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+app.command()(run)
 app.command()(accumulation)
 app.command()(eviction)
 app.command()(promise)
@@ -20,8 +27,25 @@ app.command()(upkeep)
 
 
 @app.callback()
-def _claims() -> None:
-    """Check what the papers claim, and what `saccade tune` does."""
+def _claims(
+    context: typer.Context,
+    every: Annotated[bool, flag("--all", "Run all claims, one after the other.")] = False,
+    model: Model = None,
+    device: Device = "auto",
+    record: Record = False,
+) -> None:
+    """Check what the papers claim, and what `saccade tune` does; without a command: the ledger of verdicts.
+
+    Examples:
+
+      python -m claims
+
+      python -m claims C8
+
+      python -m claims --all --model ./Qwen3-0.6B
+    """
+    if context.invoked_subcommand is None:
+        run_all(model, device, record=record) if every else show_ledger()
 
 
 if __name__ == "__main__":

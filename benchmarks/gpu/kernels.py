@@ -31,6 +31,7 @@ from saccade.types import Rows, Selection
 
 from . import dense
 from .caches import Cell, Heads, bounds_oracle, page_score_oracle, score_oracle, sparse_oracle
+from .environment import environment
 from .timing import Call, Captured, Deadline, bandwidth, interleaved, reason, relative_error, write
 
 PAGE = 16
@@ -71,7 +72,7 @@ def main() -> None:
     deadline = Deadline(given.seconds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory = bandwidth(device, 16 if given.smoke else 2048)
-    results: dict[str, Any] = {"rows": [], "left_out": [], "memory": memory}
+    results: dict[str, Any] = {"environment": environment(given.smoke), "rows": [], "left_out": [], "memory": memory}
     cells = [(context, batch) for context in CONTEXTS for batch in BATCHES]
     if given.smoke:
         cells = [(256, 2), (512, 1)]

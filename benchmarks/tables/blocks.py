@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from claims.eviction.report import section as eviction
+from claims.judging import page as verdicts
+from claims.judging.claim import PAPERS
 from saccade.files import replace_text
 
 from . import counted, decoding, front, pictures, quality, serving
@@ -50,6 +52,11 @@ def _slice(name: str, shape: str) -> Made:
     """The decode benchmark of the first layers of a model that does not fit."""
     command = _SLICE.format(shape=shape, file=name)
     return Made(partial(decoding.steps, command=command, file=name), name, command)
+
+
+def _claims(paper: str) -> Made:
+    """The ledger's verdicts on a paper, from all of docs/results/claims."""
+    return Made(lambda _: verdicts.paper_lines(paper))
 
 
 BLOCKS: Mapping[str, Made] = {
@@ -102,18 +109,25 @@ BLOCKS: Mapping[str, Made] = {
     "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},
+    **{f"claims-{paper.lower()}": _claims(paper) for paper in PAPERS},
     "cost": Made(counted.cost),
     "texts-needed": Made(counted.texts),
     "recipes": Made(counted.recipes),
 }
 
 
-PICTURES: Mapping[str, tuple[str, Callable[[Results], str]]] = {
-    "serve_h200.svg": ("serve_h200", pictures.step_times),
-    "demo_accuracy.svg": ("demo", pictures.answers),
-    "demo_recall.svg": ("demo", pictures.recalls),
+def _of(file: str, draw: Callable[[Results], str]) -> str:
+    """What is drawn from a file of results."""
+    return draw(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")))
+
+
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "serve_h200.svg": partial(_of, "serve_h200", pictures.step_times),
+    "demo_accuracy.svg": partial(_of, "demo", pictures.answers),
+    "demo_recall.svg": partial(_of, "demo", pictures.recalls),
+    **{verdicts.picture_name(paper): partial(verdicts.paper_picture, paper) for paper in verdicts.pictured()},
 }
-"""Files in docs/images, each with the results that it is drawn from, and by what."""
+"""Files in docs/images, and what draws them."""
 
 
 def pages() -> list[Path]:
@@ -123,8 +137,7 @@ def pages() -> list[Path]:
 
 def drawn(name: str) -> str:
     """The picture of this name, as SVG."""
-    file, draw = PICTURES[name]
-    return draw(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")))
+    return PICTURES[name]()
 
 
 def write() -> list[str]:

@@ -47,7 +47,7 @@ class Made:
             lines = self.lines(json.loads(path.read_text(encoding="utf-8")) if self.file else {})
         # What stands below a table says where it comes from, in small print.
         return "\n".join(
-            ["", *(line if not line or line[0] in "|*" else f"<small>{line}</small>" for line in lines), "", ""]
+            ["", *(line if not line or line[0] in "|*!" else f"<small>{line}</small>" for line in lines), "", ""]
         )
 
 

@@ -1,0 +1,1 @@
+"""How a claim's samples are made: questions about long texts, passages of plain text, or a benchmark's file."""

@@ -1,0 +1,63 @@
+"""What a benchmark's command has put into a file of docs/results: its points are judged, nothing is measured here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from saccade.errors import SaccadeError
+
+from ..judging.claim import Sample
+from ..judging.effects import QUARTILES
+from ..judging.study import Study
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A file of results, whose rows become samples.
+
+    Attributes:
+        file: its name in docs/results.
+        command: what writes it.
+        read: name of the function in `readings` that makes samples of it.
+    """
+
+    interval: ClassVar[str] = QUARTILES
+
+    file: str
+    command: str
+    read: str
+
+    def units(self, study: Study) -> int:
+        return 1
+
+    def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
+        """The file's samples.
+
+        Raises:
+            SaccadeError: it is not there; the message says what makes it.
+        """
+        from . import readings
+
+        samples: list[Sample] = getattr(readings, self.read)(self._content())
+        advance(self.file)
+        return samples
+
+    def conditions(self, study: Study) -> dict[str, Any]:
+        """The file's own, and which file it is."""
+        content = self._content()
+        digest = hashlib.sha256((RESULTS / self.file).read_bytes()).hexdigest()
+        return {**content["environment"], "file": self.file, "sha256": digest, "measured_by": self.command}
+
+    def _content(self) -> Mapping[str, Any]:
+        path = RESULTS / self.file
+        if not path.is_file():
+            raise SaccadeError(f"{path.name} is not in docs/results; `{self.command}` makes it")
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content

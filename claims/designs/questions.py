@@ -1,0 +1,76 @@
+"""Facts hidden in long texts: every arm is asked the same questions, its answers and both recalls are the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+from saccade.calibrate.problems import NeedleProblems
+from saccade.calibrate.sweep import KEY, Sweep
+from saccade.decode.recall import MeanRecall
+
+from ..judging.claim import Sample
+from ..judging.effects import TEXTS
+from ..judging.study import Study
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Stretches of packages' sources that share no token, read densely once; each question is decoded under every arm.
+
+    Measures: `right`, the share of a text's questions; `attention` and `token`, both recalls over heads with a set;
+    `share` of the cache that a head attends to.
+
+    Attributes:
+        arms: specs, as `Study.policies` reads them.
+        task: how facts are stated; see `saccade tune --task`.
+        lengths: shortest and longest text in tokens.
+        texts: how many.
+        asked: questions about each.
+        recall: measure both recalls too, which takes as long again.
+        seed: where everything random comes from.
+    """
+
+    interval: ClassVar[str] = TEXTS
+
+    arms: tuple[str, ...]
+    task: str = "kv"
+    lengths: tuple[int, int] = (4096, 4096)
+    texts: int = 16
+    asked: int = 12
+    recall: bool = False
+    seed: int = 20
+
+    def units(self, study: Study) -> int:
+        return len(study.policies(self.arms)) * self.texts
+
+    def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
+        policies, subject = study.policies(self.arms), study.subject
+        for policy in policies.values():
+            policy.plan(subject.shape)
+        problems = NeedleProblems(
+            subject.tokenizer, self.task, self.lengths, self.texts, self.asked, self.seed, subject.positions, once=True
+        )
+        about = {name: getattr(self, name) for name in ("task", "texts", "asked", "recall", "seed")}
+        about["lengths"] = list(self.lengths)
+        with study.samples(about, KEY) as ledger:
+            sweep = Sweep(study.loaded, subject.tokenizer, problems, ledger, study.threads, self.recall)
+            sweep.run([*dict.fromkeys(map(str, policies.values()))], advance)
+            return [
+                _sample(arm, ledger.records[number, str(policy)])
+                for arm, policy in policies.items()
+                for number in sweep.numbers
+            ]
+
+    def conditions(self, study: Study) -> dict[str, Any]:
+        return study.environment("sources of installed packages, facts hidden in them", self.seed)
+
+
+def _sample(arm: str, record: dict[str, Any]) -> Sample:
+    values = {"right": fmean(record["right"]), "share": record["share"]}
+    recalls = MeanRecall.of_parts([layer and MeanRecall(*layer) for layer in record["recalls"]])
+    if recalls is not None and recalls.attention is not None and recalls.token is not None:
+        values |= {"attention": recalls.attention, "token": recalls.token}
+    return Sample(str(record["problem"]), arm, values)

@@ -1,0 +1,53 @@
+"""Samples from the files of benchmarks: a text is a point, an arm what was timed there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..judging.claim import Sample
+
+Content = Mapping[str, Any]
+
+
+def decoding_steps(content: Content) -> list[Sample]:
+    """`saccade bench decode`: milliseconds of a step, and their parts, at every context and batch."""
+    return [_timed(_point(row), f"{row['runtime']} {row['policy']}", row) for row in content["rows"]]
+
+
+def serving_steps(content: Content) -> list[Sample]:
+    """`saccade bench serve`: milliseconds of a step at every context and batch."""
+    return [_timed(_point(row), row["policy"], row) for row in content["rows"]]
+
+
+def passes(content: Content) -> list[Sample]:
+    """`python -m benchmarks.gpu.passes`: the share of rectified decoding's attention that dense passes take."""
+    return [
+        Sample(
+            f"{point['context']:,} × {point['batch']}, {point['heads'][0]} heads on {point['heads'][1]}",
+            point["rectified"]["policy"],
+            {"share": point["rectified"]["share"]},
+        )
+        for point in content["points"]
+    ]
+
+
+def kernels(content: Content) -> list[Sample]:
+    """`python -m benchmarks.gpu.kernels`: milliseconds of an operation, and its speed over the best dense one."""
+    samples = []
+    for row in content["rows"]:
+        if row["group"] in ("attention", "hybrid") and "ms" in row:
+            dense_ms = row["speedup_over_best_dense"] * row["ms"]
+            times = (row["ms_fast"], row["ms_slow"])
+            values = {"ms": row["ms"], "speedup": row["speedup_over_best_dense"]}
+            ends = {"ms": times, "speedup": (dense_ms / times[1], dense_ms / times[0])}
+            samples.append(Sample(_point(row), f"{row['group']}: {row['variant']}", values, ends))
+    return samples
+
+
+def _point(row: Content) -> str:
+    return f"{row['context']:,} × {row['batch']}"
+
+
+def _timed(point: str, arm: str, row: Content) -> Sample:
+    return Sample(point, arm, {"ms": row["ms_per_token"]}, {"ms": (row["ms_fast"], row["ms_slow"])})

@@ -1,0 +1,1 @@
+"""What a claim is, how it is judged, and the ledger of verdicts."""

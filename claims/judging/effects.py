@@ -1,0 +1,139 @@
+"""From samples to an effect with its interval: texts are resampled whole, repeated timings speak by their quartiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import isfinite
+from statistics import median
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+from scipy.stats import bootstrap
+
+from saccade.errors import SaccadeError
+
+from .claim import Group, Sample, Test
+
+TEXTS, QUARTILES = "texts", "quartiles"
+RULES = {
+    TEXTS: "95% bootstrap by text",
+    QUARTILES: "quartiles of repeated timings, at every point",
+}
+FEWEST = 6
+"""Texts of which an interval is given: were all differences of fewer of one sign, chance would do that too."""
+
+_RESAMPLES = 9_999
+Numbers = NDArray[numpy.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a test looks at.
+
+    Attributes:
+        value: over all texts; None where it is no number, as a ratio to nothing.
+        interval: 95%; None of too few texts.
+        n: texts, or points.
+        points: name, value and interval of every point of a benchmark; none of texts.
+    """
+
+    value: float | None
+    interval: tuple[float, float] | None
+    n: int
+    points: tuple[tuple[str, float, tuple[float, float]], ...] = ()
+
+
+def effect_of(test: Test, samples: Sequence[Sample], rule: str) -> Effect:
+    """The effect of a test.
+
+    Raises:
+        SaccadeError: a pattern that no arm answers to.
+    """
+    here = [sample for sample in samples if fnmatchcase(sample.text, test.at)]
+    if not here:
+        raise SaccadeError(f"{test.effect}: nothing was measured at {test.at!r}")
+    return _by_point(test, here) if rule == QUARTILES else _by_text(test, here)
+
+
+def _by_text(test: Test, samples: Sequence[Sample]) -> Effect:
+    table = _table(test, samples)
+    of = _grouped(test.of, *table)
+    against = numpy.zeros_like(of) if test.against is None else _grouped(test.against, *table)
+    ratio = test.kind == "ratio"
+
+    def statistic(first: Any, second: Any, axis: int = -1) -> Any:
+        first, second = numpy.mean(first, axis=axis), numpy.mean(second, axis=axis)
+        with numpy.errstate(divide="ignore", invalid="ignore"):
+            return first / second if ratio else first - second
+
+    value = float(statistic(of, against))
+    if not isfinite(value):
+        return Effect(None, None, len(of))
+    if len(of) < FEWEST:
+        return Effect(value, None, len(of))
+    drawn = bootstrap(
+        (of, against), statistic, paired=True, vectorized=True, n_resamples=_RESAMPLES, method="percentile", rng=0
+    )
+    ends = tuple(map(float, drawn.confidence_interval))
+    return Effect(value, (ends[0], ends[1]) if all(map(isfinite, ends)) else None, len(of))
+
+
+def _table(test: Test, samples: Sequence[Sample]) -> tuple[list[str], Numbers]:
+    """Arms, and their values `[arms, texts]` of the texts that all of them have."""
+    wanted = [group.arms for group in (test.of, test.against) if group is not None]
+    wanted += [group.by for group in (test.of, test.against) if group is not None and group.by is not None]
+    held: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        if test.measure in sample.values and any(fnmatchcase(sample.arm, pattern) for pattern in wanted):
+            held.setdefault(sample.arm, {})[sample.text] = sample.values[test.measure]
+    for pattern in wanted:
+        if not any(fnmatchcase(arm, pattern) for arm in held):
+            raise SaccadeError(f"{test.effect}: no arm {pattern!r} has measured {test.measure!r}")
+    shared = set.intersection(*(set(values) for values in held.values()))
+    texts = [text for text in dict.fromkeys(sample.text for sample in samples) if text in shared]
+    return [*held], numpy.array([[values[text] for text in texts] for values in held.values()], dtype=numpy.float64)
+
+
+def _grouped(group: Group, arms: Sequence[str], values: Numbers) -> Numbers:
+    """One number a text."""
+    own = values[[fnmatchcase(arm, group.arms) for arm in arms]]
+    if group.how == "mean":
+        return numpy.asarray(own.mean(axis=0))
+    if group.how == "median":
+        return numpy.asarray(numpy.median(own, axis=0))
+    judge = own if group.by is None else values[[fnmatchcase(arm, group.by) for arm in arms]]
+    others = judge.sum(axis=1, keepdims=True) - judge
+    texts = numpy.arange(own.shape[1])
+    chosen = others.argmax(axis=0) if group.how == "best" else others.argmin(axis=0)
+    return numpy.asarray(own[chosen, texts])
+
+
+def _by_point(test: Test, samples: Sequence[Sample]) -> Effect:
+    """At every point: its value, and an interval from the quartiles least in favour of either side."""
+    points = []
+    for point in dict.fromkeys(sample.text for sample in samples):
+        here = [sample for sample in samples if sample.text == point]
+        of = _timed(test, test.of, here)
+        if test.against is None:
+            value, low, high = of
+        else:
+            against = _timed(test, test.against, here)
+            if test.kind == "ratio":
+                value, low, high = of[0] / against[0], of[1] / against[2], of[2] / against[1]
+            else:
+                value, low, high = of[0] - against[0], of[1] - against[2], of[2] - against[1]
+        points.append((point, value, (low, high)))
+    lows, highs = ([ends[side] for _, _, ends in points] for side in (0, 1))
+    return Effect(median(value for _, value, _ in points), (min(lows), max(highs)), len(points), tuple(points))
+
+
+def _timed(test: Test, group: Group, samples: Sequence[Sample]) -> tuple[float, float, float]:
+    """Value and quartiles of the group's one arm."""
+    own = [sample for sample in samples if fnmatchcase(sample.arm, group.arms) and test.measure in sample.values]
+    if len(own) != 1:
+        raise SaccadeError(f"{test.effect}: {len(own)} arms {group.arms!r} have measured {test.measure!r}, not one")
+    value = own[0].values[test.measure]
+    return (value, *(own[0].ends or {}).get(test.measure, (value, value)))

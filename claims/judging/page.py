@@ -1,0 +1,85 @@
+"""The ledger as Markdown: a table per paper, what could tell where nothing is told, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .claim import PAPERS, UNTOLD, Listed
+from .discovery import found
+from .pictures import picture
+from .results import LEDGER, Result, recorded, slug
+from .wording import effect, reported, wanted
+
+COLUMNS = ("claim", "says", "verdict", "found", "n")
+
+
+def paper_lines(paper: str) -> list[str]:
+    """The claims of a paper: every one, those that were not run among them; its picture below."""
+    claims, held = found(), recorded()
+    own = {number: listed for number, listed in claims.items() if listed.claim.source.paper == paper}
+    rows = [line for number, listed in own.items() for line in _rows(listed, held.get(number, ()))]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows]
+    results = results_of(paper, held)
+    told = [
+        f"{one['claim']} on {one['on']} cannot be told: {one['power']}." for one in results if one["verdict"] == UNTOLD
+    ]
+    for line in told:
+        lines += ["", line]
+    if results:
+        lines += ["", f"![Effects, intervals and bounds of {paper}'s claims](images/{picture_name(paper)})"]
+    return lines
+
+
+def pictured() -> list[str]:
+    """Papers of which there is a result."""
+    held = recorded()
+    return [paper for paper in PAPERS if results_of(paper, held)]
+
+
+def paper_picture(paper: str) -> str:
+    """The picture of a paper's results, as SVG."""
+    return picture(results_of(paper, recorded()))
+
+
+def picture_name(paper: str) -> str:
+    """Its file in docs/images."""
+    return f"claims_{slug(paper)}.svg"
+
+
+def results_of(paper: str, held: Mapping[str, Sequence[Result]]) -> list[Result]:
+    """A paper's results in the order of its claims."""
+    numbers = (number for number, listed in found().items() if listed.claim.source.paper == paper)
+    return [result for number in numbers for result in held.get(number, ())]
+
+
+def _rows(listed: Listed, results: Sequence[Result]) -> list[str]:
+    claim = listed.claim
+    says = f"{claim.sentence} ({claim.source.place})"
+    if not results:
+        return [_row(listed.number, says, "not run", "", "")]
+    return [_row(_linked(one), says, f"**{one['verdict']}**", _found(one), str(one["n"])) for one in results]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _linked(result: Result) -> str:
+    """Number, model or device, and dates: of a benchmark's file that of its measurement."""
+    name = f"{result['claim']}-{slug(result['on'])}.json"
+    here, when = result["environment"], result["date"]
+    if "file" in here:
+        before = ", before the criteria" if here["date"] < result["committed"] else ""
+        when = f"measured {here['date'][:10]}{before}"
+    link = f"[{result['claim']}](results/{LEDGER.name}/{name})"
+    return f"{link}<br>{result['on']}, {when}, criteria `{result['commit'][:7]}`"
+
+
+def _found(result: Result) -> str:
+    """What decides, each with what was wanted and what the paper has."""
+    cells = []
+    for test in (one for one in result["tests"] if one["decides"]):
+        paper = "" if test["reported"] is None else f", paper {reported(test)}"
+        named = test["effect"].replace("*", "\\*")
+        cells.append(f"{named}: {effect(test)}, wanted {wanted(test)}{paper}: {test['verdict']}")
+    return "<br>".join(cells)

@@ -1,0 +1,91 @@
+"""What a run leaves behind, and the ledger: results under docs/results/claims whose criteria are those of the tree."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.eval.output import write_json, writing
+
+from .claim import Listed
+from .commits import Commit
+from .verdicts import Judgement
+
+LEDGER = Path(__file__).parents[2] / "docs" / "results" / "claims"
+
+Result = Mapping[str, Any]
+
+
+def result(
+    listed: Listed, judgement: Judgement, commit: Commit | None, command: str, conditions: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `result.json` holds; without a commit it is a draft."""
+    claim = listed.claim
+    return {
+        "claim": listed.number,
+        "verdict": judgement.verdict,
+        "n": judgement.n,
+        "on": conditions.get("model") or conditions["device"],
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "draft": commit is None,
+        "commit": commit and commit.name,
+        "committed": commit and commit.date,
+        "fingerprint": claim.fingerprint,
+        "criteria": claim.criteria(),
+        "tests": [outcome.to_dict() for outcome in judgement.outcomes],
+        "premises": [outcome.to_dict() for outcome in judgement.premises],
+        "power": judgement.power,
+        "command": command,
+        "environment": dict(conditions),
+    }
+
+
+def record(found: Result, listed: Listed, ledger: Path = LEDGER) -> Path:
+    """Take a result into the ledger, in the place of an earlier one of the same claim and model.
+
+    Raises:
+        SaccadeError: a draft, or criteria that are not those of the tree.
+    """
+    number = found["claim"]
+    if found["draft"]:
+        raise SaccadeError(f"{number} is a draft: its criteria were not committed, so it cannot enter the ledger")
+    if found["fingerprint"] != listed.claim.fingerprint:
+        raise SaccadeError(f"{number} ran with other criteria than those of {listed.file.name}; run it again")
+    path = ledger / f"{number}-{slug(found['on'])}.json"
+    with writing(ledger):
+        ledger.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+    return path
+
+
+def recorded(ledger: Path = LEDGER) -> dict[str, list[Result]]:
+    """Results of the ledger by claim."""
+    held: dict[str, list[Result]] = {}
+    for path in sorted(ledger.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        held.setdefault(found["claim"], []).append(found)
+    return held
+
+
+def stale(claims: Mapping[str, Listed], held: Mapping[str, Iterable[Result]]) -> list[str]:
+    """What in the ledger is not a result of the criteria in the tree: an unknown claim, other criteria, or a draft."""
+    complaints = []
+    for number, results in held.items():
+        for found in results:
+            if number not in claims:
+                complaints.append(f"{number}: no file of this number")
+            elif found["fingerprint"] != claims[number].claim.fingerprint:
+                complaints.append(f"{number} on {found['on']}: its criteria have changed since; run it again")
+            elif found["draft"] or not found["commit"]:
+                complaints.append(f"{number} on {found['on']}: a draft")
+    return complaints
+
+
+def slug(name: str) -> str:
+    """A model's or a device's name as part of a file's."""
+    return re.sub(r"[^a-z0-9.]+", "_", Path(name).name.lower()).strip("_")

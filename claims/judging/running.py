@@ -1,0 +1,71 @@
+"""Running one claim, from its committed criteria to its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.eval.output import check_folder, write_json
+from saccade.files import replace_text
+
+from .claim import Listed, Sample
+from .commits import Commit, criteria_commit
+from .pictures import picture
+from .results import result
+from .study import PICTURE, RESULT, Study
+from .verdicts import judge
+
+DESIGNS = Path(__file__).parents[1] / "designs"
+"""What settings mean, and what is meant where a claim is silent."""
+
+
+@dataclass
+class Run:
+    """A claim that passed every check; `run` it, then `finish`.
+
+    Attributes:
+        commit: in which its criteria stand; None for a draft.
+    """
+
+    listed: Listed
+    study: Study
+    commit: Commit | None
+    _samples: Sequence[Sample] = field(init=False, default=())
+
+    @classmethod
+    def check(cls, listed: Listed, study: Study, *, draft: bool) -> Run:
+        """Refuse what cannot be run or would prove nothing.
+
+        Raises:
+            SaccadeError: criteria that are not committed, unless it is a draft; a folder that cannot be written; what
+                the claim's design refuses.
+        """
+        commit = None if draft else criteria_commit(listed.file, DESIGNS)
+        check_folder(study.folder)
+        return cls(listed, replace(study, criteria=listed.claim.fingerprint, draft=draft), commit)
+
+    @property
+    def units(self) -> int:
+        """See `Work`."""
+        return self.listed.claim.settings.units(self.study)
+
+    def run(self, advance: Callable[[str], None]) -> None:
+        """Make all samples, or what is missing of them."""
+        self._samples = self.listed.claim.settings.run(self.study, advance)
+
+    def finish(self) -> dict[str, Any]:
+        """Judge, and write result and picture into the folder."""
+        if not self._samples:
+            raise SaccadeError(f"{self.listed.number} has not been measured")
+        judgement = judge(self.listed.claim, self._samples)
+        command = f"python -m claims {self.listed.number}"
+        if self.study.model is not None:
+            command += f" --model {self.study.model}"
+        conditions = self.listed.claim.settings.conditions(self.study)
+        found = result(self.listed, judgement, self.commit, command, conditions)
+        write_json(self.study.folder / RESULT, found)
+        replace_text(self.study.folder / PICTURE, picture([found]))
+        return found

@@ -1,0 +1,1 @@
+"""What LessIsMore claims, a file each."""

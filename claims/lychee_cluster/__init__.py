@@ -1,0 +1,1 @@
+"""What LycheeCluster claims, a file each."""

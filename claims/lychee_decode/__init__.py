@@ -1,0 +1,1 @@
+"""What LycheeDecode claims, a file each."""

@@ -1,0 +1,1 @@
+"""What ReSA claims, a file each."""

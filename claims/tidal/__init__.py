@@ -1,0 +1,1 @@
+"""What TidalDecode claims, a file each."""

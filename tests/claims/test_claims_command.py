@@ -1,0 +1,230 @@
+"""`python -m claims` from end to end on a tiny random model: the list, a run, going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from synthetic import claim
+
+from claims.designs import measured
+from claims.designs.accumulated import Accumulated
+from claims.designs.continuation import Continuation
+from claims.designs.indexing import Indexing
+from claims.designs.measured import Measured
+from claims.designs.overlap import Overlap, _shared
+from claims.designs.questions import Questions
+from claims.judging import discovery, results, running
+from claims.judging.claim import Design, Group, Listed, Test
+from claims.judging.commits import Commit
+from commands import Fails, Invoke
+from saccade.calibrate.ledger import Ledger
+
+ARMS = ("dense", "tidal:budget=64,heads=query,reselect={layer}", "streaming:budget=64")
+QUESTIONS = Questions(ARMS, lengths=(300, 300), texts=6, asked=2, recall=True)
+READ = Test(
+    "share of the cache, streaming minus dense", "share", Group("streaming*"), Group("dense"), direction="below"
+)
+RECALL = Test("token recall", "token", Group("tidal*", "best"), decides=False)
+CONTINUATION = Continuation(
+    ("dense", "tidal:budget=64,heads=query", "tidal:budget=64,heads=query,rectify=8"), prompt=100, decoded=80, texts=6
+)
+WORSE = Test("loss, tidal minus dense", "loss@4", Group("tidal*query"), Group("dense"))
+MASS = Test("attention recall", "attention@1", Group("tidal*query"), decides=False)
+ACCUMULATED = Accumulated(
+    "resa:min_pages=1", (0.5,), (8,), (300, 400), sources=("reference",), passages=6, sparse_only=True
+)
+OVERLAP = Overlap(length=100, decoded=2, texts=6)
+SAME = Test("overlap", "overlap", Group("layer 3, head *"), direction="below", bound=1.0)
+INDEXING = Indexing(("lychee_cluster:budget=80",), prompt=100, decoded=90, texts=6)
+WATCHED = replace(INDEXING, window=8)
+BUILT = Test("build", "build", Group("*"), direction="below", bound=1.0)
+HIT = Test("hit", "hit@4", Group("*"), bound=0.0)
+GAP = Test("gap", "gap", Group("400, 0.5, sparse-only"), Group("300, 0.5, every 8"))
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Listed:
+    return replace_claim(Listed("C0", tmp_path / "c0_example.py", claim()), QUESTIONS, READ, RECALL)
+
+
+def replace_claim(listed: Listed, settings: Design, *tests: Test) -> Listed:
+    return replace(listed, claim=replace(listed.claim, settings=settings, tests=tests))
+
+
+@pytest.fixture(autouse=True)
+def only(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One claim, criteria that are committed, and a ledger of its own."""
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": listed})
+    monkeypatch.setattr(running, "criteria_commit", lambda *_: Commit("abc", "2026-01-01T00:00:00+00:00"))
+
+
+def run(invoke: Invoke, model: Path, folder: Path, *more: object) -> tuple[Any, dict[str, Any]]:
+    done = invoke("c0", "--model", model, "--output-dir", folder, *more)
+    path = folder / "result.json"
+    return done, json.loads(path.read_text()) if path.is_file() else {}
+
+
+def test_the_list_tells_what_was_not_run(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("claims.judging.results.recorded", dict)
+    told = invoke()
+    assert told.exit_code == 0, told.output
+    assert "1 claims" in told.stdout and "It is so." in told.stdout and "not run" in told.stdout
+    known = {"C0": [{"verdict": "mixed", "n": 7, "on": "bundled", "date": "2026-01-02"}]}
+    monkeypatch.setattr("claims.judging.results.recorded", lambda: known)
+    assert {"mixed", "7", "bundled", "2026-01-02"} <= set(invoke().stdout.split())
+
+
+def test_a_run_gives_verdict_picture_and_samples(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    done, found = run(invoke, model_folder, tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert found["verdict"] == "holds" and found["n"] == 6 and "verdict: holds" in done.stdout
+    assert (found["commit"], found["draft"], found["on"]) == ("abc", False, str(model_folder))
+    # Streaming attends to 64 of some 300 tokens.
+    assert -0.9 < found["tests"][0]["value"] < -0.6
+    assert 0 < found["tests"][1]["value"] <= 1
+    assert found["environment"]["model"] == str(model_folder)
+    assert ElementTree.fromstring((tmp_path / "run" / "picture.svg").read_text()).tag.endswith("svg")
+    # A header, and six texts under dense, streaming and two layers above the third.
+    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 1 + 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "tests"), [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,))]
+)
+def test_an_interrupted_run_goes_on(
+    invoke: Invoke,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listed: Listed,
+    settings: Design,
+    tests: tuple[Test, ...],
+) -> None:
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, settings, *tests)})
+    add, samples = Ledger.add, tmp_path / "run" / "samples.jsonl"
+
+    def impatient(self: Ledger, record: dict[str, Any]) -> None:
+        add(self, record)
+        if len(self.records) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "add", impatient)
+        done, found = run(invoke, model_folder, tmp_path / "run")
+        assert done.exit_code == 130 and "the same command goes on" in done.stdout and not found
+    first = samples.read_text()
+    done, found = run(invoke, model_folder, tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert samples.read_text().startswith(first)
+    _, whole = run(invoke, model_folder, tmp_path / "whole")
+    assert [test["value"] for test in found["tests"]] == [test["value"] for test in whole["tests"]]
+    # Nothing is measured again.
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "add", impatient)
+        assert run(invoke, model_folder, tmp_path / "run")[0].exit_code == 0
+
+
+@pytest.mark.parametrize(("settings", "test"), [(OVERLAP, SAME), (INDEXING, BUILT), (WATCHED, HIT)])
+def test_further_designs_measure_shares(
+    invoke: Invoke,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listed: Listed,
+    settings: Design,
+    test: Test,
+) -> None:
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, settings, test)})
+    done, found = run(invoke, model_folder, tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert 0 <= found["tests"][0]["value"] <= 1 and found["n"] == 6
+
+
+def test_shared_tokens_are_counted_by_head() -> None:
+    ids = torch.tensor([[[1, 2], [3, 4]], [[1, 2], [3, 4]]])
+    above = torch.tensor([[[2, 1], [4, 5]], [[2, 7], [8, 9]]])
+    assert _shared(ids, above) == [0.75, 0.25]
+
+
+def test_another_run_s_folder_is_refused(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+) -> None:
+    run(invoke, model_folder, tmp_path / "run")
+    other = replace_claim(listed, QUESTIONS, replace(READ, bound=-0.5))
+    with monkeypatch.context() as patched:
+        # Judging what one has seen by new criteria is what must not be.
+        patched.setattr(discovery, "found", lambda: {"C0": other})
+        done, _ = run(invoke, model_folder, tmp_path / "run")
+        assert done.exit_code == 2 and "holds a run with criteria=" in done.stderr
+    done, _ = run(invoke, model_folder, tmp_path / "run", "--draft")
+    assert done.exit_code == 2 and "holds a run with draft=False, this one has True" in done.stderr
+
+
+def test_a_run_is_recorded_where_it_is_asked_for(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[str] = []
+    monkeypatch.setattr(results, "record", lambda found, _: recorded.append(found["verdict"]))
+    run(invoke, model_folder, tmp_path / "run")
+    assert recorded == []
+    run(invoke, model_folder, tmp_path / "run", "--record")
+    assert recorded == ["holds"]
+    done, found = run(invoke, model_folder, tmp_path / "draft", "--draft")
+    assert found["draft"] and found["commit"] is None and "holds (a draft)" in done.stdout
+    done, _ = run(invoke, model_folder, tmp_path / "draft", "--draft", "--record")
+    assert done.exit_code == 2 and "exclude each other" in done.stderr
+
+
+def test_all_go_on_after_one_that_cannot_be_run(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    absent = replace_claim(replace(listed, number="C1"), Measured("absent.json", "saccade bench", "passes"), READ)
+    of_gpu = replace(absent, number="C2", claim=replace(absent.claim, needs="cuda"))
+    monkeypatch.setattr(discovery, "found", lambda: {"C2": of_gpu, "C1": absent, "C0": listed})
+    done = invoke("--all", "--model", model_folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "C2: left out, it is about a GPU" in done.stdout
+    assert "C1: absent.json is not in docs/results; `saccade bench` makes it" in done.stdout
+    assert (tmp_path / "results" / "claims" / "C0" / "result.json").is_file()
+
+
+def test_a_benchmark_s_file_is_judged(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+) -> None:
+    def row(variant: str, context: int, ms: float) -> dict[str, Any]:
+        times = {"ms": ms, "ms_fast": 0.9 * ms, "ms_slow": 1.1 * ms, "speedup_over_best_dense": 8 / ms}
+        return {"group": "hybrid", "variant": variant, "context": context, "batch": 1, **times}
+
+    rows = [row("4 of 8 heads sparse", 16, 8), row("8 of 8 heads sparse", 16, 1), row("8 of 8 heads sparse", 32, 2)]
+    where = {"device": "a GPU", "date": "2026-01-01T00:00:00+00:00"}
+    (tmp_path / "file.json").write_text(json.dumps({"rows": rows, "environment": where}))
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    faster = Test("8 of 8", "speedup", Group("hybrid: 8 of 8*"), bound=7.0)
+    file = Measured("file.json", "python -m benchmarks.gpu.kernels", "kernels")
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, file, faster)})
+    done = invoke("C0", "--output-dir", tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (found["verdict"], found["on"], found["n"]) == ("mixed", "a GPU", 2), done.output
+    assert found["tests"][0]["points"][0][1] == 8 and found["environment"]["file"] == "file.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("C99",), "there is no claim 'C99'; there are C0"),
+        (("c0", "--device", "quantum"), "'quantum'"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(
+    fails: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in fails(*arguments)

@@ -1,0 +1,155 @@
+"""The ledger: the hash of criteria, which files are claims, and that results are those of the tree."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from synthetic import LESS, Given, claim, samples
+
+from claims.judging import page
+from claims.judging.claim import PAPERS, VERDICTS, Group, Listed
+from claims.judging.commits import Commit, criteria_commit
+from claims.judging.discovery import found, one
+from claims.judging.pictures import picture
+from claims.judging.results import LEDGER, record, recorded, result, slug, stale
+from claims.judging.study import Study
+from claims.judging.verdicts import judge
+from saccade.errors import SaccadeError
+
+CLAIMS = found()
+COMMIT = Commit("0123456789abcdef", "2026-01-02T03:04:05+00:00")
+SAMPLES = [*samples("a", *[0.9] * 4, *[0.8] * 4), *samples("b", *[0.5] * 4, *[0.3] * 4)]
+WHERE = {"model": "made up", "device": "cpu"}
+
+
+def made(listed: Listed, commit: Commit | None = COMMIT) -> dict[str, Any]:
+    return result(listed, judge(listed.claim, SAMPLES), commit, "python -m claims C0", WHERE)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Listed:
+    return Listed("C0", tmp_path / "c0_example.py", claim())
+
+
+def test_results_are_those_of_the_criteria_in_the_tree() -> None:
+    assert stale(CLAIMS, recorded()) == []
+    for path in LEDGER.glob("*.json"):
+        (found_there,) = [
+            one
+            for results in recorded().values()
+            for one in results
+            if path.name == f"{one['claim']}-{slug(one['on'])}.json"
+        ]
+        assert found_there["verdict"] in VERDICTS
+
+
+def test_a_change_of_criteria_is_found(listed: Listed) -> None:
+    held = {"C0": [made(listed)]}
+    assert stale({"C0": listed}, held) == []
+    for changed in (
+        replace(listed.claim, tests=(replace(LESS, bound=0.1),)),
+        replace(listed.claim, tests=(replace(LESS, decides=False), LESS)),
+        replace(listed.claim, tests=(replace(LESS, of=Group("a", "best")),)),
+        replace(listed.claim, settings=Given(tuple(SAMPLES))),
+        replace(listed.claim, premises=(LESS,)),
+        replace(listed.claim, says="It is otherwise."),
+    ):
+        (complaint,) = stale({"C0": replace(listed, claim=changed)}, held)
+        assert complaint == "C0 on made up: its criteria have changed since; run it again"
+    assert stale({}, held) == ["C0: no file of this number"]
+    assert stale({"C0": listed}, {"C0": [made(listed, None)]}) == ["C0 on made up: a draft"]
+
+
+def test_the_hash_is_of_data_alone(listed: Listed) -> None:
+    assert claim().fingerprint == listed.claim.fingerprint == replace(listed.claim, says="It  is\nso.\n").fingerprint
+
+
+def test_results_enter_the_ledger_and_drafts_do_not(listed: Listed, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    assert record(made(listed), listed, ledger).name == "C0-made_up.json"
+    (entry,) = recorded(ledger)["C0"]
+    assert (entry["commit"], entry["committed"], entry["n"]) == (COMMIT.name, COMMIT.date, 8)
+    assert entry["criteria"] == listed.claim.criteria() and not entry["draft"]
+    with pytest.raises(SaccadeError, match="C0 is a draft"):
+        record(made(listed, None), listed, ledger)
+    with pytest.raises(SaccadeError, match=r"other criteria than those of c0_example\.py"):
+        record(made(listed), replace(listed, claim=claim(says="No.")), ledger)
+    assert len(list(ledger.iterdir())) == 1
+
+
+@pytest.mark.parametrize("number", CLAIMS)
+def test_every_claim_is_one_sentence_with_a_source_and_policies(number: str, tmp_path: Path) -> None:
+    listed = CLAIMS[number]
+    own = listed.claim
+    assert own.sentence.endswith(".") and ". " not in own.sentence
+    assert own.source.paper in PAPERS and own.source.place
+    assert any(test.decides for test in own.tests)
+    assert len(listed.file.read_text(encoding="utf-8").splitlines()) <= 120
+    study = Study(None, tmp_path)
+    for policy in study.policies(getattr(own.settings, "arms", ())).values():
+        policy.plan(study.subject.shape)
+
+
+def test_claims_are_found_by_their_files() -> None:
+    files = set(LEDGER.parents[2].glob("claims/*/c[0-9]*.py"))
+    assert {listed.file for listed in CLAIMS.values()} == files
+    assert [*CLAIMS][:3] == ["C1", "C2", "C3a"]
+    assert one("c3A").number == "C3a"
+    with pytest.raises(SaccadeError, match=r"there is no claim 'C99'; there are C1, C2"):
+        one("C99")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_criteria_that_are_not_committed_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c0_example.py"
+    file.write_text("CLAIM = 1\n")
+    with pytest.raises(SaccadeError, match="git does not know"):
+        criteria_commit(file)
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(SaccadeError, match=r"c0_example\.py differs from its last commit: .* --draft"):
+        criteria_commit(file)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "criteria")
+    commit = criteria_commit(file)
+    assert commit.name == git(tmp_path, "rev-parse", "HEAD") and commit.date.endswith("+00:00")
+    (tmp_path / "other.py").write_text("")
+    assert criteria_commit(file) == commit
+    with pytest.raises(SaccadeError, match=r"other\.py differs from its last commit"):
+        criteria_commit(file, tmp_path / "other.py")
+    file.write_text("CLAIM = 2\n")
+    with pytest.raises(SaccadeError, match="differs from its last commit"):
+        criteria_commit(file)
+
+
+def test_the_page_tells_what_is_not_told(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
+    untold = replace(listed, number="C00", claim=claim(replace(LESS, bound=0.45)))
+    monkeypatch.setattr(page, "found", lambda: {"C0": listed, "C00": untold, "C1": replace(listed, number="C1")})
+    benchmark = {**made(listed), "environment": {"file": "x.json", "date": "2026-01-01T00:00:00+00:00"}}
+    monkeypatch.setattr(page, "recorded", lambda: {"C0": [benchmark], "C00": [made(untold)]})
+    lines = page.paper_lines("ReSA")
+    assert lines[2].startswith(
+        "| [C0](results/claims/C0-made_up.json)<br>made up, measured 2026-01-01, before the criteria"
+    )
+    assert "| **holds** | right, a minus b: +0.450 (" in lines[2] and lines[2].endswith("wanted > +0.000: holds | 8 |")
+    assert "| **cannot be told** |" in lines[3]
+    assert lines[4] == "| C1 | It is so. (figure 0) | not run |  |  |"
+    assert lines[6].startswith("C00 on made up cannot be told: right, a minus b: 8 texts tell what lies")
+    assert lines[-1] == "![Effects, intervals and bounds of ReSA's claims](images/claims_resa.svg)"
+    assert page.pictured() == ["ReSA"]
+    svg = page.paper_picture("ReSA")
+    assert ElementTree.fromstring(svg).tag.endswith("svg") and svg == page.paper_picture("ReSA")
+
+
+def test_a_picture_shows_bounds_and_what_papers_report(listed: Listed) -> None:
+    reported = replace(listed, claim=claim(replace(LESS, reported=0.3), replace(LESS, effect="beside", decides=False)))
+    assert picture([made(reported)]) != picture([made(listed)])

@@ -1,0 +1,152 @@
+"""Effects and verdicts from samples that are known: each of the four verdicts, and what would tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy
+import pytest
+from synthetic import LESS, Timed, claim, samples
+
+from claims.judging.claim import HOLDS, MIXED, REFUTED, UNTOLD, Group, Sample, Test
+from claims.judging.effects import FEWEST, QUARTILES, TEXTS, effect_of
+from claims.judging.verdicts import judge, together
+from saccade.errors import SaccadeError
+
+HIGH = (0.9, 0.8, 0.9, 1.0, 0.8, 0.9, 0.9, 1.0)
+LOW = (0.3, 0.4, 0.3, 0.5, 0.2, 0.3, 0.4, 0.4)
+WILD = (0.0, 1.0, 0.1, 0.9, 0.0, 1.0, 0.2, 0.8)
+SAMPLES = [*samples("a", *HIGH), *samples("b", *LOW), *samples("c", *HIGH), *samples("d", *WILD)]
+MORE = replace(LESS, of=Group("b"), against=Group("a"))
+UNCLEAR = replace(LESS, of=Group("d"), against=Group("d2"))
+NOISE = [*SAMPLES, *samples("d2", *reversed(WILD))]
+
+
+@pytest.mark.parametrize(
+    ("tests", "verdict"),
+    [
+        ((LESS,), HOLDS),
+        ((MORE,), REFUTED),
+        ((LESS, MORE), MIXED),
+        ((UNCLEAR,), UNTOLD),
+        ((LESS, UNCLEAR), UNTOLD),
+        ((MORE, UNCLEAR), REFUTED),
+        ((LESS, replace(MORE, decides=False)), HOLDS),
+        ((replace(LESS, bound=0.7),), REFUTED),
+        ((replace(LESS, direction="below"),), REFUTED),
+        ((replace(MORE, direction="below", bound=-0.3),), HOLDS),
+    ],
+)
+def test_the_interval_and_the_bound_decide(tests: tuple[Test, ...], verdict: str) -> None:
+    judgement = judge(claim(*tests), NOISE)
+    assert judgement.verdict == verdict
+    assert judgement.n == len(HIGH)
+    assert bool(judgement.power) == (verdict == UNTOLD)
+
+
+def test_a_broken_premise_tells_nothing() -> None:
+    premise = replace(LESS, effect="right of a alone", against=None, bound=0.95)
+    judgement = judge(claim(LESS, premises=[premise]), SAMPLES)
+    assert judgement.outcomes[0].verdict == HOLDS and judgement.verdict == UNTOLD
+    assert judgement.power.startswith("right of a alone is not above 0.95 (0.8")
+    assert judgement.power.endswith("Could tell: a larger model")
+    assert judge(claim(LESS, premises=[replace(premise, bound=0.5)]), SAMPLES).verdict == HOLDS
+
+
+def test_the_interval_is_that_of_texts() -> None:
+    effect = effect_of(LESS, SAMPLES, TEXTS)
+    differences = numpy.subtract(HIGH, LOW)
+    assert effect.value == pytest.approx(differences.mean())
+    assert effect.interval is not None
+    # The normal interval of eight pairs; a bootstrap of as few is somewhat narrower, and never by half.
+    half = 1.96 * differences.std(ddof=1) / len(differences) ** 0.5
+    assert 0.7 * half < (effect.interval[1] - effect.interval[0]) / 2 < 1.1 * half
+    assert effect_of(LESS, SAMPLES, TEXTS) == effect
+
+
+def test_few_texts_have_no_interval_and_decide_nothing() -> None:
+    few = [sample for sample in SAMPLES if int(sample.text) < FEWEST - 1]
+    assert effect_of(LESS, few, TEXTS).interval is None
+    judgement = judge(claim(LESS), few)
+    assert judgement.verdict == UNTOLD and "no interval from 5 texts" in judgement.power
+
+
+def test_power_says_how_many_texts_would_tell() -> None:
+    # Half a width of 0.5 shrinks to 0.05 with a hundred times as many.
+    test = replace(UNCLEAR, reported=0.05)
+    effect = effect_of(test, NOISE, TEXTS)
+    assert effect.interval is not None
+    half = (effect.interval[1] - effect.interval[0]) / 2
+    needed = int(numpy.ceil(8 * (half / 0.05) ** 2))
+    assert f"the paper's 0.05 would take about {needed:,}" in judge(claim(test), NOISE).power
+
+
+def test_texts_that_say_the_same_tell_that_more_would_not_help() -> None:
+    judgement = judge(claim(replace(LESS, against=Group("c"))), SAMPLES)
+    assert judgement.verdict == UNTOLD and "all 8 texts say the same" in judgement.power
+
+
+def test_a_ratio_is_one_of_means() -> None:
+    test = replace(LESS, kind="ratio", bound=2.0)
+    effect = effect_of(test, SAMPLES, TEXTS)
+    assert effect.value == pytest.approx(sum(HIGH) / sum(LOW))
+    assert judge(claim(test), SAMPLES).verdict == HOLDS
+    nothing = [*SAMPLES, *samples("none", *[0.0] * 8)]
+    assert effect_of(replace(test, against=Group("none")), nothing, TEXTS).value is None
+
+
+def test_the_best_arm_is_chosen_by_the_other_texts() -> None:
+    # Pure luck: every arm is right on its own text alone. Whoever chose with that text would find 1.
+    lucky = [sample for arm in range(8) for sample in samples(f"x={arm}", *numpy.eye(8)[arm].tolist())]
+    assert effect_of(Test("best", "right", Group("x=*", "best")), lucky, TEXTS).value == 0
+    better = [*lucky, *samples("x=9", *[0.5] * 8)]
+    assert effect_of(Test("best", "right", Group("x=*", "best")), better, TEXTS).value == 0.5
+    assert effect_of(Test("worst", "right", Group("x=*", "worst")), lucky, TEXTS).value == 1
+    assert effect_of(Test("median", "right", Group("x=*", "median")), better, TEXTS).value == 0
+
+
+def test_other_arms_may_choose_the_best() -> None:
+    both = [*samples("p=1", *HIGH), *samples("p=2", *LOW), *samples("q=1", *LOW), *samples("q=2", *HIGH)]
+    own, by = Group("q=*", "best"), Group("q=*", "best", by="p=*")
+    assert effect_of(Test("own", "right", own), both, TEXTS).value == pytest.approx(numpy.mean(HIGH))
+    assert effect_of(Test("others'", "right", by), both, TEXTS).value == pytest.approx(numpy.mean(LOW))
+
+
+def timing(point: str, arm: str, ms: float, ends: tuple[float, float]) -> Sample:
+    return Sample(point, arm, {"ms": ms}, {"ms": ends})
+
+
+FASTER = Test("time of a over b", "ms", Group("a"), Group("b"), kind="ratio", direction="below", bound=1.0)
+
+
+def test_timings_decide_at_every_point() -> None:
+    long = [timing("long", "a", 1, (0.9, 1.1)), timing("long", "b", 2, (1.8, 2.2))]
+    short = [timing("short", "a", 2, (1.9, 2.1)), timing("short", "b", 1, (0.9, 1.1))]
+    near = [timing("near", "a", 1, (0.9, 1.2)), timing("near", "b", 1.1, (1.0, 1.2))]
+    timed = replace(claim(FASTER), settings=Timed())
+    assert judge(timed, long).verdict == HOLDS
+    assert judge(timed, short).verdict == REFUTED
+    assert judge(timed, [*long, *short]).verdict == MIXED
+    assert judge(timed, [*long, *near]).verdict == UNTOLD
+    effect = effect_of(FASTER, long, QUARTILES)
+    assert effect.interval == (0.9 / 2.2, 1.1 / 1.8) and effect.value == 0.5
+    assert judge(replace(timed, tests=(replace(FASTER, at="lon*"),)), [*long, *short]).verdict == HOLDS
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        (replace(LESS, of=Group("e*")), "no arm 'e*'"),
+        (replace(LESS, measure="wrong"), "no arm 'a'"),
+        (replace(LESS, at="none"), "nothing was measured at 'none'"),
+    ],
+)
+def test_a_pattern_without_samples_is_an_error(test: Test, says: str) -> None:
+    with pytest.raises(SaccadeError, match=says.replace("*", r"\*")):
+        effect_of(test, SAMPLES, TEXTS)
+
+
+def test_verdicts_together() -> None:
+    assert together([HOLDS, HOLDS]) == HOLDS
+    assert together([HOLDS, MIXED]) == MIXED
+    assert together([UNTOLD, HOLDS, REFUTED]) == MIXED
