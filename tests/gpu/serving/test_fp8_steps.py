@@ -1,21 +1,29 @@
-"""Captured decoding steps on a cache of 8-bit floats: about as near to float32 as stock vLLM with such a cache.
+"""Captured decoding steps on a cache of 8-bit floats, which are as far from float32 as such a cache explains.
 
 Factors are written once the graphs are captured, other ones in neighbouring layers: whoever reads them on the host, or
-another layer's, is off by two at least. A set moves by what 8 bits make of keys, the more the fewer heads see all: on a
-CPU logits of these policies were up to 1.8 times as far off as stock's, and with factors that are off by two 2.8 to
-10 times. So 2.5 is allowed.
+another layer's, is off by two at least.
+
+What 8 bits make of keys and values also moves sets, so the error is no multiple of stock's. It is drawn instead, by
+factors that round every number another way, in float32: an engine's own is one draw more, and lies below `drawn` but
+once in a thousand. Queries that stock quantises and bfloat16 are errors of their own, and in stock's distance.
 """
 
 from __future__ import annotations
 
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
 import torch
-from cuda_engines import CudaEngines, Truth, core, distance, feed, say
+from cuda_engines import DEVICE, CudaEngines, Request, Truth, core, distance, feed, say
+from scipy.stats import t
 from test_captured_steps import REQUESTS, kernels, replays
+from torch import Tensor
+from transformers import AutoTokenizer, DynamicCache
 from vllm import LLM
 from vllm.config import CUDAGraphMode
+
+import saccade
 
 # FlashAttention 3 answers over such a cache in bfloat16 alone.
 FP8: dict[str, Any] = {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}
@@ -28,14 +36,45 @@ POLICIES = [
     "lychee_decode:budget=256,roles=every:4",
     "streaming:budget=256",
 ]
+QUERY, KEYS, VALUES = 0.05, 0.07, 0.06
+"""Factors of the first layer; queries, keys and values of this model are below 20, so that nothing is cut off."""
+DRAWS = 8
+BEYOND = 1e-3
+"""How often a further draw may lie beyond `drawn`."""
 
 
 def scale(engine: LLM) -> None:
-    """Queries, keys and values of this model are below 20: nothing is cut off."""
     layers = core(engine).vllm_config.compilation_config.static_forward_context
     for number, layer in enumerate(layers.values()):
-        for phase, (name, factor) in enumerate((("_q_scale", 0.05), ("_k_scale", 0.07), ("_v_scale", 0.06))):
+        for phase, (name, factor) in enumerate((("_q_scale", QUERY), ("_k_scale", KEYS), ("_v_scale", VALUES))):
             getattr(layer, name).fill_(factor * 2 ** ((number + phase) % 3))
+
+
+class EightBitCache(DynamicCache):
+    """Keeps what 8 bits make of keys and values, by another factor in every row."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        steps = 2 ** (torch.arange(len(keys), device=keys.device) / len(keys))
+        held = []
+        for numbers, factor in ((keys, KEYS), (values, VALUES)):
+            factors = (factor * steps)[:, None, None, None]
+            held.append((numbers / factors).to(torch.float8_e4m3fn).to(numbers.dtype) * factors)
+        whole: tuple[Tensor, Tensor] = super().update(*held, layer, *rest, **more)
+        return whole
+
+
+@torch.inference_mode()
+def drawn(truth: Truth, policy: str, request: Request) -> tuple[float, float]:
+    """What a draw's distance from float32 is on average, and the limit of one draw more."""
+    exact = truth.logits(policy, request)
+    model, ids = truth.models[torch.float32], torch.tensor([request.ids] * DRAWS, device=DEVICE)
+    cache, reader = EightBitCache(config=model.config), AutoTokenizer.from_pretrained(truth.folder)
+    with saccade.sparsify(model, policy if request.sparse else "dense", tokenizer=reader):
+        pieces = [ids[:, : request.prompt], *ids[:, request.prompt : -1].split(1, dim=1)]
+        rows = torch.stack([model(piece, past_key_values=cache).logits[:, -1] for piece in pieces], 1)
+    found = [distance(row, exact) for row in rows.float().cpu()]
+    wide = float(t.ppf(1 - BEYOND, DRAWS - 1)) * (1 + 1 / DRAWS) ** 0.5
+    return mean(found), mean(found) + wide * stdev(found)
 
 
 def attention_of(engine: LLM) -> set[str]:
@@ -57,9 +96,9 @@ def stock_distance(truth: Truth) -> dict[str, float]:
 
 def expect(policy: str, told: str, found: dict[str, torch.Tensor], truth: Truth, stock: dict[str, float]) -> None:
     for request in REQUESTS:
-        exact = truth.logits(policy, request)
-        far = distance(found[request.name], exact)
-        allowed = 2.5 * max(stock[request.name], distance(truth.logits(policy, request, torch.bfloat16), exact))
+        far = distance(found[request.name], truth.logits(policy, request))
+        _, limit = drawn(truth, policy, request)
+        allowed = (limit**2 + stock[request.name] ** 2) ** 0.5
         say(f"{policy} {told} {request.name}: {far:.4f} of {allowed:.4f}")
         assert far <= allowed
 
@@ -99,14 +138,16 @@ def test_a_dense_policy_is_no_further_than_stock(
     engines: CudaEngines, truth: Truth, stock_distance: dict[str, float]
 ) -> None:
     """vLLM's own kernel in every layer, with queries that we quantise: the same numbers in the same kernels, but for
-    the order in which a compiler rounds."""
+    the order in which a compiler rounds, which draws anew what 8 bits make of them."""
     engine = engines.make("dense", **FP8)
     scale(engine)
     found = feed(engine, REQUESTS)
     for request in REQUESTS:
         far = distance(found[request.name], truth.logits("dense", request))
-        say(f"dense {request.name}: {far:.4f} of stock's {stock_distance[request.name]:.4f}")
-        assert far <= 1.25 * stock_distance[request.name]
+        usual, limit = drawn(truth, "dense", request)
+        allowed = stock_distance[request.name] * limit / usual
+        say(f"dense {request.name}: {far:.4f} of {allowed:.4f}, stock's {stock_distance[request.name]:.4f}")
+        assert far <= allowed
 
 
 def test_a_budget_for_everything_is_nearer_than_stock(
@@ -114,18 +155,17 @@ def test_a_budget_for_everything_is_nearer_than_stock(
 ) -> None:
     """Our kernels from the first layer on, over all tokens: keys and values lose digits, queries and weights do not.
 
-    Prompts are vLLM's own in both, so that half of the answer's error is shared: ours is not the larger one.
+    Ours has fewer errors than stock and no others, so that it is further only where a draw is.
     """
     engine = engines.make("quest:budget=4096,dense_layers=0", **FP8)
     scale(engine)
     found = feed(engine, REQUESTS)
-    total = {"ours": 0.0, "stock": 0.0}
     for request in REQUESTS:
         far = distance(found[request.name], truth.logits("dense", request))
-        say(f"everything {request.name}: {far:.4f}, stock {stock_distance[request.name]:.4f}")
-        total["ours"] += far
-        total["stock"] += stock_distance[request.name]
-    assert total["ours"] <= 1.1 * total["stock"]
+        usual, limit = drawn(truth, "dense", request)
+        allowed = stock_distance[request.name] * limit / usual
+        say(f"everything {request.name}: {far:.4f} of {allowed:.4f}, stock's {stock_distance[request.name]:.4f}")
+        assert far <= allowed
 
 
 @pytest.mark.parametrize("held", ["fp8_e5m2", "int8_per_token_head"])
