@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, rectifies_ahead
+from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -56,6 +56,7 @@ def start_engine(options: ServeOptions | None, *, apart: bool, **settings: Any) 
             # As a server would be started.
             config = EngineArgs(**{**settings, **ours}).create_engine_config()
             ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
+            ours["cudagraph_capture_sizes"] = captured_for(config, options.policy.rectify)
     llm = vllm.LLM(
         load_format="dummy",
         enable_chunked_prefill=True,

@@ -28,6 +28,7 @@ from ..checks import (
     FULL_KIND,
     SCHEDULER,
     UNIT,
+    captured_for,
     plan_of,
     reasons_against,
     rectifies_ahead,
@@ -269,9 +270,14 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if ours and current_platform.is_cpu():
         args.block_size = _CPU_BLOCK
     config = _made(args)
-    if options.policy.rectify is not None and args.async_scheduling is None and not rectifies_ahead(config):
-        args.async_scheduling = False
-        config = _made(args)
+    if options.policy.rectify is not None:
+        before = args.async_scheduling, args.cudagraph_capture_sizes
+        if args.async_scheduling is None and not rectifies_ahead(config):
+            args.async_scheduling = False
+        if not _captures(args):
+            args.cudagraph_capture_sizes = captured_for(config, options.policy.rectify)
+        if (args.async_scheduling, args.cudagraph_capture_sizes) != before:
+            config = _made(args)
     try:
         selector = plan_of(config, options).selector
     except SaccadeError:
@@ -284,6 +290,12 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if selector.reads_text and args.async_scheduling is None and not config.use_v2_model_runner:
         args.async_scheduling = False
     return config if (args.block_size, args.async_scheduling) == before else _made(args)
+
+
+def _captures(args: Namespace) -> bool:
+    """Whether the user has said how large steps of CUDA graphs are."""
+    given = (args, args.compilation_config)
+    return any(one.cudagraph_capture_sizes or one.max_cudagraph_capture_size for one in given)
 
 
 def _made(args: Namespace) -> Any:
