@@ -190,8 +190,6 @@ class SparseLayer:
         kv = self.view(layer, kv_cache, written.rows)
         bounds = self.serving.indexes.layers.get(number)
         if bounds is None or not bounds.lies_in(kv_cache):
-            selector = self.serving.plan.selector
-            filled = selector is not None and selector.granule == page
-            bounds = BlockBounds.behind(kv_cache.view(kv.k.dtype), kv.page, kv.head_dim, page, filled)
+            bounds = BlockBounds.behind(kv_cache.view(kv.k.dtype), kv.page, kv.head_dim, page, self.serving.filled)
             self.serving.indexes.layers[number] = bounds
         bounds.update(kv, written.start, written.count)

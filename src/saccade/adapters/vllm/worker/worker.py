@@ -57,6 +57,11 @@ class Serving:
         """The page of bounds that lie in the cache; None if there are none."""
         return None if self.plan.selector is None else self.plan.selector.bounds_page
 
+    @property
+    def filled(self) -> bool:
+        """Whether bounds of a page may wait until it is full."""
+        return self.plan.selector is not None and self.plan.selector.granule == self.page
+
 
 def serving_of(vllm_config: Any) -> Serving:
     """What this worker's layers share; made once per engine.
