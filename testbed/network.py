@@ -16,8 +16,10 @@ SHORT = 256  # rows up to this length are faster on a CPU as plain matrix produc
 OUTPUT_GAIN = 0.03  # tied embeddings are N(0, 1): with a gain of 1 the first logits would have a std of 14
 
 
-def model_config(vocabulary: int, *, layers: int = 12, hidden: int = 224, feed_forward: int = 448) -> Qwen3Config:
-    """The configuration of the bundled model, or of a smaller one for tests."""
+def model_config(
+    vocabulary: int, *, layers: int = 12, hidden: int = 224, feed_forward: int = 448, positions: int = 32768
+) -> Qwen3Config:
+    """The configuration of the bundled model, or of another one with heads like its own."""
     return Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -26,7 +28,7 @@ def model_config(vocabulary: int, *, layers: int = 12, hidden: int = 224, feed_f
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=32,
-        max_position_embeddings=32768,
+        max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         rms_norm_eps=EPSILON,
         tie_word_embeddings=True,
@@ -138,11 +140,15 @@ class Decoder(nn.Module):
 
 
 class Network(nn.Module):
-    """The causal language model: `model.*` as in Qwen3ForCausalLM, output tied to the embedding."""
+    """The causal language model: `model.*` as in Qwen3ForCausalLM, output tied to the embedding.
 
-    def __init__(self, config: Qwen3Config) -> None:
+    `rotary`: the dtype of the rotary embedding. bfloat16, which the bundled model was trained with, rounds angles to
+    one part in 256; transformers' are exact.
+    """
+
+    def __init__(self, config: Qwen3Config, rotary: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.rotary = config, rotary
         self.model = Decoder(config)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and "embed" not in name:
@@ -160,7 +166,7 @@ class Network(nn.Module):
 
         `sights` restricts what the layers see, one for each layer; the default is no restriction.
         """
-        cosine, sine = rotation(positions, self.config.head_dim)
+        cosine, sine = rotation(positions, self.config.head_dim, self.rotary)
         states = self.model.embed_tokens(tokens)
         for layer, sight in zip(self.model.layers, sights or [Sight()] * len(self.model.layers), strict=True):
             states = layer(states, cosine, sine, sight)
@@ -168,12 +174,12 @@ class Network(nn.Module):
         return functional.linear(self.model.norm(states), self.model.embed_tokens.weight)
 
 
-def rotation(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines [B, 1, T, head_dim] of the rotary embedding at `positions` [B, T]."""
     frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angles = positions[:, None, :, None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
-    return torch.cat([cosine, cosine], -1).bfloat16(), torch.cat([-sine, sine], -1).bfloat16()
+    return torch.cat([cosine, cosine], -1).to(dtype), torch.cat([-sine, sine], -1).to(dtype)
 
 
 def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

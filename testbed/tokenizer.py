@@ -1,6 +1,6 @@
 """The bundled model's tokenizer: byte-level BPE in which digits come in pairs and key words are one token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tokenizers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -29,20 +29,25 @@ def _texts() -> Iterator[str]:
             yield word
 
 
-def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer anew; the same Python version gives the same tokenizer."""
+def train_tokenizer(
+    texts: Iterable[str] | None = None, *, vocabulary: int = VOCABULARY, positions: int = 32768
+) -> PreTrainedTokenizerFast:
+    """Train the bundled model's tokenizer anew, or one of the same kind on other `texts`.
+
+    The same Python version gives the same tokenizer.
+    """
     tokenizer = tokenizers.Tokenizer(BPE())
     tokenizer.pre_tokenizer = Sequence(
         [Split(tokenizers.Regex(_PATTERN), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END],
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(), trainer)
+    tokenizer.train_from_iterator(_texts() if texts is None else texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
@@ -50,5 +55,5 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=END,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        model_max_length=32768,
+        model_max_length=positions,
     )

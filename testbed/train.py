@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy
 import torch
@@ -57,7 +57,18 @@ class TrainingBatch:
         return [t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t for t in tensors]
 
 
-def stage_at(recipe: Sequence[Stage], step: int) -> tuple[Stage, float]:
+class Stepped(Protocol):
+    """What a recipe consists of."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps it takes."""
+
+
+AnyStage = TypeVar("AnyStage", bound=Stepped)
+
+
+def stage_at(recipe: Sequence[AnyStage], step: int) -> tuple[AnyStage, float]:
     """The stage that `step` falls in and how much of it has passed."""
     for stage in recipe:
         if step < stage.steps:
