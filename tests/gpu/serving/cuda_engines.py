@@ -99,8 +99,11 @@ class CudaEngines:
         ours: dict[str, Any] = {}
         if policy is not None:
             ours = {"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}}
-            if Policy.from_spec(policy).rectify is not None:
+            rectify = Policy.from_spec(policy).rectify
+            if rectify is not None:
                 ours |= {"scheduler_cls": SCHEDULER, "block_size": 32}
+                # As a server would: graphs hold a dense pass of all eight rows.
+                ours |= {"cudagraph_capture_sizes": [1, 2, 4, *range(8, 8 * (rectify.every + 1) + 1, 8)]}
                 # Model runner V1 has tokens too late for passes scheduled ahead; V2 is asked to.
                 ours |= {"async_scheduling": False} if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0" else {}
         defaults = {
