@@ -76,8 +76,12 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
-    "serve-h200-pages": Made(
-        partial(serving.speed, file="serve_h200_pages"), "serve_h200_pages", "saccade bench serve"
+    "serve-h200-latest": Made(
+        partial(serving.speed, file="serve_h200_latest"), "serve_h200_latest", "saccade bench serve"
+    ),
+    "serve-h200-latest-ceiling": Made(serving.ceiling, "serve_h200_latest", "saccade bench serve"),
+    "serve-h200-rectified": Made(
+        partial(serving.speed, file="serve_h200_rectified"), "serve_h200_rectified", "saccade bench serve"
     ),
     "serve-h200-large": Made(
         partial(serving.speed, file="serve_h200_large"), "serve_h200_large", "saccade bench serve"
@@ -105,6 +109,11 @@ BLOCKS: Mapping[str, Made] = {
     ),
     "serve-clients-h200": Made(
         partial(serving.load, file="serve_clients_h200"), "serve_clients_h200", "saccade bench serve --clients"
+    ),
+    "serve-clients-long-h200": Made(
+        partial(serving.load, file="serve_clients_long_h200"),
+        "serve_clients_long_h200",
+        "saccade bench serve --clients",
     ),
     "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
