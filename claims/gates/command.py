@@ -1,0 +1,81 @@
+"""`python -m claims gates` and `roles`: trained gates, step by step, and what answers the roles keep that they give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from saccade.cli.group import INTERRUPTED
+from saccade.cli.options import Device, Dtype, Model, Seed, count, number, words
+
+
+def gates(
+    model: Model = None,
+    variants: Annotated[
+        str, words("NAME,NAME", "letter, loss, multiplier, ascent: HardKuma gates; and direct ones. In this order.")
+    ] = "letter,loss,direct,multiplier,ascent",
+    target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
+    seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
+    steps: Annotated[int, count("Training steps, one text each.")] = 3000,
+    rate: Annotated[float, number("RATE", "Learning rate of gates and multiplier.")] = 0.01,
+    kept: Annotated[float, number("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
+    lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
+    asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
+    every: Annotated[int, count("Steps between two records.")] = 20,
+    task: Annotated[str, words("NAME", "How facts are stated; see `saccade tune --task`.")] = "kv",
+    together: Annotated[int, count("Variants of a seed that one process trains, whose texts are read once.")] = 3,
+    workers: Annotated[int, count("Processes at a time. 0: three a CUDA device, on a CPU one.", 0)] = 0,
+    minutes: Annotated[float | None, number("MINUTES", "Stop after so long; the same command goes on.")] = None,
+    output_dir: Annotated[Path, words("DIR", "Folder; a run that was cut off goes on there.")] = Path("results/gates"),
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+) -> None:
+    """Train HardKuma gates by the paper's multiplier and by three that know the size of the loss, and direct gates.
+
+    The folder gets gates.json and gates.svg, written again and again while it runs: expected number of open gates,
+    multiplier and loss over steps.
+
+    Examples:
+
+      python -m claims gates --device cuda --minutes 8
+
+      python -m claims gates --variants loss,direct --seeds 1 --steps 200 --lengths 128,256 --asked 4
+    """
+    # Imported here, so that --help and a mistyped option do not wait for torch.
+    from saccade.calibrate.target import TargetSettings
+    from saccade.cli.terminal import output, quiet_libraries, say, show
+    from saccade.errors import SaccadeError
+    from saccade.eval.output import whole_numbers, write_json
+    from saccade.files import replace_text
+
+    from .job import Trial, TrialSettings
+    from .report import progress_line, trial_picture, trial_table
+
+    quiet_libraries()
+    span = whole_numbers("--lengths", lengths, at_least=128)
+    if len(span) > 2 or span[0] > span[-1]:
+        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    common = TargetSettings(model, task, max(span), 1, output_dir, None, device, dtype, seed, 1)
+    trial = Trial.check(
+        TrialSettings(
+            common, variants, target_heads, seeds, steps, rate, kept, (span[0], span[-1]), asked, every, together,
+            workers, minutes,
+        )
+    )  # fmt: skip
+    console = output()
+
+    def keep(results: dict[str, Any]) -> None:
+        write_json(output_dir / "gates.json", results)
+        replace_text(output_dir / "gates.svg", trial_picture(results))
+        say(console, progress_line(results))
+
+    try:
+        results = trial.run(keep)
+    except KeyboardInterrupt:
+        keep(trial.results())
+        say(console, "interrupted; the same command goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    show(trial_table(results), f"results: {output_dir / 'gates.json'}")
