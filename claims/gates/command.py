@@ -10,6 +10,8 @@ import typer
 from saccade.cli.group import INTERRUPTED
 from saccade.cli.options import Device, Dtype, Model, Seed, count, number, words
 
+RESULTS, PICTURE = "gates.json", "gates.svg"
+
 
 def gates(
     model: Model = None,
@@ -35,8 +37,8 @@ def gates(
 ) -> None:
     """Train HardKuma gates by the paper's multiplier and by three that know the size of the loss, and direct gates.
 
-    The folder gets gates.json and gates.svg, written again and again while it runs: expected number of open gates,
-    multiplier and loss over steps.
+    The folder gets gates.json, written again and again while it runs, and at the end gates.svg: expected number of
+    open gates, multiplier and loss over steps.
 
     Examples:
 
@@ -49,10 +51,9 @@ def gates(
     from saccade.cli.terminal import output, quiet_libraries, say, show
     from saccade.errors import SaccadeError
     from saccade.eval.output import whole_numbers, write_json
-    from saccade.files import replace_text
 
     from .job import Trial, TrialSettings
-    from .report import progress_line, trial_picture, trial_table
+    from .table import progress_line, trial_table
 
     quiet_libraries()
     span = whole_numbers("--lengths", lengths, at_least=128)
@@ -68,8 +69,7 @@ def gates(
     console = output()
 
     def keep(results: dict[str, Any]) -> None:
-        write_json(output_dir / "gates.json", results)
-        replace_text(output_dir / "gates.svg", trial_picture(results))
+        write_json(output_dir / RESULTS, results)
         say(console, progress_line(results))
 
     try:
@@ -78,4 +78,16 @@ def gates(
         keep(trial.results())
         say(console, "interrupted; the same command goes on")
         raise typer.Exit(INTERRUPTED) from None
-    show(trial_table(results), f"results: {output_dir / 'gates.json'}")
+    show(trial_table(results), f"results: {output_dir / RESULTS}", *_drawn(results, output_dir / PICTURE))
+
+
+def _drawn(results: dict[str, Any], path: Path) -> list[str]:
+    """Draw, where matplotlib is there; gives what to say."""
+    from saccade.files import replace_text
+
+    try:
+        from .picture import trial_picture
+    except ModuleNotFoundError as error:
+        return [f"no picture, {error.name} is missing; `python -m claims roles {path.with_suffix('.json')}` draws it"]
+    replace_text(path, trial_picture(results))
+    return [f"picture: {path}"]
