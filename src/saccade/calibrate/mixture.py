@@ -238,14 +238,31 @@ def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`.
 
-    As at inference, and by the same kernel: the share is exact in decimals and rounded up, the current token always
-    among them, ties go to the lower position.
+    As at inference: the share is exact in decimals and rounded up, the current token always among them, ties go to the
+    lower position.
     """
-    scores = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0].transpose(0, 1)
-    new, heads, seen = scores.shape
-    lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32, device=q.device)
-    rule = Ratio(kept)
-    ids, _ = topk_and_last(scores, lengths, rule.size(seen, 1) - 1, 1, share=rule.share)
-    chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool, device=q.device)
+    scores, rule = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0], Ratio(kept)
+    heads, new, seen = scores.shape
+    if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
+        return best_of_each(scores, [rule.size(seen - new + 1 + number, 1) for number in range(new)])
+    lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32)
+    ids, _ = topk_and_last(scores.transpose(0, 1), lengths, rule.size(seen, 1) - 1, 1, share=rule.share)
+    chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool)
     chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token
     return chosen[..., :-1].transpose(0, 1)
+
+
+def best_of_each(scores: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The best of each of the last tokens `[Hkv, n, T + n]`, so many and never fewer than of those before it, as bool.
+
+    The token itself is among them.
+    """
+    new, own = len(sizes), torch.arange(len(sizes), device=scores.device)
+    scores[:, own, scores.shape[2] - new + own] = float("inf")
+    counts = torch.tensor(sizes, device=scores.device)
+    best = scores.topk(sizes[-1], dim=-1, sorted=False).values
+    least = best.topk(sizes[-1] - sizes[0] + 1, dim=-1, largest=False).values
+    cut = least.gather(-1, (sizes[-1] - counts)[None, :, None].expand(scores.shape[0], -1, 1))
+    above, tied = scores > cut, scores == cut
+    wanted = counts[:, None] - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))

@@ -161,7 +161,9 @@ class Comparison:
                     tokens = reader.decoded - asked + 1
                     focus.observers = ()
                     reader.crop(shared)
-                    yield Answer(question, said, tokens, gaze.fact_held, gaze.bins, recalls_of(recall.records(), layers))
+                    yield Answer(
+                        question, said, tokens, gaze.fact_held, gaze.bins, recalls_of(recall.records(), layers)
+                    )
             finally:
                 reader.crop()
                 add_run(run.stats())
