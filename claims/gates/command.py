@@ -16,8 +16,8 @@ RESULTS, PICTURE = "gates.json", "gates.svg"
 def gates(
     model: Model = None,
     variants: Annotated[
-        str, words("NAME,NAME", "letter, loss, multiplier, ascent: HardKuma gates; and direct ones. In this order.")
-    ] = "letter,loss,direct,multiplier,ascent",
+        str, words("NAME,NAME", "letter, loss, share, multiplier, ascent: HardKuma gates; direct. In this order.")
+    ] = "letter,loss,direct,share,multiplier,ascent",
     target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
@@ -91,3 +91,47 @@ def _drawn(results: dict[str, Any], path: Path) -> list[str]:
         return [f"no picture, {error.name} is missing; `python -m claims roles {path.with_suffix('.json')}` draws it"]
     replace_text(path, trial_picture(results))
     return [f"picture: {path}"]
+
+
+def roles(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="gates.json of `python -m claims gates`.")],
+    model: Model = None,
+    context: Annotated[int, count("Tokens of a text.")] = 4096,
+    texts: Annotated[int, count("Stretches of packages' sources that share no token.")] = 24,
+    asked: Annotated[int, count("Questions about each.", maximum=64)] = 12,
+    budgets: Annotated[str, words("N,N", "Tokens of a set.")] = "16,64",
+    output_dir: Annotated[Path, words("DIR", "Folder; a run that was cut off goes on there.")] = Path("results/roles"),
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 40,
+    threads: Annotated[int, count("CPU threads.", maximum=1024)] = 1,
+) -> None:
+    """Ask questions under the roles that trained gates give: those above one half, and exactly as many as wanted.
+
+    The file gets its answers, and a picture beside it, as `gates` draws it. Last comes the variant that stands for
+    HardKuma in the claims.
+
+    Example:
+
+      python -m claims roles results/gates/gates.json
+    """
+    from saccade.cli.terminal import progress, quiet_libraries, show
+    from saccade.eval.output import check_file, write_json
+
+    from .answers import AnswerSettings, RoleAnswers
+    from .choice import chosen
+    from .table import answer_table
+    from .variants import DIRECT
+
+    quiet_libraries()
+    work = RoleAnswers.check(
+        AnswerSettings(file, model, context, texts, asked, budgets, output_dir, device, dtype, seed, threads)
+    )
+    check_file(file)
+    with progress(work.units) as advance:
+        results = work.run(advance)
+    write_json(file, results)
+    told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
+    if any(run["variant"] == DIRECT for run in results["runs"]):
+        told.append(f"stands for HardKuma: {chosen(results)}")
+    show(answer_table(results), *told)

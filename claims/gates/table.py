@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from saccade.calibrate.training import LOSS
+from saccade.calibrate.training import DIVIDED
 from saccade.report.table import new_table
+from saccade.report.wording import grouped
 
 Results = Mapping[str, Any]
 
@@ -42,5 +44,25 @@ def progress_line(results: Results) -> str:
 
 def per_loss(run: Results) -> list[float]:
     """The multiplier as it would be if the loss were not divided."""
-    size = run["start"] if run["scale"] == LOSS and run["start"] else 1.0
+    size = run["start"] if run["scale"] in DIVIDED and run["start"] else 1.0
     return [value * size for value in run["trace"]["multiplier"]]
+
+
+def answer_table(results: Results) -> Table:
+    """Right answers by variant, roles and budget, of all seeds."""
+    answers = results["answers"]
+    dense = fmean(answers["dense"])
+    title = (
+        f"right answers of {results['model']}, {len(answers['dense'])} texts × {answers['asked']}, dense {dense:.3f}"
+    )
+    table = new_table(title, ("variant", "roles", "heads", "budget", "right"), ("variant", "roles"))
+    for (variant, roles, budget), rows in grouped(answers["rows"], _told).items():
+        heads = sorted({row["heads"] for row in rows})
+        right = fmean(value for row in rows for value in row["right"])
+        counts = str(heads[0]) if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
+        table.add_row(*map(Text, (variant, roles, counts, str(budget), f"{right:.3f}")))
+    return table
+
+
+def _told(row: Results) -> tuple[str, str, int]:
+    return row["variant"], row["roles"], row["budget"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.calibrate.gates import DirectGates, HardKuma
-from saccade.calibrate.training import ASCENT, LETTER, LOSS, MULTIPLIER
+from saccade.calibrate.training import ASCENT, LETTER, LOSS, MULTIPLIER, SHARE
 
 DIRECT = DirectGates.kind
 
@@ -23,8 +23,9 @@ VARIANTS = {
     LETTER: Variant(HardKuma.kind, LETTER),
     LOSS: Variant(HardKuma.kind, LOSS),
     DIRECT: Variant(DirectGates.kind, LETTER),
+    SHARE: Variant(HardKuma.kind, SHARE),
     MULTIPLIER: Variant(HardKuma.kind, MULTIPLIER),
     ASCENT: Variant(HardKuma.kind, ASCENT),
 }
-SCALED = (LOSS, ASCENT, MULTIPLIER)
+SCALED = (LOSS, ASCENT, MULTIPLIER, SHARE)
 """What could take the letter's place; of equals the first."""

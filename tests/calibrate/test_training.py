@@ -21,7 +21,7 @@ from saccade.calibrate import training as training_module
 from saccade.calibrate.gates import KINDS
 from saccade.calibrate.mixture import Mixture
 from saccade.calibrate.problems import Ask, Problem
-from saccade.calibrate.training import ASCENT, CHECKPOINT, LOG, LOSS, MULTIPLIER, SCALES, HeadTraining, Training
+from saccade.calibrate.training import ASCENT, CHECKPOINT, LOG, LOSS, MULTIPLIER, SCALES, SHARE, HeadTraining, Training
 from saccade.errors import OutputError, SaccadeError
 
 ABOUT = {"model": "tiny", "task": "made up", "seed": 0}
@@ -126,7 +126,8 @@ def test_the_constraint_is_brought_to_the_size_of_the_first_loss(model: Any, tmp
     # By hand: what climbs is the excess before the step, times the rate, times the size where it is "ascent".
     climbed = start if scale == MULTIPLIER else 0.0
     for before in lines[:-1]:
-        climbed += (start if scale == ASCENT else 1.0) * settings.rate * (before["expected_l0"] - settings.target)
+        step = {ASCENT: start, SHARE: 1 / 6}.get(scale, 1.0) * settings.rate
+        climbed += step * (before["expected_l0"] - settings.target)
         climbed = max(climbed, 0.0)
     # Float32 sums of six probabilities, nine times.
     assert lines[-1]["multiplier"] == pytest.approx(climbed, rel=1e-5)
@@ -147,7 +148,7 @@ def test_dividing_the_loss_and_climbing_by_its_size_are_the_same_under_adam(mode
 @pytest.mark.parametrize(
     ("kind", "scale", "says"),
     [
-        ("hardkuma", "root", "--scale 'root' is not valid: letter, loss, multiplier, ascent"),
+        ("hardkuma", "root", "--scale 'root' is not valid: letter, loss, multiplier, ascent, share"),
         ("direct", "loss", "--scale loss is not valid of direct gates, whose loss begins at 0: letter"),
         ("soft", "letter", "gates 'soft' are not valid: hardkuma"),
     ],

@@ -26,8 +26,10 @@ CHECKPOINT = "checkpoint.safetensors"
 LOG = "steps.jsonl"
 TRACED = ("step", "loss", "expected_l0", "multiplier")
 """Of a record, what `HeadTraining.trace` gives."""
-SCALES = LETTER, LOSS, MULTIPLIER, ASCENT = "letter", "loss", "multiplier", "ascent"
+SCALES = LETTER, LOSS, MULTIPLIER, ASCENT, SHARE = "letter", "loss", "multiplier", "ascent", "share"
 """What brings the constraint to the size of the loss; see `Training`."""
+DIVIDED = (LOSS, SHARE)
+"""By which the loss is divided by its first value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Training:
         scale: what brings the constraint to the size of the loss, a sum of 10^3 to 10^5 where the multiplier begins at
             0 and the excess is some tens. "letter": nothing, as in equation 7. With D the first step's loss: "loss"
             divides the loss by D, "multiplier" begins the multiplier at D, "ascent" lets it climb by the excess times
-            D. Adam does not feel a factor of all gradients, so that the first and the last differ by rounding alone.
+            D; "share" is "loss", and the multiplier climbs by the excess as a share of all gates. Adam does not feel a
+            factor of all gradients, so that "loss" and "ascent" differ by rounding alone.
 
     Raises:
         SaccadeError: no such kind or scale, or one by the loss of direct gates, which begin as the teacher, at 0.
@@ -147,12 +150,12 @@ class HeadTraining:
         if self.start is None:
             self._begin(float(loss.detach()))
         scale, size = self.training.scale, self.start or 1.0
-        torch.autograd.backward((loss / size if scale == LOSS else loss) + self.multiplier * excess)
+        torch.autograd.backward((loss / size if scale in DIVIDED else loss) + self.multiplier * excess)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.gates.project()
         # Gradient ascent: up above the target, down below it (equation 7).
-        rate = self.training.rate * (size if scale == ASCENT else 1.0)
+        rate = self.training.rate * {ASCENT: size, SHARE: 1 / gates.numel()}.get(scale, 1.0)
         self.multiplier = max(self.multiplier + rate * float(excess.detach()), 0.0)
         self.step += 1
         return float(loss.detach())

@@ -91,7 +91,8 @@ def heads(
         words(
             "NAME",
             "What brings the multiplier to the size of the loss, by its first value: loss is divided by it, multiplier "
-            "begins at it, ascent goes in steps of it; letter: nothing, as in the paper. Direct gates: always letter.",
+            "begins at it, ascent goes in steps of it; share: loss, and steps by the excess as a share of all gates; "
+            "letter: nothing, as in the paper. Direct gates: always letter.",
         ),
     ] = "letter",
     kept: Annotated[float, words("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
