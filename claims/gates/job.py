@@ -149,7 +149,7 @@ class Trial:
         return replace(part, settings=replace(part.settings, device=device))
 
     def results(self) -> dict[str, Any]:
-        """What the JSON file holds, from the trainings' logs; see `docs/calibration.md`."""
+        """What the JSON file holds, from the trainings' logs."""
         subject, own = self.subject, self.settings
         runs = [run for part in self.parts() for run in self._runs(part)]
         names = ("target_heads", "seeds", "steps", "rate", "kept", "asked", "every")

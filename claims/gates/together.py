@@ -102,6 +102,8 @@ def train_alone(part: Part) -> None:
     """`train` as a process of its own, which ends with the one that has started it."""
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    if ":" in part.settings.device:
+        torch.cuda.set_device(part.settings.device)
     quiet_libraries()
     try:
         train(part)

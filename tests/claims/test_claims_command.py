@@ -99,7 +99,8 @@ def test_a_run_gives_verdict_picture_and_samples(invoke: Invoke, model_folder: P
 
 
 @pytest.mark.parametrize(
-    ("settings", "tests"), [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))]
+    ("settings", "tests"),
+    [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))],
 )
 def test_an_interrupted_run_goes_on(
     invoke: Invoke,
@@ -157,7 +158,9 @@ def test_answers_end_where_the_model_ends_them(
     said = [7, 8, 9, 14, 7, 0]
     measures = {"tokens": 6.0, "ended": 1.0, "answer": 4.0, "right": 0.0}
     replay = iter(said * 6 * 2 * 2)
-    monkeypatch.setattr(Reader, "feed", lambda *_: torch.nn.functional.one_hot(torch.tensor(next(replay)), 2048).float())
+    monkeypatch.setattr(
+        Reader, "feed", lambda *_: torch.nn.functional.one_hot(torch.tensor(next(replay)), 2048).float()
+    )
     tests = [Test(name, name, Group("dense"), decides=name == "tokens") for name in measures]
     monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, GENERATION, *tests)})
     done, found = run(invoke, model_folder, tmp_path / "run")
