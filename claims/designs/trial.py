@@ -6,10 +6,10 @@ import hashlib
 from typing import Any
 
 from ..gates.answers import read_trial
+from ..gates.page import COMMAND
 from ..judging.study import Study
 from .measured import RESULTS
 
-COMMAND = "python -m claims gates --device cuda; python -m claims roles"
 CHOSEN = "hardkuma"
 """The arm of the variant that stands for HardKuma."""
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,7 +18,7 @@ from saccade.calibrate.heads import GREY, THRESHOLD
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
 from saccade.calibrate.training import LOG, TRACED
 from saccade.errors import SaccadeError
-from saccade.machine import device_name, kernels_on, versions
+from saccade.machine import device_name, kernels_on, processor, versions
 
 from .together import Part, train, train_alone
 from .variants import VARIANTS
@@ -165,11 +166,14 @@ class Trial:
             "kv_heads": shape.kv_heads,
             "runs": sorted(runs, key=lambda run: ([*VARIANTS].index(run["variant"]), run["seed"])),
             "environment": {
+                "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "model": about["model"],
                 "device": device_name(device),
+                "processor": processor(),
                 "kernels": kernels_on(device),
+                "threads": own.common.threads,
                 "dtype": about["dtype"],
-                **versions(),
+                "versions": versions(),
             },
         }
 
