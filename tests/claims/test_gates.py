@@ -15,6 +15,7 @@ from claims.designs import trial as trial_module
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
 from claims.gates import job as job_module
+from claims.gates import page
 from claims.gates.choice import chosen
 from claims.gates.picture import trial_picture
 from claims.gates.variants import SCALED, VARIANTS
@@ -168,11 +169,19 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
             about = {"variant": name, "seed": seed, "step": 9}
             trace = {"step": [0, 9], "loss": [None, 3.0], "expected_l0": [7.0, number], "multiplier": [0.0, 1.0]}
             runs.append({**about, "scale": VARIANTS[name].scale, "kind": VARIANTS[name].kind, "start": 4.0,
-                         "expected_l0": number, "values": values, "trace": trace})  # fmt: skip
+                         "expected_l0": number, "values": values, "trace": trace, "grey": float(name == "direct"),
+                         "open": 0 if name == "direct" else LAYERS - 1})  # fmt: skip
             rows.append({**about, "roles": "exact", "budget": 16, "right": [right, right]})
             rows.append({**about, "roles": "threshold", "budget": 16, "right": [1.0, 1.0]})
     about = {"seeds": 3, "steps": 9, "target": 2, "layers": [*range(1, LAYERS)], "kv_heads": 2}
-    return {**about, "runs": runs, "answers": {"rows": rows}, "environment": {"model": "tiny"}}
+    where = {
+        "model": "tiny",
+        "device": "a device",
+        "dtype": "float32",
+        "versions": {"torch": "2"},
+        "date": "2026-01-01T",
+    }
+    return {**about, "complete": False, "runs": runs, "answers": {"rows": rows, "budgets": [16]}, "environment": where}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +215,18 @@ def test_a_picture_has_a_row_of_each_variant() -> None:
     assert ElementTree.fromstring(whole).tag.endswith("svg") and whole == trial_picture(made_up())
     assert len(trial_picture({**made_up(), "runs": made_up()["runs"][:3]})) < len(whole)
     assert trial_picture({**made_up(), "runs": []})
+
+
+def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> None:
+    lines = page.section(made_up(share=(2.04, 0.9)))
+    assert lines[0].startswith(
+        "| gates | `--scale` | expected open | undecided | above one half | right, as many, budget 16"
+    )
+    assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
+    assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
+    assert "2 gates of 8 wanted open, 9 steps, not all finished" in lines[-3] and "a device" in lines[-3]
+    without = {name: value for name, value in made_up().items() if name != "answers"}
+    assert "| hardkuma | letter | 5.0 | 0% | 4 |" in page.section(without)
 
 
 @pytest.fixture
