@@ -290,4 +290,5 @@ def test_maps_of_all_layers_are_held_or_made_again(model: Any) -> None:
         mixed(mixture, text, PAST, gates).square().sum().backward()
         mixture.close()
         gradients.append(gates.grad)
-    assert gradients[0] is not None and torch.equal(gradients[0], gradients[1])
+    one, other = gradients
+    assert one is not None and other is not None and torch.equal(one, other)
