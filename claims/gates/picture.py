@@ -35,6 +35,7 @@ def trial_picture(results: Results) -> str:
         for line in panels:
             line[0].set_ylim(bottom=0)
             line[1].set_yscale("symlog", linthresh=1.0)
+            line[1].set_ylim(bottom=0)
             line[2].set_yscale("log")
         for axes in panels[-1]:
             axes.set_xlabel("step")
