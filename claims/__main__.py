@@ -10,6 +10,7 @@ from saccade.cli.options import Device, Model, flag
 
 from .accumulation.command import accumulation
 from .eviction.command import eviction
+from .gates.command import gates, roles
 from .judging.command import ClaimsByNumber, Record, run, run_all, show_ledger
 from .promise.command import halvings, promise
 from .upkeep.command import upkeep
@@ -21,6 +22,8 @@ app = typer.Typer(
 app.command()(run)
 app.command()(accumulation)
 app.command()(eviction)
+app.command()(gates)
+app.command()(roles)
 app.command()(promise)
 app.command()(halvings)
 app.command()(upkeep)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from claims.eviction.report import section as eviction
+from claims.gates import page as gates
 from claims.judging import page as verdicts
 from claims.judging.claim import PAPERS
 from saccade.files import replace_text
@@ -63,6 +64,7 @@ BLOCKS: Mapping[str, Made] = {
     "demo": Made(quality.demo, "demo", "make demo"),
     "verify": Made(quality.verify, "verify", "python tests/acceptance/check_verify.py 500 docs/results/verify.json"),
     "layers": Made(quality.layers, "layers", _LAYERS),
+    "gates": Made(gates.section, "gates", gates.COMMAND),
     "tune": Made(quality.tune, "tune", _TUNE),
     "promise": Made(quality.promise, "promise", "python -m claims promise"),
     "promise-power": Made(quality.power, "promise", "python -m claims promise"),
@@ -125,6 +127,13 @@ BLOCKS: Mapping[str, Made] = {
 }
 
 
+def _trial() -> str:
+    """The trial of gates, whose picture's module needs matplotlib."""
+    from claims.gates.picture import trial_picture
+
+    return _of("gates", trial_picture)
+
+
 def _of(file: str, draw: Callable[[Results], str]) -> str:
     """What is drawn from a file of results."""
     return draw(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")))
@@ -134,6 +143,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "serve_h200.svg": partial(_of, "serve_h200", pictures.step_times),
     "demo_accuracy.svg": partial(_of, "demo", pictures.answers),
     "demo_recall.svg": partial(_of, "demo", pictures.recalls),
+    **({gates.PICTURE: _trial} if (RESULTS / "gates.json").is_file() else {}),
     **{verdicts.picture_name(paper): partial(verdicts.paper_picture, paper) for paper in verdicts.pictured()},
 }
 """Files in docs/images, and what draws them."""

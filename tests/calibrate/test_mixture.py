@@ -11,7 +11,9 @@ import pytest
 import torch
 from mixing import Naive, exact
 
+from saccade.calibrate import mixture as mixture_module
 from saccade.calibrate.mixture import Mixture, Text
+from saccade.selection.rules import Ratio
 
 PAST, NEW, KEPT = 24, 6, 0.3
 FLOAT32 = 2.0**-24
@@ -262,3 +264,31 @@ def test_a_text_of_one_token_and_a_set_of_one() -> None:
     wanted = Naive(model, 1, gates, 0.01).logits(text)[1:]
     allowed = budget(model, text, 1, gates, 0.01, wanted)
     assert float((mixed(Mixture(model, 0.01), text, 1, gates) - wanted).abs().max()) <= allowed
+
+
+@pytest.mark.parametrize("past", [0, 5, 300])
+@pytest.mark.parametrize("kept", [0.01, 0.3, 1.0])
+def test_accelerators_choose_what_the_kernel_chooses(past: int, kept: float) -> None:
+    """Of scores with many ties, since they are small whole numbers."""
+    draw = torch.Generator().manual_seed(past)
+    q, keys, key = (
+        torch.randint(-1, 2, size, generator=draw).float() for size in ((2, 3, 7, 4), (2, past, 4), (2, 7, 4))
+    )
+    scores = mixture_module._scores(q.mean(1, keepdim=True), keys, key)[:, 0]
+    rule = Ratio(kept)
+    sizes = [rule.size(past + number + 1, 1) for number in range(7)]
+    chosen = mixture_module._choose(q, keys, key, kept)
+    assert torch.equal(mixture_module.best_of_each(scores, torch.tensor(sizes), sizes[0], sizes[-1]), chosen)
+    assert chosen.sum(-1).tolist() == [sizes] * 2
+
+
+def test_maps_of_all_layers_are_held_or_made_again(model: Any) -> None:
+    text, gradients = tokens(), []
+    for frugal in (True, False):
+        gates = random_gates(model.config.num_hidden_layers, model.config.num_key_value_heads).requires_grad_()
+        mixture = Mixture(model, KEPT, frugal=frugal)
+        mixed(mixture, text, PAST, gates).square().sum().backward()
+        mixture.close()
+        gradients.append(gates.grad)
+    one, other = gradients
+    assert one is not None and other is not None and torch.equal(one, other)

@@ -93,6 +93,7 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"kept": float("nan")}, ["--kept nan"]),
         ({"rate": 0.0}, ["--rate 0"]),
         ({"rate": float("inf")}, ["--rate inf"]),
+        ({"scale": "root"}, ["--scale 'root'", "letter, loss, multiplier, ascent, share"]),
         ({"lengths": (200, 150)}, ["--lengths 200,150"]),
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],

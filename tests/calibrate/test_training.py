@@ -19,8 +19,9 @@ from mixing import Naive, exact
 from adapters import tiny
 from saccade.calibrate import training as training_module
 from saccade.calibrate.gates import KINDS
+from saccade.calibrate.mixture import Mixture
 from saccade.calibrate.problems import Ask, Problem
-from saccade.calibrate.training import CHECKPOINT, LOG, HeadTraining, Training
+from saccade.calibrate.training import ASCENT, CHECKPOINT, LOG, LOSS, MULTIPLIER, SCALES, SHARE, HeadTraining, Training
 from saccade.errors import OutputError, SaccadeError
 
 ABOUT = {"model": "tiny", "task": "made up", "seed": 0}
@@ -115,6 +116,55 @@ def test_a_multiplier_stays_at_zero_below_the_target(tmp_path: Path) -> None:
     assert {line["multiplier"] for line in records(tmp_path)} == {0.0}
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_constraint_is_brought_to_the_size_of_the_first_loss(model: Any, tmp_path: Path, scale: str) -> None:
+    settings = replace(SHORT, scale=scale)
+    made = train(model, tmp_path, settings)
+    lines = records(tmp_path)
+    start = lines[1]["loss"]
+    assert made.start == lines[-1]["start"] == start > 0 and lines[0]["start"] is None
+    # By hand: what climbs is the excess before the step, times the rate, times the size where it is "ascent".
+    climbed = start if scale == MULTIPLIER else 0.0
+    for before in lines[:-1]:
+        step = {ASCENT: start, SHARE: 1 / 6}.get(scale, 1.0) * settings.rate
+        climbed += step * (before["expected_l0"] - settings.target)
+        climbed = max(climbed, 0.0)
+    # Float32 sums of six probabilities, nine times.
+    assert lines[-1]["multiplier"] == pytest.approx(climbed, rel=1e-5)
+    traced = made.trace()
+    assert traced["multiplier"] == [line["multiplier"] for line in lines]
+    assert [*traced] == ["step", "loss", "expected_l0", "multiplier"]
+
+
+def test_dividing_the_loss_and_climbing_by_its_size_are_the_same_under_adam(model: Any, tmp_path: Path) -> None:
+    """All gradients differ by one factor, which Adam takes out again."""
+    ends = [train(model, tmp_path / scale, replace(SHORT, scale=scale)) for scale in (LOSS, ASCENT, MULTIPLIER)]
+    divided, climbing, other = (end.gates.mean() for end in ends)
+    # Adam's epsilon is 1e-8 beside gradients of 1e-3 and more, and float32 rounds nine steps.
+    torch.testing.assert_close(divided, climbing, rtol=0, atol=1e-4)
+    assert float((divided - other).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "says"),
+    [
+        ("hardkuma", "root", "--scale 'root' is not valid: letter, loss, multiplier, ascent, share"),
+        ("direct", "loss", "--scale loss is not valid of direct gates, whose loss begins at 0: letter"),
+        ("soft", "letter", "gates 'soft' are not valid: hardkuma"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(kind: str, scale: str, says: str) -> None:
+    with pytest.raises(SaccadeError, match=says):
+        Training(kind, target=2, scale=scale)
+
+
+def test_a_loss_of_nothing_has_no_size(tmp_path: Path) -> None:
+    """Sets that leave nothing out: the student is the teacher, to the last bit in float64."""
+    settings = replace(SHORT, kept=1.0, scale=LOSS)
+    with pytest.raises(SaccadeError, match="--scale loss: the loss is 0 at the start and has no size"):
+        train(exact("llama", 2).requires_grad_(False), tmp_path, settings)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_makes_the_same_records(model: Any, tmp_path: Path, kind: str) -> None:
     one = train(model, tmp_path / "one", replace(SHORT, kind=kind))
@@ -144,11 +194,13 @@ def stop_after(steps: int) -> Callable[[str], None]:
     return advance
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "scale"), [*((kind, "letter") for kind in KINDS), ("hardkuma", "loss")])
 @pytest.mark.parametrize("stop", [1, 3, 5])
-def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path: Path, kind: str, stop: int) -> None:
+def test_a_run_taken_up_again_is_the_run_that_never_stopped(
+    model: Any, tmp_path: Path, kind: str, scale: str, stop: int
+) -> None:
     """The checkpoint is of step 0, 3 and 3: records behind it are there already and are not written twice."""
-    settings = replace(SHORT, kind=kind, every=1)
+    settings = replace(SHORT, kind=kind, scale=scale, every=1)
     whole = train(model, tmp_path / "whole", settings, save_every=3)
     with pytest.raises(StoppedError):
         train(model, tmp_path / "parts", settings, save_every=3, advance=stop_after(stop))
@@ -162,6 +214,18 @@ def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path
     for name, value in whole.gates.state().items():
         assert torch.equal(value, parts.gates.state()[name])
     assert parts.multiplier == whole.multiplier
+
+
+def test_a_training_that_pauses_with_its_callers_mixture_is_the_same(model: Any, tmp_path: Path) -> None:
+    whole = train(model, tmp_path / "whole")
+    parts, mixture = HeadTraining(model, PROBLEMS, SHORT, tmp_path / "parts", ABOUT), Mixture(model, SHORT.kept)
+    for until in (2, 7, 20):
+        parts.run(nothing, until=until, mixture=mixture)
+        assert HeadTraining(model, PROBLEMS, SHORT, tmp_path / "parts", ABOUT).step == min(until, SHORT.steps)
+    mixture.close()
+    parts.log.close()
+    assert torch.equal(parts.gates.mean(), whole.gates.mean())
+    assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
 
 
 def test_a_checkpoint_between_two_records_adds_none(model: Any, tmp_path: Path) -> None:
@@ -202,6 +266,7 @@ def test_a_finished_run_is_read_from_its_folder(model: Any, tmp_path: Path) -> N
         ({"rate": 0.1}, "rate"),
         ({"kept": 0.5}, "kept"),
         ({"seed": 1}, "seed"),
+        ({"scale": "loss"}, "scale"),
     ],
 )
 def test_a_folder_of_another_training_is_refused(

@@ -18,12 +18,12 @@ from ..plans.roles import RoleMap
 from ..recipes.recipe import Recipe
 from ..types import ModelShape, Role
 from .asking import Reading
-from .gates import KINDS
+from .gates import KINDS, DirectGates
 from .gold import GoldObserver
 from .problems import Problems
 from .sweep import Outcome
 from .target import CHOOSING_HEADS, TRAINING, Target, TargetSettings
-from .training import HeadTraining, Training
+from .training import LETTER, HeadTraining, Training
 
 UNTRAINED = ("score", "random")
 METHODS = (*KINDS, *UNTRAINED)
@@ -50,6 +50,12 @@ class HeadSettings:
     asked: int
     every: int
     budgets: str
+    scale: str = LETTER
+
+    def training(self, method: str, target: int, seed: int) -> Training:
+        """How gates of a kind are trained; direct ones always by the letter, since their loss begins at 0."""
+        scale = LETTER if method == DirectGates.kind else self.scale
+        return Training(method, target, self.steps, self.rate, self.kept, seed, self.every, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,14 @@ class Found:
         values: of every head above the first layer with full attention, `[F - 1][Hkv]`, F being the number of those
             layers: E[z], a gate, a score, or None for chance.
         roles: "threshold" and "exact", as `heads:` lists.
+        trace: of a training; see `HeadTraining.trace`.
     """
 
     method: str
     seed: int
     values: list[list[float]] | None
     roles: dict[str, str]
+    trace: dict[str, list[Any]] | None = None
 
     @property
     def grey(self) -> float | None:
@@ -115,6 +123,8 @@ class HeadSearch:
                 f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
                 f"retrieve) to {len(full) * shape.kv_heads} ({told})"
             )
+        for method in set(methods) & set(KINDS):
+            _ = settings.training(method, count, 0)
         budgets = tuple(sorted(parse_budgets(settings.budgets)))
         search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
@@ -187,18 +197,21 @@ class HeadSearch:
             scored = method == "score"
             above = len(shape.full_layers) - 1, shape.kv_heads
             values = self._scores(model, seed)[1:] if scored else rng.random(above)
-            roles = {"exact": _roles(_best(values, wanted), shape)}
+            roles = {"exact": head_list(best_heads(values, wanted), shape)}
             return Found(method, seed, values.tolist() if scored else None, roles)
         # Of the common settings only those that training depends on: scoring may change without it.
         about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
         about |= {"lengths": list(settings.lengths), "asked": settings.asked}
-        recipe = Training(method, wanted, settings.steps, settings.rate, settings.kept, seed, settings.every)
+        recipe = settings.training(method, wanted, seed)
         folder = target.settings.output_dir / "training" / f"{method}-{seed}"
         training = HeadTraining(model, self.texts(method, seed), recipe, folder, about)
         training.run(advance)
         values = training.gates.mean().cpu().numpy()
-        chosen = {"threshold": _roles(values > THRESHOLD, shape), "exact": _roles(_best(values, wanted), shape)}
-        return Found(method, seed, values.tolist(), chosen)
+        chosen = {
+            "threshold": head_list(values > THRESHOLD, shape),
+            "exact": head_list(best_heads(values, wanted), shape),
+        }
+        return Found(method, seed, values.tolist(), chosen, training.trace())
 
     def _scores(self, model: Any, seed: int) -> numpy.ndarray[Any, Any]:
         """Retrieval score `[F, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
@@ -235,7 +248,7 @@ class HeadSearch:
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
         """The role file, and the recipe: with the roles at the largest budget; layers and what was tuned stay."""
         chosen, shape = results["chosen"], earlier.model
-        names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
+        names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked", "scale")
         found = {"method": self.methods[0], **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
@@ -244,7 +257,7 @@ class HeadSearch:
         self.target.write_recipe("calibrate heads", known, found=found, scores=scores)
 
 
-def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
+def best_heads(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
     """The `count` largest as a mask; ties to the lower layer, then head."""
     mask = numpy.zeros(values.size, dtype=bool)
     mask[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
@@ -252,7 +265,7 @@ def _best(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any
     return shaped
 
 
-def _roles(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
+def head_list(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
     """Roles as text, the first layer with full attention put in front: all its heads retrieve."""
     above = (tuple(Role.PUBLISH if one else Role.REUSE for one in layer) for layer in retrieve.tolist())
     roles = dict(zip(shape.full_layers, ((Role.PUBLISH,) * shape.kv_heads, *above), strict=True))

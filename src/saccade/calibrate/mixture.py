@@ -24,6 +24,7 @@ from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
 from ..eval.snapshot import Snapshot
 from ..kernels._caps import capped
+from ..kernels.topk.api import topk_and_last
 from ..selection.rules import Ratio
 
 
@@ -99,6 +100,7 @@ class _Pass:
         gates: float32 `[Hkv]` by the number of the layer, none for the first; None: the teacher, all heads dense.
         kept: share of the row that a set holds.
         caps: whether soft-caps are applied, as all but torch's function do.
+        frugal: whether the backward pass makes the maps again.
         below: queries, text keys and own keys of the layer below, which choose this layer's set; None: the first layer.
     """
 
@@ -106,6 +108,7 @@ class _Pass:
     gates: dict[int, Tensor] | None
     kept: float
     caps: bool
+    frugal: bool
     below: tuple[Tensor, Tensor, Tensor] | None = None
 
 
@@ -117,10 +120,12 @@ class Mixture:
     Args:
         model: in eval mode; its parameters must not require gradients.
         kept: share of the visible tokens that a set holds, the current one always among them (the paper's 30%).
+        frugal: hold one layer's maps at a time and make them again in the backward pass; else hold those of all layers,
+            which saves a third of a step's time.
     """
 
-    def __init__(self, model: Any, kept: float) -> None:
-        self._model, self._kept, self._shape = model, kept, shape_of(model.config)
+    def __init__(self, model: Any, kept: float, *, frugal: bool = True) -> None:
+        self._model, self._kept, self._frugal, self._shape = model, kept, frugal, shape_of(model.config)
         self._slot: list[_Pass] = []
         for name, mask in _MASKS.items():
             AttentionInterface.register(name, _attention)
@@ -155,7 +160,8 @@ class Mixture:
         past, full = text.layers[0][0].shape[2], self._shape.full_layers
         positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
         above = None if gates is None else dict(zip(full[1:], gates, strict=True))
-        self._slot[:] = [_Pass(dict(zip(full, text.layers, strict=True)), above, self._kept, self._caps)]
+        context = dict(zip(full, text.layers, strict=True))
+        self._slot[:] = [_Pass(context, above, self._kept, self._caps, self._frugal)]
         for module in self._modules:  # another mixture may have had them
             module.__dict__[_SLOT] = self._slot
         stock, cache = self._model.config._attn_implementation, text.behind()
@@ -210,7 +216,7 @@ def _attention(
         z = gates[:, None, None, None].to(q.dtype)
         return z * dense + (1 - z) * sparse
 
-    output: Tensor = checkpoint(mixed, use_reentrant=False)
+    output: Tensor = checkpoint(mixed, use_reentrant=False) if now.frugal else mixed()
     return output.flatten(0, 1).transpose(0, 1)[None], None
 
 
@@ -232,15 +238,31 @@ def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`.
 
-    As at inference: the share is exact in decimals and rounded up, ties go to the lower position.
+    As at inference: the share is exact in decimals and rounded up, the current token always among them, ties go to the
+    lower position.
     """
-    scores = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0]
-    past, new = keys.shape[1], key.shape[1]
-    own = torch.arange(new, device=q.device)
-    scores[:, own, past + own] = float("inf")  # the current token is always attended to
-    rule = Ratio(kept)
-    counts = torch.tensor([rule.size(past + number + 1, 1) for number in range(new)], device=q.device)
-    best = scores.topk(int(counts.max()), dim=-1).values
-    cut = best.gather(-1, (counts - 1)[None, :, None].expand(scores.shape[0], -1, 1))
+    scores, rule = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0], Ratio(kept)
+    heads, new, seen = scores.shape
+    lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32, device=q.device)
+    most = rule.size(seen, 1)
+    if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
+        return best_of_each(scores, rule.share.of_each(lengths), rule.size(seen - new + 1, 1), most)
+    ids, _ = topk_and_last(scores.transpose(0, 1), lengths, most - 1, 1, share=rule.share)
+    chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool)
+    chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token
+    return chosen[..., :-1].transpose(0, 1)
+
+
+def best_of_each(scores: Tensor, counts: Tensor, least: int, most: int) -> Tensor:
+    """The best `counts` `[n]` of each of the last tokens, itself among them: bool `[Hkv, n, T + n]` of such scores.
+
+    Counts, the first of which is `least` and the last `most`, never fall; nothing here waits for the device.
+    """
+    new = len(counts)
+    scores[:, :, scores.shape[2] - new :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
+    best = scores.topk(most, dim=-1, sorted=False).values
+    last = best.topk(most - least + 1, dim=-1, largest=False).values
+    cut = last.gather(-1, (most - counts.long())[None, :, None].expand(scores.shape[0], -1, 1))
     above, tied = scores > cut, scores == cut
-    return above | (tied & (tied.cumsum(-1) <= counts[:, None] - above.sum(-1, keepdim=True)))
+    wanted = counts[:, None] - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))

@@ -86,6 +86,15 @@ def heads(
     seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
     rate: Annotated[float, words("RATE", "Learning rate of gates and multiplier.")] = 0.01,
+    scale: Annotated[
+        str,
+        words(
+            "NAME",
+            "What brings the multiplier to the size of the loss, by its first value: loss is divided by it, multiplier "
+            "begins at it, ascent goes in steps of it; share: loss, and steps by the excess as a share of all gates; "
+            "letter: nothing, as in the paper. Direct gates: always letter.",
+        ),
+    ] = "letter",
     kept: Annotated[float, words("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
     asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
@@ -124,7 +133,9 @@ def heads(
     if len(between) > 2:
         raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
     span = between[0], between[-1]
-    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, rate, kept, span, asked, every, budgets)
+    settings = HeadSettings(
+        shared, method, target_heads, exact, seeds, steps, rate, kept, span, asked, every, budgets, scale
+    )
     run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 

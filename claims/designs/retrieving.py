@@ -1,0 +1,100 @@
+"""Questions under the roles of trained gates, cut to any number of heads, and under other policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy
+
+from saccade.calibrate.heads import best_heads, head_list
+from saccade.errors import SaccadeError
+from saccade.types import ModelShape
+
+from ..gates.choice import chosen
+from ..gates.variants import DIRECT
+from ..judging.claim import Sample
+from ..judging.effects import TEXTS
+from ..judging.study import Study
+from .questions import Questions
+from .trial import CHOSEN, file_conditions, trial_of
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieving:
+    """As `Questions`; a gate's rank decides whether its head is among so many that retrieve.
+
+    Arms are the `others`, and `GATES COUNT, seed S, budget B`, where GATES is `hardkuma`, the variant that stands for
+    it by the rule of `gates.choice`, or `direct`.
+
+    Attributes:
+        file: of the trial, in docs/results.
+        counts: heads that retrieve, those of the first layer among them.
+        budgets: of those arms.
+        others: specs, as `Study.policies` reads them.
+        lengths, texts, asked, seed: see `Questions`.
+    """
+
+    interval: ClassVar[str] = TEXTS
+
+    file: str
+    counts: tuple[int, ...]
+    budgets: tuple[int, ...]
+    others: tuple[str, ...] = ()
+    lengths: tuple[int, int] = (4096, 4096)
+    texts: int = 24
+    asked: int = 12
+    seed: int = 20
+
+    def units(self, study: Study) -> int:
+        return self._questions(self._arms(study)).units(study)
+
+    def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
+        """See `Questions`.
+
+        Raises:
+            SaccadeError: the file is not there, or nothing was asked under its roles.
+        """
+        arms = self._arms(study)
+        found: dict[str, list[Sample]] = {}
+        for sample in self._questions(arms).run(study, advance):
+            found.setdefault(sample.arm, []).append(sample)
+        return [replace(sample, arm=arm) for arm, spec in arms.items() for sample in found[spec]]
+
+    def conditions(self, study: Study) -> dict[str, Any]:
+        conditions = self._questions(self._arms(study)).conditions(study)
+        trial = file_conditions(self.file, study)
+        return {**conditions, **{name: trial[name] for name in ("file", "sha256", "measured_by")}}
+
+    def _questions(self, arms: dict[str, str]) -> Questions:
+        specs = tuple(dict.fromkeys(arms.values()))
+        return Questions(specs, lengths=self.lengths, texts=self.texts, asked=self.asked, seed=self.seed)
+
+    def _arms(self, study: Study) -> dict[str, str]:
+        """Specs by arm."""
+        return {**dict(self._gated(study)), **{spec: spec for spec in self.others}}
+
+    def _gated(self, study: Study) -> Iterator[tuple[str, str]]:
+        trial, shape = trial_of(self.file, study), study.subject.shape
+        for name, variant in ((CHOSEN, chosen(trial)), (DIRECT, DIRECT)):
+            for run in trial["runs"]:
+                for count in self.counts if run["variant"] == variant else ():
+                    told = cut(run["values"], count, shape)
+                    for budget in self.budgets:
+                        spec = f"lychee_decode:budget={budget},roles={told}"
+                        yield f"{name} {count}, seed {run['seed']}, budget {budget}", spec
+
+
+def cut(values: Sequence[Sequence[float]], count: int, shape: ModelShape) -> str:
+    """Roles as a `heads:` list: the first layer's heads, and so many others that all are `count`, the best ones.
+
+    Raises:
+        SaccadeError: fewer than the first layer has, or more than there are.
+    """
+    above = count - shape.kv_heads
+    if not 0 <= above <= sum(map(len, values)):
+        raise SaccadeError(
+            f"{count} heads that retrieve are not valid: the model has {shape.kv_heads} in its first layer"
+        )
+    return head_list(best_heads(numpy.array(values), above), shape)

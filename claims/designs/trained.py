@@ -1,0 +1,67 @@
+"""Gates that `python -m claims gates` has trained: whether they have decided, and how many are open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+from saccade.calibrate.heads import GREY, THRESHOLD
+
+from ..gates.choice import chosen
+from ..gates.variants import DIRECT
+from ..judging.claim import Sample
+from ..judging.effects import TEXTS
+from ..judging.study import Study
+from .trial import CHOSEN, file_conditions, trial_of
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Trained gates, a head in the place of a text; values are means over seeds.
+
+    Arms are the trial's variants, and `hardkuma`, the one that stands for HardKuma by the rule of `gates.choice`.
+    Texts are `layer L, head H`, of which the measures are `grey`, whether a gate lies between 0.1 and 0.9, and `open`,
+    whether above one half; and `seed S`, of which it is `missed`, by how much the expected number of open gates misses
+    the wanted one.
+
+    Attributes:
+        file: its name in docs/results.
+    """
+
+    interval: ClassVar[str] = TEXTS
+
+    file: str
+
+    def units(self, study: Study) -> int:
+        return 1
+
+    def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
+        """The file's samples.
+
+        Raises:
+            SaccadeError: it is not there, or nothing was asked under its roles.
+        """
+        trial = trial_of(self.file, study)
+        arms = {run["variant"]: run["variant"] for run in trial["runs"]} | {CHOSEN: chosen(trial), DIRECT: DIRECT}
+        samples = [sample for arm, variant in arms.items() for sample in _samples(trial, arm, variant)]
+        advance(self.file)
+        return samples
+
+    def conditions(self, study: Study) -> dict[str, Any]:
+        return file_conditions(self.file, study)
+
+
+def _samples(trial: Mapping[str, Any], arm: str, variant: str) -> Iterator[Sample]:
+    runs = [run for run in trial["runs"] if run["variant"] == variant]
+    for place, layer in enumerate(trial["layers"]):
+        for head in range(trial["kv_heads"]):
+            values = [run["values"][place][head] for run in runs]
+            grey, above = (
+                fmean(GREY[0] < value < GREY[1] for value in values),
+                fmean(value > THRESHOLD for value in values),
+            )
+            yield Sample(f"layer {layer}, head {head}", arm, {"grey": grey, "open": above})
+    for run in runs:
+        yield Sample(f"seed {run['seed']}", arm, {"missed": abs(run["expected_l0"] - trial["target"])})

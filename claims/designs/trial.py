@@ -1,0 +1,29 @@
+"""The trial's file in docs/results, as designs read it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ..gates.answers import read_trial
+from ..gates.page import COMMAND
+from ..judging.study import Study
+from .measured import RESULTS
+
+CHOSEN = "hardkuma"
+"""The arm of the variant that stands for HardKuma."""
+
+
+def trial_of(file: str, study: Study) -> dict[str, Any]:
+    """What the file holds.
+
+    Raises:
+        SaccadeError: it is not there, or holds another model's gates.
+    """
+    return read_trial(RESULTS / file, study.subject.shape)
+
+
+def file_conditions(file: str, study: Study) -> dict[str, Any]:
+    """The trial's machine and versions, and which file it is."""
+    digest = hashlib.sha256((RESULTS / file).read_bytes()).hexdigest()
+    return {**trial_of(file, study)["environment"], "file": file, "sha256": digest, "measured_by": COMMAND}

@@ -1,0 +1,135 @@
+"""What answers the roles keep that gates give, as the trial's file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from saccade.calibrate.heads import THRESHOLD, best_heads, head_list
+from saccade.calibrate.ledger import Ledger
+from saccade.calibrate.problems import NeedleProblems
+from saccade.calibrate.sweep import KEY, Sweep
+from saccade.errors import OutputError, SaccadeError
+from saccade.eval.entry import parse_budgets
+from saccade.eval.output import check_folder, read_json
+from saccade.eval.subject import Subject
+from saccade.methods.policy import Policy
+from saccade.plans.head_list import HeadList
+from saccade.types import ModelShape, Role
+
+from ..subject import plain_subject
+
+LEDGER = "answers.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What the user can choose; see `python -m claims roles --help`."""
+
+    file: Path
+    model: str | None
+    context: int
+    texts: int
+    asked: int
+    budgets: str
+    output_dir: Path
+    device: str
+    dtype: str
+    seed: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class RoleAnswers:
+    """Settings that passed every check.
+
+    Attributes:
+        trial: what the file holds.
+        problems: stretches of packages' sources, which share no token and were trained on by nobody.
+    """
+
+    settings: AnswerSettings
+    subject: Subject
+    trial: Mapping[str, Any]
+    budgets: tuple[int, ...]
+    problems: NeedleProblems
+
+    @classmethod
+    def check(cls, settings: AnswerSettings) -> RoleAnswers:
+        """Resolve settings.
+
+        Raises:
+            SaccadeError: one line about the first thing that is not valid.
+        """
+        subject = plain_subject(settings.model, settings.device, settings.dtype)
+        trial = read_trial(settings.file, subject.shape)
+        budgets = tuple(sorted(parse_budgets(settings.budgets)))
+        check_folder(settings.output_dir)
+        problems = NeedleProblems(
+            subject.tokenizer, trial["task"], (settings.context, settings.context), settings.texts, settings.asked,
+            settings.seed, subject.positions, once=True,
+        )  # fmt: skip
+        return cls(settings, subject, trial, budgets, problems)
+
+    @property
+    def units(self) -> int:
+        """See `Work`."""
+        return len(self.problems) * len({"dense", *(row["spec"] for row in self._rows())})
+
+    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
+        """Ask; the trial, with what has come out as its `answers`."""
+        own, rows = self.settings, [*self._rows()]
+        about = {name: getattr(own, name) for name in ("context", "asked", "seed")}
+        about |= {"weights": self.subject.shape.weights, "dtype": self.subject.dtype_name, "texts": len(self.problems)}
+        with Ledger(own.output_dir / LEDGER, about, KEY) as ledger:
+            sweep = Sweep(self.subject.load(), self.subject.tokenizer, self.problems, ledger, own.threads, False)
+            sweep.run(["dense", *dict.fromkeys(row["spec"] for row in rows)], advance)
+            right = {spec: [fmean(text) for text in sweep.outcome(spec).right] for spec in self._specs(rows)}
+        answers = {**about, "budgets": [*self.budgets], "dense": right["dense"]}
+        answers["rows"] = [{**row, "right": right[row["spec"]]} for row in rows]
+        return {**self.trial, "answers": answers}
+
+    def _specs(self, rows: list[dict[str, Any]]) -> list[str]:
+        return ["dense", *dict.fromkeys(row["spec"] for row in rows)]
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """Every run's roles at every budget."""
+        shape = self.subject.shape
+        for run in self.trial["runs"]:
+            for name, mask in masks(run, self.trial["target"]).items():
+                told = head_list(mask, shape)
+                heads = sum(
+                    role is Role.PUBLISH for layer in HeadList.parse(told).role_map(shape).layers for role in layer
+                )
+                for budget in self.budgets:
+                    spec = Policy.create("lychee_decode", {"roles": told, "budget": budget}).to_spec()
+                    about = {"variant": run["variant"], "seed": run["seed"], "step": run["step"]}
+                    yield {**about, "roles": name, "heads": heads, "budget": budget, "spec": spec}
+
+
+def masks(run: Mapping[str, Any], count: int) -> dict[str, NDArray[numpy.bool_]]:
+    """Which gates retrieve `[F - 1, Hkv]`: those above one half, and exactly the `count` best."""
+    values = numpy.array(run["values"])
+    return {"threshold": values > THRESHOLD, "exact": best_heads(values, count)}
+
+
+def read_trial(path: Path, shape: ModelShape) -> dict[str, Any]:
+    """What `python -m claims gates` has written.
+
+    Raises:
+        SaccadeError: no such file, something else, or another model's gates.
+    """
+    if not path.is_file():
+        raise SaccadeError(f"{str(path)!r} is not there; `python -m claims gates` makes it")
+    trial = read_json(path)
+    if not trial.get("runs") or "target" not in trial:
+        raise OutputError(f"{str(path)!r} holds no trained gates")
+    if trial["weights"] != shape.weights:
+        raise SaccadeError(f"{str(path)!r} holds gates of {trial['model']}, another model's")
+    return trial

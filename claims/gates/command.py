@@ -1,0 +1,137 @@
+"""`python -m claims gates` and `roles`: trained gates, step by step, and what answers the roles keep that they give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from saccade.cli.group import INTERRUPTED
+from saccade.cli.options import Device, Dtype, Model, Seed, count, number, words
+
+RESULTS, PICTURE = "gates.json", "gates.svg"
+
+
+def gates(
+    model: Model = None,
+    variants: Annotated[
+        str, words("NAME,NAME", "letter, loss, share, multiplier, ascent: HardKuma gates; direct. In this order.")
+    ] = "letter,loss,direct,share,multiplier,ascent",
+    target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
+    seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
+    steps: Annotated[int, count("Training steps, one text each.")] = 3000,
+    rate: Annotated[float, number("RATE", "Learning rate of gates and multiplier.")] = 0.01,
+    kept: Annotated[float, number("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
+    lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
+    asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
+    every: Annotated[int, count("Steps between two records.")] = 20,
+    task: Annotated[str, words("NAME", "How facts are stated; see `saccade tune --task`.")] = "kv",
+    together: Annotated[int, count("Variants of a seed that one process trains, whose texts are read once.")] = 3,
+    workers: Annotated[int, count("Processes at a time. 0: three a CUDA device, on a CPU one.", 0)] = 0,
+    minutes: Annotated[float | None, number("MINUTES", "Stop after so long; the same command goes on.")] = None,
+    output_dir: Annotated[Path, words("DIR", "Folder; a run that was cut off goes on there.")] = Path("results/gates"),
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+) -> None:
+    """Train HardKuma gates by the paper's multiplier and by three that know the size of the loss, and direct gates.
+
+    The folder gets gates.json, written again and again while it runs, and at the end gates.svg: expected number of
+    open gates, multiplier and loss over steps.
+
+    Examples:
+
+      python -m claims gates --device cuda --minutes 8
+
+      python -m claims gates --variants loss,direct --seeds 1 --steps 200 --lengths 128,256 --asked 4
+    """
+    # Imported here, so that --help and a mistyped option do not wait for torch.
+    from saccade.calibrate.target import TargetSettings
+    from saccade.cli.terminal import output, quiet_libraries, say, show
+    from saccade.errors import SaccadeError
+    from saccade.eval.output import whole_numbers, write_json
+
+    from .job import Trial, TrialSettings
+    from .table import progress_line, trial_table
+
+    quiet_libraries()
+    span = whole_numbers("--lengths", lengths, at_least=128)
+    if len(span) > 2 or span[0] > span[-1]:
+        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    common = TargetSettings(model, task, max(span), 1, output_dir, None, device, dtype, seed, 1)
+    trial = Trial.check(
+        TrialSettings(
+            common, variants, target_heads, seeds, steps, rate, kept, (span[0], span[-1]), asked, every, together,
+            workers, minutes,
+        )
+    )  # fmt: skip
+    console = output()
+
+    def keep(results: dict[str, Any]) -> None:
+        write_json(output_dir / RESULTS, results)
+        say(console, progress_line(results))
+
+    try:
+        results = trial.run(keep)
+    except KeyboardInterrupt:
+        keep(trial.results())
+        say(console, "interrupted; the same command goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    show(trial_table(results), f"results: {output_dir / RESULTS}", *_drawn(results, output_dir / PICTURE))
+
+
+def _drawn(results: dict[str, Any], path: Path) -> list[str]:
+    """Draw, where matplotlib is there; gives what to say."""
+    from saccade.files import replace_text
+
+    try:
+        from .picture import trial_picture
+    except ModuleNotFoundError as error:
+        return [f"no picture, {error.name} is missing; `python -m claims roles {path.with_suffix('.json')}` draws it"]
+    replace_text(path, trial_picture(results))
+    return [f"picture: {path}"]
+
+
+def roles(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="gates.json of `python -m claims gates`.")],
+    model: Model = None,
+    context: Annotated[int, count("Tokens of a text.")] = 4096,
+    texts: Annotated[int, count("Stretches of packages' sources that share no token.")] = 24,
+    asked: Annotated[int, count("Questions about each.", maximum=64)] = 12,
+    budgets: Annotated[str, words("N,N", "Tokens of a set.")] = "16,64",
+    output_dir: Annotated[Path, words("DIR", "Folder; a run that was cut off goes on there.")] = Path("results/roles"),
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 40,
+    threads: Annotated[int, count("CPU threads.", maximum=1024)] = 1,
+) -> None:
+    """Ask questions under the roles that trained gates give: those above one half, and exactly as many as wanted.
+
+    The file gets its answers, and a picture beside it, as `gates` draws it. Last comes the variant that stands for
+    HardKuma in the claims.
+
+    Example:
+
+      python -m claims roles results/gates/gates.json
+    """
+    from saccade.cli.terminal import progress, quiet_libraries, show
+    from saccade.eval.output import check_file, write_json
+
+    from .answers import AnswerSettings, RoleAnswers
+    from .choice import chosen
+    from .table import answer_table
+    from .variants import DIRECT
+
+    quiet_libraries()
+    work = RoleAnswers.check(
+        AnswerSettings(file, model, context, texts, asked, budgets, output_dir, device, dtype, seed, threads)
+    )
+    check_file(file)
+    with progress(work.units) as advance:
+        results = work.run(advance)
+    write_json(file, results)
+    told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
+    if any(run["variant"] == DIRECT for run in results["runs"]):
+        told.append(f"stands for HardKuma: {chosen(results)}")
+    show(answer_table(results), *told)

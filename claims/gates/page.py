@@ -1,0 +1,48 @@
+"""The trial in docs/calibration.md, made from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from saccade.report.wording import grouped
+
+from .table import Results
+from .variants import VARIANTS
+
+PICTURE = "gates.svg"
+"""In docs/images."""
+COMMAND = "python -m claims gates --device cuda; python -m claims roles"
+
+
+def section(results: Results) -> list[str]:
+    """Markdown: where each variant has ended, over its seeds, and the answers that its roles keep."""
+    budgets = results["answers"]["budgets"] if "answers" in results else []
+    heads = ["gates", "`--scale`", "expected open", "undecided", "above one half"]
+    heads += [f"right, {roles}, budget {budget}" for roles in ("as many", "as wanted") for budget in budgets]
+    lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
+    for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
+        cells = [VARIANTS[name].kind, VARIANTS[name].scale, _between([run["expected_l0"] for run in runs], "{:.1f}")]
+        cells += [_between([run["grey"] for run in runs], "{:.0%}"), _between([run["open"] for run in runs], "{}")]
+        for roles in ("threshold", "exact"):
+            cells += [_right(results, name, roles, budget) for budget in budgets]
+        lines.append("| " + " | ".join(cells) + " |")
+    own = results["environment"]
+    steps = f"{results['steps']:,} steps" + ("" if results["complete"] else ", not all finished")
+    wanted = f"{results['target']} gates of {len(results['layers']) * results['kv_heads']} wanted open"
+    told = f"{wanted}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
+    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{COMMAND}` ([gates.json](results/gates.json))"
+    image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
+    return [*lines, "", told, "", image]
+
+
+def _between(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _right(results: Results, variant: str, roles: str, budget: int) -> str:
+    """Share of right answers, all seeds together."""
+    wanted = (variant, roles, budget)
+    rows = [row for row in results["answers"]["rows"] if (row["variant"], row["roles"], row["budget"]) == wanted]
+    return f"{fmean(right for row in rows for right in row['right']):.3f}" if rows else "–"

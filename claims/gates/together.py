@@ -1,0 +1,124 @@
+"""Trainings of one seed, side by side on the same texts, in one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+
+from saccade.calibrate.target import TRAINING, Target, TargetSettings
+from saccade.calibrate.training import HeadTraining, Training
+from saccade.cli.terminal import quiet_libraries
+from saccade.errors import SaccadeError
+
+from .remembering import RememberedProblems, RememberingMixture
+from .variants import VARIANTS
+
+BLOCK = 10
+"""Steps that each training makes before the next one's turn, and after which all are saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process trains.
+
+    Attributes:
+        variants: by name; all see the same texts.
+        target: gates that may be open, N_target of LycheeDecode's equation 7.
+        until: `time.time()` at which it stops at the end of a block; None: it does not.
+    """
+
+    settings: TargetSettings
+    seed: int
+    variants: tuple[str, ...]
+    target: int
+    steps: int
+    rate: float
+    kept: float
+    lengths: tuple[int, int]
+    asked: int
+    every: int
+    until: float | None
+
+    def folder(self, variant: str) -> Path:
+        """Where a training keeps its log and its checkpoint."""
+        return self.settings.output_dir / "training" / f"{variant}-{self.seed}"
+
+    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
+        """One of each variant, as far as it has come."""
+        about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
+        about |= {"lengths": list(self.lengths), "asked": self.asked}
+        made = []
+        for name in self.variants:
+            own = VARIANTS[name]
+            training = Training(
+                own.kind, self.target, self.steps, self.rate, self.kept, self.seed, self.every, own.scale
+            )
+            made.append(HeadTraining(model, problems, training, self.folder(name), about))
+        return made
+
+
+def train(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
+    """Go on with trainings, block by block in turns, to their end or until it is time.
+
+    Raises:
+        SaccadeError: what `Target.check` and `HeadTraining` refuse.
+    """
+    target = Target.check(part.settings)
+    problems = RememberedProblems(
+        target.draw(TRAINING + part.seed, part.asked, part.lengths, part.steps, together=True)
+    )
+    model = target.subject.load()
+    trainings = part.trainings(target, model, problems)
+    mixture = RememberingMixture(model, part.kept, frugal=model.device.type == "cpu")
+    try:
+        while unfinished := [one for one in trainings if one.step < part.steps]:
+            if part.until is not None and time.time() >= part.until:
+                break
+            # Whoever is behind goes first: of a run that was cut off some may have done a block more.
+            step = min(one.step for one in unfinished)
+            until = (step // BLOCK + 1) * BLOCK
+            for training in unfinished:
+                if training.step < until:
+                    training.run(_nothing, until=until, mixture=mixture)
+            mixture.forget()
+            problems.forget()
+            after_block()
+    finally:
+        mixture.close()
+        for training in trainings:
+            training.log.close()
+
+
+def train_alone(part: Part) -> None:
+    """`train` as a process of its own, which ends with the one that has started it."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    if ":" in part.settings.device:
+        torch.cuda.set_device(part.settings.device)
+    quiet_libraries()
+    try:
+        train(part)
+    except SaccadeError as error:
+        sys.exit(f"saccade: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "a process of its own has been started by another"
+    parent.join()
+    os._exit(1)
+
+
+def _nothing(_: str) -> None:
+    pass

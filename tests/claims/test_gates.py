@@ -1,0 +1,271 @@
+"""`python -m claims gates` and `roles` on a tiny random model, the rule that chooses, and designs that follow it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from claims.designs import trial as trial_module
+from claims.designs.retrieving import Retrieving, cut
+from claims.designs.trained import Trained
+from claims.gates import job as job_module
+from claims.gates import page
+from claims.gates.choice import chosen
+from claims.gates.picture import trial_picture
+from claims.gates.variants import SCALED, VARIANTS
+from claims.judging.study import Study
+from commands import LAYERS, Fails, Invoke
+from saccade.calibrate import corpus as corpus_module
+from saccade.errors import SaccadeError
+from saccade.types import ModelShape
+
+SMALL = (
+    "--target-heads", "4", "--steps", "12", "--seeds", "2", "--lengths", "128,140", "--asked", "2", "--every", "4",
+    "--rate", "0.3", "--device", "cpu",
+)  # fmt: skip
+THREE = ("--variants", "letter,share,direct")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_library() -> Iterator[None]:
+    """Less of the library, and found once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_module, "CHARACTERS", 60_000)
+        patch.setattr(corpus_module, "library_sources", functools.cache(corpus_module.library_sources))
+        yield
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "gates.json").read_text())
+    return found
+
+
+def test_a_trial_gives_traces_and_answers(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    train = ("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", tmp_path)
+    result = invoke(*train)
+    assert result.exit_code == 0, result.output
+    results = read(tmp_path)
+    assert results["complete"] and results["target"] == 2
+    assert [(run["variant"], run["seed"]) for run in results["runs"]] == [
+        (name, seed) for name in ("letter", "direct", "share") for seed in (0, 1)
+    ]
+    for run in results["runs"]:
+        assert run["step"] == 12 and len(run["values"]) == LAYERS - 1
+        assert run["trace"]["step"] == [0, 4, 8, 12]
+        assert run["trace"]["expected_l0"][-1] == pytest.approx(run["expected_l0"], rel=1e-5)
+        assert (run["start"] > 0) == (run["variant"] != "direct")
+    assert ElementTree.fromstring((tmp_path / "gates.svg").read_text()).tag.endswith("svg")
+    before = (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes()
+    assert invoke(*train).exit_code == 0  # finished: nothing is trained again
+    assert (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes() == before
+
+    ask = ("--context", "256", "--texts", "2", "--asked", "2", "--budgets", "16", "--device", "cpu")
+    result = invoke("roles", tmp_path / "gates.json", "--model", model_folder, *ask, "--output-dir", tmp_path / "roles")
+    assert result.exit_code == 0, result.output
+    answers = read(tmp_path)["answers"]
+    assert {(row["variant"], row["seed"], row["roles"]) for row in answers["rows"]} == {
+        (name, seed, roles)
+        for name in ("letter", "share", "direct")
+        for seed in (0, 1)
+        for roles in ("threshold", "exact")
+    }
+    for row in answers["rows"]:
+        assert len(row["right"]) == len(answers["dense"]) == 2
+        assert row["heads"] == 4 or row["roles"] == "threshold"
+    assert "stands for HardKuma: " in result.stdout
+
+
+def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    """Two, of which each trains one variant, and one for both; none of this module's library, but all of it."""
+    small = (*SMALL, "--steps", "4", "--seeds", "1", "--workers", "2", "--variants", "letter,direct")
+    found = []
+    for together in ("1", "2"):
+        folder = tmp_path / together
+        result = invoke("gates", "--model", model_folder, *small, "--together", together, "--output-dir", folder)
+        assert result.exit_code == 0, result.output
+        found.append(read(folder)["runs"])
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
+def test_what_was_cut_off_is_readable_and_goes_on(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ("gates", "--model", model_folder, *SMALL, "--variants", "share", "--seeds", "1")
+    over = invoke(*train, "--output-dir", tmp_path / "whole", "--minutes", "1e-9")
+    assert over.exit_code == 0 and read(tmp_path / "whole")["runs"] == []
+    assert invoke(*train, "--output-dir", tmp_path / "whole").exit_code == 0
+
+    def stop(self: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_module, "_KEEP", 0.0)
+        patch.setattr(job_module.Trial, "results", _after(0, job_module.Trial.results, stop))
+        result = invoke(*train, "--output-dir", tmp_path / "parts")
+    assert result.exit_code == 130 and "interrupted" in result.stdout
+    assert read(tmp_path / "parts")["complete"] is False
+    assert [run["step"] for run in read(tmp_path / "parts")["runs"]] == [
+        8
+    ]  # a record behind the tenth step comes later
+    assert invoke(*train, "--output-dir", tmp_path / "parts").exit_code == 0
+    assert read(tmp_path / "parts")["runs"] == read(tmp_path / "whole")["runs"]
+
+
+def _after(calls: int, work: Any, stop: Any) -> Any:
+    """Works so many times, stops once, and works from then on."""
+    left = [calls]
+
+    def do(self: Any) -> Any:
+        left[0] -= 1
+        return stop(self) if left[0] == -1 else work(self)
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--variants", "letter,root"), "--variants 'root' is not valid: letter, loss, direct, share"),
+        (("--target-heads", "1"), "--target-heads 1 is not valid: 2 (the first layer's) to 10"),
+        (("--target-heads", "11"), "--target-heads 11"),
+        (("--lengths", "300,200"), "--lengths '300,200' is not valid"),
+        (("--lengths", "128,4000"), "1600 positions"),
+        (("--kept", "0"), "--kept 0 is not valid"),
+        (("--rate", "2"), "--rate 2 is not valid"),
+        (("--minutes", "0"), "--minutes 0 is not valid"),
+        (("--device", "quantum"), "'quantum'"),
+        (("--output-dir", "/proc/gates"), "'/proc/gates'"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(fails: Fails, model_folder: Path, arguments: Any, says: str) -> None:
+    assert says in fails("gates", "--model", model_folder, *SMALL, *arguments)
+
+
+def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    ask = ("--model", model_folder, "--output-dir", tmp_path / "roles")
+    assert "is not there; `python -m claims gates` makes it" in fails("roles", tmp_path / "absent.json", *ask)
+    (tmp_path / "gates.json").write_text("{}")
+    assert "holds no trained gates" in fails("roles", tmp_path / "gates.json", *ask)
+    (tmp_path / "gates.json").write_text(json.dumps(made_up() | {"weights": "0" * 16, "model": "other"}))
+    assert "holds gates of other, another model's" in fails("roles", tmp_path / "gates.json", *ask)
+
+
+# --- the rule, and claims that follow it ---------------------------------------------------------------------------
+
+
+def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
+    """A trial of all variants, three seeds; `changes`: expected number of open gates, two wanted, and right answers."""
+    known = {**dict.fromkeys(VARIANTS, (5.0, 0.5)), "direct": (2.0, 0.9), **changes}
+    runs, rows = [], []
+    for name, (number, right) in known.items():
+        for seed in range(3):
+            values = [[0.95, 0.05]] * (LAYERS - 1) if name != "direct" else [[0.5, 0.4]] * (LAYERS - 1)
+            about = {"variant": name, "seed": seed, "step": 9}
+            trace = {"step": [0, 9], "loss": [None, 3.0], "expected_l0": [7.0, number], "multiplier": [0.0, 1.0]}
+            runs.append({**about, "scale": VARIANTS[name].scale, "kind": VARIANTS[name].kind, "start": 4.0,
+                         "expected_l0": number, "values": values, "trace": trace, "grey": float(name == "direct"),
+                         "open": 0 if name == "direct" else LAYERS - 1})  # fmt: skip
+            rows.append({**about, "roles": "exact", "budget": 16, "right": [right, right]})
+            rows.append({**about, "roles": "threshold", "budget": 16, "right": [1.0, 1.0]})
+    about = {"seeds": 3, "steps": 9, "target": 2, "layers": [*range(1, LAYERS)], "kv_heads": 2}
+    where = {
+        "model": "tiny",
+        "device": "a device",
+        "dtype": "float32",
+        "versions": {"torch": "2"},
+        "date": "2026-01-01T",
+    }
+    return {**about, "complete": False, "runs": runs, "answers": {"rows": rows, "budgets": [16]}, "environment": where}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, "letter"),
+        ({"loss": (2.9, 0.89)}, "loss"),
+        ({"loss": (2.9, 0.88)}, "letter"),  # 0.98 of 0.9 is 0.882
+        ({"loss": (3.1, 1.0)}, "letter"),
+        ({"loss": (2.0, 0.9), "share": (1.0, 0.91)}, "share"),
+        (dict.fromkeys(SCALED, (2.0, 0.9)), "loss"),
+    ],
+)
+def test_a_variant_stands_for_hardkuma_if_it_reaches_the_number_and_keeps_the_answers(
+    changes: dict[str, tuple[float, float]], wanted: str
+) -> None:
+    assert chosen(made_up(**changes)) == wanted
+
+
+def test_a_seed_that_was_not_trained_to_the_end_does_not_count() -> None:
+    trial = made_up(loss=(2.0, 0.9))
+    next(run for run in trial["runs"] if run["variant"] == "loss")["step"] = 8
+    assert chosen(trial) == "letter"
+    del trial["answers"]
+    with pytest.raises(SaccadeError, match="no answers of direct gates"):
+        chosen(trial)
+
+
+def test_a_picture_has_a_row_of_each_variant() -> None:
+    whole = trial_picture(made_up())
+    assert ElementTree.fromstring(whole).tag.endswith("svg") and whole == trial_picture(made_up())
+    assert len(trial_picture({**made_up(), "runs": made_up()["runs"][:3]})) < len(whole)
+    assert trial_picture({**made_up(), "runs": []})
+
+
+def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> None:
+    lines = page.section(made_up(share=(2.04, 0.9)))
+    assert lines[0].startswith(
+        "| gates | `--scale` | expected open | undecided | above one half | right, as many, budget 16"
+    )
+    assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
+    assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
+    assert "2 gates of 8 wanted open, 9 steps, not all finished" in lines[-3] and "a device" in lines[-3]
+    without = {name: value for name, value in made_up().items() if name != "answers"}
+    assert "| hardkuma | letter | 5.0 | 0% | 4 |" in page.section(without)
+
+
+@pytest.fixture
+def study(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    monkeypatch.setattr(trial_module, "RESULTS", tmp_path)
+    study = Study(str(model_folder), tmp_path / "study", "cpu", criteria="0", draft=True)
+    study.folder.mkdir()
+    content = made_up(share=(2.0, 0.9)) | {"weights": study.subject.shape.weights}
+    (tmp_path / "gates.json").write_text(json.dumps(content))
+    return study
+
+
+def test_heads_are_the_texts_of_trained_gates(study: Study) -> None:
+    samples = Trained("gates.json").run(study, lambda _: None)
+    values = {(one.arm, one.text): one.values for one in samples}
+    assert values["direct", "layer 1, head 0"] == {"grey": 1.0, "open": 0.0}
+    assert values["hardkuma", "layer 4, head 0"] == {"grey": 0.0, "open": 1.0}
+    assert values["letter", "seed 2"] == {"missed": 3.0} and values["hardkuma", "seed 0"] == {"missed": 0.0}
+    assert Trained("gates.json").conditions(study)["model"] == "tiny"
+
+
+def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Study) -> None:
+    design = Retrieving("gates.json", (4, 6), (16, 32), ("tidal:budget=16,reselect=3",), (200, 200), texts=2, asked=2)
+    told: list[str] = []
+    samples = design.run(study, told.append)
+    # Seeds have the same roles here, which are asked once; two kinds of gates agree where ranks do.
+    assert len(told) == design.units(study)
+    arms = {one.arm for one in samples}
+    assert {f"hardkuma {count}, seed {seed}, budget {budget}" for count in (4, 6) for seed in range(3)
+            for budget in (16, 32)} < arms  # fmt: skip
+    assert {"direct 4, seed 0, budget 16", "tidal:budget=16,reselect=3"} < arms and len(samples) == 2 * len(arms)
+    assert design.conditions(study)["file"] == "gates.json"
+
+
+def test_the_best_gates_are_cut_to_a_number_of_heads() -> None:
+    shape = ModelShape(3, 4, 2, 8, "llama", "")
+    values = [[0.1, 0.9], [0.8, 0.2]]
+    assert (cut(values, 2, shape), cut(values, 3, shape), cut(values, 4, shape)) == (
+        "heads:0", "heads:0+1.1", "heads:0+1.1+2.0",
+    )  # fmt: skip
+    with pytest.raises(SaccadeError, match="7 heads that retrieve are not valid"):
+        cut(values, 7, shape)
