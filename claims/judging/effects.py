@@ -25,7 +25,7 @@ RULES = {
 FEWEST = 6
 """Texts of which an interval is given: were all differences of fewer of one sign, chance would do that too."""
 
-SHARES = frozenset({"right", "attention", "token", "share", "overlap", "hit", "jaccard", "build", "update"})
+SHARES = frozenset({"right", "ended", "attention", "token", "share", "overlap", "hit", "jaccard", "build", "update"})
 """Measures between 0 and 1; `gap` is the difference of two."""
 
 LUCK = 0.05
