@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..judging.claim import Sample
@@ -13,6 +14,16 @@ Content = Mapping[str, Any]
 def decoding_steps(content: Content) -> list[Sample]:
     """`saccade bench decode`: milliseconds of a step, and their parts, at every context and batch."""
     return [_timed(_point(row), f"{row['runtime']} {row['policy']}", row) for row in content["rows"]]
+
+
+def speculation(content: Content) -> list[Sample]:
+    """`python -m benchmarks speculation`: milliseconds of a generated token, and how many drafts of a pass stood."""
+    samples = []
+    for row in content["rows"]:
+        timed = _timed(f"{row['context']:,}", f"{row['runtime']} {row['policy']}", row)
+        drafts = {} if row["accepted"] is None else {"accepted": row["accepted"]}
+        samples.append(replace(timed, values=timed.values | drafts))
+    return samples
 
 
 def serving_steps(content: Content) -> list[Sample]:
