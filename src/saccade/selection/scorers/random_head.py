@@ -32,7 +32,7 @@ class RandomHeadScorer(ExactScorer):
         """Scores `[B, Hkv, N]`, or `[B, 1, N]` of one head for all; see `ExactScorer.score`."""
         # `super()` does not know a class with slots, which is made twice.
         each = ExactScorer.score(self, q, kv, index, stored)
-        grouped = each.unflatten(1, (kv.kv_heads if self.heads == "kv" else 1, -1))
+        grouped: Tensor = each.unflatten(1, (kv.kv_heads if self.heads == "kv" else 1, -1))
         drawn = self._drawn(kv.rows.seq_lens, grouped.shape[2])
         return grouped[torch.arange(len(drawn), device=drawn.device), :, drawn]
 
