@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -26,6 +26,8 @@ from saccade.methods.policy import Policy
 from saccade.report.timings import SETTING, timing_table
 from saccade.report.wording import Columns, number
 
+Turn = tuple[float, int, int, int]
+
 _SPARE = 1.25  # of characters: a piece of text is a little more or fewer tokens than the corpus counted
 
 COLUMNS: Columns = {
@@ -34,7 +36,7 @@ COLUMNS: Columns = {
     "ms per token": lambda row: f"{row['ms_per_token']:.2f}",
     "quartiles": lambda row: f"{row['ms_fast']:.2f} to {row['ms_slow']:.2f}",
     "accepted of a pass": lambda row: number(row["accepted"], "{:.1f}"),
-    "over dense": lambda row: f"{row['speedup_over_dense']:.2f}×",
+    "over dense": lambda row: number(row["speedup_over_dense"], "{:.2f}×"),
 }
 
 
@@ -61,14 +63,15 @@ class Speculation:
 
     Attributes:
         variants: stock transformers, dense, the policy rectified and the policy verified, by spec.
-        turns: by context and variant: seconds per generated token of every turn, drafts and how many stood.
+        turns: by context, text and variant: of every turn seconds per generated token, passes, drafts, and those that
+            stood.
     """
 
     settings: SpeculationSettings
     subject: Subject
     contexts: tuple[int, ...]
     variants: Mapping[str, Policy | None]
-    turns: dict[tuple[int, str], list[tuple[float, int, int, int]]] = field(default_factory=dict)
+    turns: dict[tuple[int, int, str], list[Turn]] = field(default_factory=dict)
 
     @classmethod
     def check(cls, settings: SpeculationSettings) -> Speculation:
@@ -102,23 +105,33 @@ class Speculation:
         torch.set_num_threads(self.settings.threads)
         try:
             for context in self.contexts:
-                for text in self._texts(context):
+                for number, text in enumerate(self._texts(context)):
                     reader = Reader(model, text[:-1])
                     for turn in range(self.settings.rounds):
                         # Who was first is last next time: a drift of the machine falls on all alike.
                         for name in list(self.variants)[:: 1 - 2 * (turn % 2)]:
                             found = self._turn(model, reader, text[-1], self.variants[name])
-                            self.turns.setdefault((context, name), []).append(found)
+                            self.turns.setdefault((context, number, name), []).append(found)
                             advance(f"{name} behind {context:,} tokens")
         finally:
             torch.set_num_threads(threads)
 
     def results(self) -> dict[str, Any]:
-        """What the JSON file holds."""
+        """What the JSON file holds: a row per context and variant, and `texts`, the same text by text."""
         device, dtype = self.subject.device, self.subject.dtype
         here = environment(threads=self.settings.threads, dtype=dtype, device=device)
         about = {"settings": asdict(self.settings), "environment": here | {"model": self.subject.source.name}}
-        return {"shape": self.subject.source.name, "rows": [self._row(*place) for place in self.turns], **about}
+        together: dict[tuple[int, str], list[Turn]] = {}
+        for (context, _, name), turns in self.turns.items():
+            together.setdefault((context, name), []).extend(turns)
+        rows = [self._row(context, name, turns) for (context, name), turns in together.items()]
+        for row in rows:
+            dense = together.get((row["context"], str(DENSE)))
+            over = dense and self._row(row["context"], str(DENSE), dense)["ms_per_token"] / row["ms_per_token"]
+            # Interrupted before dense had its turn, there is none.
+            row["speedup_over_dense"] = over
+        texts = [{"text": text, **self._row(at, name, turns)} for (at, text, name), turns in self.turns.items()]
+        return {"shape": self.subject.source.name, "rows": rows, "texts": texts, **about}
 
     def _texts(self, context: int) -> list[tuple[int, ...]]:
         """Stretches of packages' sources, none of which share a token."""
@@ -129,7 +142,7 @@ class Speculation:
             raise DocumentError(f"{count} texts of {context} tokens: the packages hold {len(starts)}")
         return [encode(tokenizer, corpus.stretch(start, room))[:context] for start in starts[:count]]
 
-    def _turn(self, model: Any, reader: Reader, token: int, policy: Policy | None) -> tuple[float, int, int, int]:
+    def _turn(self, model: Any, reader: Reader, token: int, policy: Policy | None) -> Turn:
         """Seconds per token generated greedily behind a period that builds indexes; passes, drafts, which stood."""
         period, count = self.settings.every + 1, self.settings.periods * (self.settings.every + 1)
         attached: AbstractContextManager[Run | None] = nullcontext()
@@ -156,10 +169,8 @@ class Speculation:
             token = int(reader.feed((token,)).argmax())
         return token
 
-    def _row(self, context: int, name: str) -> dict[str, Any]:
-        turns = self.turns[context, name]
+    def _row(self, context: int, name: str, turns: Sequence[Turn]) -> dict[str, Any]:
         fast, median, slow = quartiles([seconds for seconds, *_ in turns])
-        dense = quartiles([seconds for seconds, *_ in self.turns.get((context, str(DENSE)), turns)])[1]
         passes, drafted, accepted = (sum(turn[place] for turn in turns) for place in (1, 2, 3))
         return {
             "policy": name,
@@ -171,7 +182,6 @@ class Speculation:
             "ms_per_token": median,
             "ms_fast": fast,
             "ms_slow": slow,
-            "speedup_over_dense": dense / median,
             "passes": passes,
             "accepted": accepted / passes if drafted else None,
         }

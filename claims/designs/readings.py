@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..judging.claim import Sample
@@ -19,10 +18,10 @@ def decoding_steps(content: Content) -> list[Sample]:
 def speculation(content: Content) -> list[Sample]:
     """`python -m benchmarks speculation`: milliseconds of a generated token, and how many drafts of a pass stood."""
     samples = []
-    for row in content["rows"]:
-        timed = _timed(f"{row['context']:,}", f"{row['runtime']} {row['policy']}", row)
+    for row in content["texts"]:
         drafts = {} if row["accepted"] is None else {"accepted": row["accepted"]}
-        samples.append(replace(timed, values=timed.values | drafts))
+        text, arm = f"{row['context']:,}, text {row['text']}", f"{row['runtime']} {row['policy']}"
+        samples.append(Sample(text, arm, {"ms": row["ms_per_token"], **drafts}))
     return samples
 
 

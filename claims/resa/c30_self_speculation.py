@@ -1,6 +1,6 @@
 """Rectified decoding is about 1.9 times as fast as self-speculation with as many sparse steps between dense passes."""
 
-from ..designs.measured import Measured
+from ..designs.measured import MeasuredTexts
 from ..judging.claim import RESA, Claim, Group, Source, Test
 
 COMMAND = "taskset -c 0 python -m benchmarks speculation --json docs/results/speculation_cpu.json"
@@ -9,7 +9,7 @@ RECTIFIED, VERIFIED, DENSE = "saccade resa:rectify=16", "saccade resa:rectify=16
 CLAIM = Claim(
     says=__doc__,
     source=Source(RESA, "table 3, appendix B"),
-    settings=Measured("speculation_cpu.json", COMMAND, "speculation"),
+    settings=MeasuredTexts("speculation_cpu.json", COMMAND, "speculation"),
     tests=(
         # From 1.86 to 1.98 by task.
         Test(
