@@ -22,7 +22,7 @@ app = typer.Typer(name="benchmarks", cls=OneLineErrors, no_args_is_help=True, pr
 
 @app.callback()
 def _benchmarks() -> None:
-    """Time single operations, long decoding and the growth of an index."""
+    """Time single operations, long decoding, the growth of an index, and drafts."""
 
 
 @app.command()
@@ -149,6 +149,40 @@ def growth(
         threads=threads, dtype=dtype, seed=seed, k_g=k_g,
     )  # fmt: skip
     _run(Growth.check(settings), json, picture, lambda results: [growth_table(results)], growth_picture)
+
+
+@app.command()
+def speculation(
+    model: Model = None,
+    policy: Annotated[str, typer.Option(metavar="SPEC", help="Policy, without rectification.")] = "resa",
+    every: Annotated[int, typer.Option(min=1, help="Sparse steps of a round, and drafts of one.")] = 16,
+    context: Annotated[str, typer.Option(metavar="N,N", help="Tokens of a text, read densely.")] = "4096,16384",
+    texts: Annotated[int, typer.Option(min=1, help="Texts of packages' sources per context.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each decoder behind each text.")] = 2,
+    periods: Annotated[int, typer.Option(min=1, help="Timed rounds of a turn: every + 1 tokens each.")] = 8,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    seed: Seed = 20,
+    json: JsonFile = None,
+) -> None:
+    """Time generated tokens, rectified against self-speculation, beside dense decoders; all take turns.
+
+    Every turn goes on greedily with the same text. What verification costs depends on how many drafts stand, which is
+    told beside it.
+
+    Example:
+
+      python -m benchmarks speculation --json speculation.json
+    """
+    from .speculation import Speculation, SpeculationSettings, speculation_table
+
+    quiet_libraries()
+    settings = SpeculationSettings(
+        model=model, policy=policy, every=every, contexts=context, texts=texts, rounds=rounds, periods=periods,
+        threads=threads, dtype=dtype, device=device, seed=seed,
+    )  # fmt: skip
+    _run(Speculation.check(settings), json, None, lambda results: [speculation_table(results)], lambda _: "")
 
 
 @app.command()

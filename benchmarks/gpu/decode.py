@@ -25,6 +25,7 @@ from saccade.types import ModelShape
 
 from . import dense
 from .caches import dense_oracle
+from .environment import environment
 from .timing import Captured, Deadline, bandwidth, elapsed, reason, summary, write
 
 POLICIES = (
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--policies", nargs="*", default=POLICIES)
+    parser.add_argument("--checked", type=int, default=CHECKED, help="tokens of a context that every set covers")
     parser.add_argument("--profile", action="store_true", help="kernels of every variant's step; always at 131,072 x 1")
     given = parser.parse_args()
     for spec in given.policies:
@@ -65,6 +67,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory = bandwidth(device, 16 if given.smoke else 4096)
     results: dict[str, Any] = {"rows": [], "left_out": [], "checks": [], "memory": memory}
+    results["environment"] = environment(given.smoke)
     shapes = given.shapes.split(",")
     for number, shape in enumerate(shapes):
         end = deadline.left * (1 - 1 / (len(shapes) - number))
@@ -100,7 +103,7 @@ def measure_shape(
     most = max((context + ROOM) * batch for context, batch in cells)
     storage = Storage(sizes, most, dtype, device)
     policies = [spec.replace("4096", "128") if given.smoke else spec for spec in given.policies]
-    passing = check(model, storage, policies, shape, results, given.smoke)
+    passing = check(model, storage, policies, shape, results, given)
     empty: dict[int, float] = {}
     for context, batch in cells:
         if deadline.left - end < 6:
@@ -253,11 +256,11 @@ def allowed_error(storage: Storage) -> float:
 
 @torch.inference_mode()
 def check(
-    model: PreTrainedModel, storage: Storage, policies: list[str], shape: str, results: dict[str, Any], smoke: bool
+    model: PreTrainedModel, storage: Storage, policies: list[str], shape: str, results: dict[str, Any], given: Any
 ) -> list[str]:
     """The policies that decode what stock attention decodes where they cover the context."""
     token = torch.full((2, 1), 7, device=storage.device)
-    context, capacity = (60, 300) if smoke else (CHECKED, CAPACITY)
+    context, capacity = (min(60, given.checked), 300) if given.smoke else (given.checked, CAPACITY)
     allowed = allowed_error(storage)
     expected = library(model, storage.cache(model, context, 2, capacity), None, 0, token)().float().clone()
     passing = []

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from saccade.errors import SaccadeError
 
 from ..judging.claim import Sample
-from ..judging.effects import QUARTILES
+from ..judging.effects import QUARTILES, TEXTS
 from ..judging.study import Study
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -61,3 +61,10 @@ class Measured:
             raise SaccadeError(f"{path.name} is not in docs/results; `{self.command}` makes it")
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return content
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTexts(Measured):
+    """The same of a benchmark that goes through texts, which differ more than the timings of one."""
+
+    interval: ClassVar[str] = TEXTS

@@ -15,6 +15,16 @@ def decoding_steps(content: Content) -> list[Sample]:
     return [_timed(_point(row), f"{row['runtime']} {row['policy']}", row) for row in content["rows"]]
 
 
+def speculation(content: Content) -> list[Sample]:
+    """`python -m benchmarks speculation`: milliseconds of a generated token, and how many drafts of a pass stood."""
+    samples = []
+    for row in content["texts"]:
+        drafts = {} if row["accepted"] is None else {"accepted": row["accepted"]}
+        text, arm = f"{row['context']:,}, text {row['text']}", f"{row['runtime']} {row['policy']}"
+        samples.append(Sample(text, arm, {"ms": row["ms_per_token"], **drafts}))
+    return samples
+
+
 def serving_steps(content: Content) -> list[Sample]:
     """`saccade bench serve`: milliseconds of a step at every context and batch."""
     return [_timed(_point(row), row["policy"], row) for row in content["rows"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isfinite
@@ -19,13 +19,20 @@ from .claim import Group, Sample, Test
 
 TEXTS, QUARTILES = "texts", "quartiles"
 RULES = {
-    TEXTS: "95% bootstrap by text",
+    TEXTS: "95% bootstrap by text; where all texts say the same, what 5% of such luck would leave unseen",
     QUARTILES: "quartiles of repeated timings, at every point",
 }
 FEWEST = 6
 """Texts of which an interval is given: were all differences of fewer of one sign, chance would do that too."""
 
+SHARES = frozenset({"right", "ended", "attention", "token", "share", "overlap", "hit", "jaccard", "build", "update"})
+"""Measures between 0 and 1; `gap` is the difference of two."""
+
+LUCK = 0.05
+"""The chance that an interval does not hold what it should."""
+
 _RESAMPLES = 9_999
+_ROUNDING = 1e-9
 Numbers = NDArray[numpy.float64]
 
 
@@ -37,12 +44,14 @@ class Effect:
         value: over all texts; None where it is no number, as a ratio to nothing.
         interval: 95%; None of too few texts.
         n: texts, or points.
+        alike: whether all texts say the same.
         points: name, value and interval of every point of a benchmark; none of texts.
     """
 
     value: float | None
     interval: tuple[float, float] | None
     n: int
+    alike: bool = False
     points: tuple[tuple[str, float, tuple[float, float]], ...] = ()
 
 
@@ -77,8 +86,42 @@ def _by_text(test: Test, samples: Sequence[Sample]) -> Effect:
     drawn = bootstrap(
         (of, against), statistic, paired=True, vectorized=True, n_resamples=_RESAMPLES, method="percentile", rng=0
     )
-    ends = tuple(map(float, drawn.confidence_interval))
-    return Effect(value, (ends[0], ends[1]) if all(map(isfinite, ends)) else None, len(of))
+    low, high = map(float, drawn.confidence_interval)
+    if high - low < _ROUNDING:
+        return Effect(value, _unseen(test, statistic, float(of.mean()), float(against.mean()), len(of)), len(of), True)
+    return Effect(value, (low, high) if isfinite(low) and isfinite(high) else None, len(of))
+
+
+def unseen_share(n: int) -> float:
+    """The largest share of texts that `n` texts miss with a chance of 5%: about 3/n, the rule of three."""
+    return 1 - float(LUCK ** (1 / n))
+
+
+def _unseen(test: Test, statistic: Callable[..., Any], of: float, against: float, n: int) -> tuple[float, float] | None:
+    """Where the effect can lie if all of `n` texts say the same, of whose means a bootstrap would make no interval.
+
+    Other texts may say anything that the measure can; they are `unseen_share` of all, or chance would have shown one.
+    None of measures without limits.
+    """
+    limits = _limits(test.measure)
+    if limits is None:
+        return None
+    none, (least, most) = (0.0, 0.0), limits
+    low_against, high_against = none if test.against is None else (least, most)
+    share = unseen_share(n)
+
+    def mixed(seen: float, unseen: float) -> list[float]:
+        return [(1 - share) * seen + share * unseen]
+
+    low = float(statistic(mixed(of, least), mixed(against, high_against)))
+    high = float(statistic(mixed(of, most), mixed(against, low_against)))
+    return (low, high) if isfinite(low) and isfinite(high) else None
+
+
+def _limits(measure: str) -> tuple[float, float] | None:
+    """Between which values a measure lies; None if it has no limits."""
+    name = measure.partition("@")[0]
+    return (0.0, 1.0) if name in SHARES else (-1.0, 1.0) if name == "gap" else None
 
 
 def _table(test: Test, samples: Sequence[Sample]) -> tuple[list[str], Numbers]:
@@ -127,7 +170,7 @@ def _by_point(test: Test, samples: Sequence[Sample]) -> Effect:
                 value, low, high = of[0] - against[0], of[1] - against[2], of[2] - against[1]
         points.append((point, value, (low, high)))
     lows, highs = ([ends[side] for _, _, ends in points] for side in (0, 1))
-    return Effect(median(value for _, value, _ in points), (min(lows), max(highs)), len(points), tuple(points))
+    return Effect(median(value for _, value, _ in points), (min(lows), max(highs)), len(points), points=tuple(points))
 
 
 def _timed(test: Test, group: Group, samples: Sequence[Sample]) -> tuple[float, float, float]:

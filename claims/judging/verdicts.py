@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
+from math import ceil, log, log1p
 from typing import Any
 
 from .claim import HOLDS, MIXED, REFUTED, UNTOLD, Claim, Sample, Test
-from .effects import Effect, effect_of
+from .effects import LUCK, Effect, effect_of, unseen_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +91,28 @@ def _side(test: Test, interval: tuple[float, float] | None) -> str:
 def _power(test: Test, effect: Effect) -> str:
     """What n would tell, by the width of the interval, which shrinks with its root."""
     if effect.value is None or effect.interval is None:
-        return f"no interval from {effect.n} texts"
+        alike = " that say the same" if effect.alike else ""
+        return f"no interval from {effect.n} texts{alike}"
     if effect.points:
         return "quartiles of the timings reach over the bound"
+    if effect.alike:
+        return f"all {effect.n} texts say the same, and {_more_alike(test, effect.value, effect.interval, effect.n)}"
     half = (effect.interval[1] - effect.interval[0]) / 2
-    if half == 0:
-        return f"all {effect.n} texts say the same, and more of them would"
     told = [f"{effect.n} texts tell what lies {half:.2g} beyond {test.bound:g}"]
     for whose, value in (("the paper's", test.reported), ("what was seen,", effect.value)):
         if value is not None and value != test.bound:
             needed = ceil(effect.n * (half / (value - test.bound)) ** 2)
             told.append(f"{whose} {value:.2g} would take about {needed:,}")
     return ", ".join(told)
+
+
+def _more_alike(test: Test, value: float, interval: tuple[float, float], n: int) -> str:
+    """How many texts that say the same would tell: their bound shrinks with their number, not with its root."""
+    end = interval[0] if value > test.bound else interval[1]
+    if value in (test.bound, end):
+        return "more of them would"
+    share = unseen_share(n) * (test.bound - value) / (end - value)
+    return f"about {ceil(log(LUCK) / log1p(-share)):,} of them would tell"
 
 
 def _wanted(test: Test) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import app
-from commands import Invoke, invoker, write_model
+from commands import Fails, Invoke, failing, invoker, write_model
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +17,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def invoke() -> Invoke:
     """Run `benchmarks`'s command line."""
     return invoker(app)
+
+
+@pytest.fixture
+def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """Run the command line, expect one line on stderr and exit code 2; gives the line."""
+    return failing(invoke, monkeypatch)

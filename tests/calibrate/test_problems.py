@@ -26,11 +26,13 @@ POSITIONS = 32768
 STATED = {
     "kv": r"The code of the (\w+ \w+) is (\d{4})\.",
     "listing": r'"(\w+ \w+)": (\d{4}),',
+    "records": r'\{"kind": "record", "the code of the (\w+ \w+)": (\d{4}), "checked": true\},',
     "passkey": r"The passkey of the (\w+ \w+) is (\w+(?: \w+){31})\.",
 }
 ASKED = {
     "kv": "\n\nQuestion: What is the code of the {0}?\nAnswer: The code of the {0} is",
     "listing": '\n\ndata["{0}"] =',
+    "records": "\n\nQuestion: What is the code of the {0}?\nAnswer: The code of the {0} is",
     "passkey": "\n\nQuestion: What is the passkey of the {0}?\nAnswer: The passkey of the {0} is",
 }
 
@@ -133,7 +135,7 @@ def test_a_problem_is_the_same_whoever_asks_first(plain: Any, task: str) -> None
 
 def test_tasks_have_texts_of_their_own(plain: Any) -> None:
     made = [needles(plain, task)[0].tokens for task in TASKS]
-    assert len({tokens[:50] for tokens in made}) == 3
+    assert len({tokens[:50] for tokens in made}) == len(TASKS)
 
 
 @pytest.mark.parametrize("length", [128, 500, 3000])
@@ -143,7 +145,8 @@ def test_texts_are_as_long_as_was_asked(with_start: Any, task: str, length: int)
     for number in range(5):
         problem = source[number]
         count = len(re.findall(STATED[task], "".join(pieces(with_start, problem.tokens))))
-        assert count == max(1, min({"passkey": 10}.get(task, 24), length // {"passkey": 128}.get(task, 40)))
+        most, size = {"passkey": (10, 128), "records": (96, 60)}.get(task, (24, 40))
+        assert count == max(1, min(most, length // size))
         # At each of a needle's two joints one token can become two or two can become one; the first token is no text.
         assert abs(len(problem.tokens) - 1 - length) <= 2 * count
         assert problem.tokens[0] == 5

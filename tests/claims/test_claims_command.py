@@ -15,6 +15,7 @@ from synthetic import claim
 from claims.designs import measured
 from claims.designs.accumulated import Accumulated
 from claims.designs.continuation import Continuation
+from claims.designs.generation import Generation
 from claims.designs.indexing import Indexing
 from claims.designs.measured import Measured
 from claims.designs.overlap import Overlap, _shared
@@ -24,6 +25,7 @@ from claims.judging.claim import Design, Group, Listed, Test
 from claims.judging.commits import Commit
 from commands import Fails, Invoke
 from saccade.calibrate.ledger import Ledger
+from saccade.eval.reader import Reader
 
 ARMS = ("dense", "tidal:budget=64,heads=query,reselect={layer}", "streaming:budget=64")
 QUESTIONS = Questions(ARMS, lengths=(300, 300), texts=6, asked=2, recall=True)
@@ -39,6 +41,8 @@ MASS = Test("attention recall", "attention@1", Group("tidal*query"), decides=Fal
 ACCUMULATED = Accumulated(
     "resa:min_pages=1", (0.5,), (8,), (300, 400), sources=("reference",), passages=6, sparse_only=True
 )
+GENERATION = Generation(("dense", "streaming:budget=64"), length=300, texts=6, asked=2, longest=6)
+LONGER = Test("tokens, streaming over dense", "tokens", Group("streaming*"), Group("dense"), kind="ratio")
 OVERLAP = Overlap(length=100, decoded=2, texts=6)
 SAME = Test("overlap", "overlap", Group("layer 3, head *"), direction="below", bound=1.0)
 INDEXING = Indexing(("lychee_cluster:budget=80",), prompt=100, decoded=90, texts=6)
@@ -95,7 +99,8 @@ def test_a_run_gives_verdict_picture_and_samples(invoke: Invoke, model_folder: P
 
 
 @pytest.mark.parametrize(
-    ("settings", "tests"), [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,))]
+    ("settings", "tests"),
+    [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))],
 )
 def test_an_interrupted_run_goes_on(
     invoke: Invoke,
@@ -144,6 +149,23 @@ def test_further_designs_measure_shares(
     done, found = run(invoke, model_folder, tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert 0 <= found["tests"][0]["value"] <= 1 and found["n"] == 6
+
+
+def test_answers_end_where_the_model_ends_them(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+) -> None:
+    """A model that says three words, a full stop, another word and its end, whatever it is asked."""
+    said = [7, 8, 9, 14, 7, 0]
+    measures = {"tokens": 6.0, "ended": 1.0, "answer": 4.0, "right": 0.0}
+    replay = iter(said * 6 * 2 * 2)
+    monkeypatch.setattr(
+        Reader, "feed", lambda *_: torch.nn.functional.one_hot(torch.tensor(next(replay)), 2048).float()
+    )
+    tests = [Test(name, name, Group("dense"), decides=name == "tokens") for name in measures]
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, GENERATION, *tests)})
+    done, found = run(invoke, model_folder, tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert {test["effect"]: test["value"] for test in found["tests"]} == measures
 
 
 def test_shared_tokens_are_counted_by_head() -> None:

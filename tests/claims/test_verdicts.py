@@ -9,7 +9,7 @@ import pytest
 from synthetic import LESS, Timed, claim, samples
 
 from claims.judging.claim import HOLDS, MIXED, REFUTED, UNTOLD, Group, Sample, Test
-from claims.judging.effects import FEWEST, QUARTILES, TEXTS, effect_of
+from claims.judging.effects import FEWEST, QUARTILES, TEXTS, effect_of, unseen_share
 from claims.judging.verdicts import judge, together
 from saccade.errors import SaccadeError
 
@@ -81,9 +81,56 @@ def test_power_says_how_many_texts_would_tell() -> None:
     assert f"the paper's 0.05 would take about {needed:,}" in judge(claim(test), NOISE).power
 
 
-def test_texts_that_say_the_same_tell_that_more_would_not_help() -> None:
-    judgement = judge(claim(replace(LESS, against=Group("c"))), SAMPLES)
-    assert judgement.verdict == UNTOLD and "all 8 texts say the same" in judgement.power
+def alike(values: dict[str, float], n: int, measure: str = "right") -> list[Sample]:
+    """Arms that say one thing on all of `n` texts."""
+    return [sample for arm, value in values.items() for sample in samples(arm, *[value] * n, measure=measure)]
+
+
+@pytest.mark.parametrize(
+    ("test", "low", "high"),
+    [
+        # Of a share that is 0 or 1 on all texts: the exact interval, all of whose error is on one side.
+        (replace(LESS, of=Group("all"), against=None), 0.05**0.1, 1.0),
+        (replace(LESS, of=Group("none"), against=None), 0.0, 1 - 0.05**0.1),
+        (replace(LESS, of=Group("all"), against=Group("all")), 0.05**0.1 - 1, 1 - 0.05**0.1),
+        (replace(LESS, of=Group("all"), against=Group("none")), 2 * 0.05**0.1 - 1, 1.0),
+        # Unseen texts where the other arm is right alone, or right nowhere.
+        (
+            replace(LESS, of=Group("all"), against=Group("half"), kind="ratio"),
+            0.05**0.1 / (0.5 * 0.05**0.1 + 1 - 0.05**0.1),
+            1 / (0.5 * 0.05**0.1),
+        ),
+    ],
+)
+def test_texts_that_say_the_same_leave_others_unseen(test: Test, low: float, high: float) -> None:
+    effect = effect_of(test, alike({"all": 1.0, "none": 0.0, "half": 0.5}, 10), TEXTS)
+    assert effect.alike and effect.interval is not None
+    assert effect.interval == pytest.approx((low, high))
+
+
+def test_the_share_of_unseen_texts_is_missed_once_in_twenty() -> None:
+    for n in (6, 16, 1000):
+        assert (1 - unseen_share(n)) ** n == pytest.approx(0.05)
+
+
+def test_measures_without_limits_have_no_interval_where_texts_say_the_same() -> None:
+    same = [*alike({"a": 2.5, "b": 2.5}, 8, measure="loss@4"), *alike({"a": 0.1, "b": 0.4}, 8, measure="gap@2")]
+    effect = effect_of(replace(LESS, measure="loss@4"), same, TEXTS)
+    assert (effect.value, effect.interval, effect.alike) == (0, None, True)
+    assert "no interval from 8 texts that say the same" in judge(claim(replace(LESS, measure="loss@4")), same).power
+    # The gap is a difference of shares: another text's could be 2 less.
+    gap = effect_of(replace(LESS, measure="gap@2"), same, TEXTS)
+    assert gap.interval == pytest.approx((-0.3 - 1.7 * unseen_share(8), -0.3 + 2.3 * unseen_share(8)))
+
+
+def test_power_says_how_many_texts_that_say_the_same_would_tell() -> None:
+    test = replace(LESS, bound=-0.05)
+    told = judge(claim(test), alike({"a": 0.5, "b": 0.5}, 16))
+    assert told.verdict == UNTOLD and "all 16 texts say the same, and about 59 of them would tell" in told.power
+    assert judge(claim(test), alike({"a": 0.5, "b": 0.5}, 58)).verdict == UNTOLD
+    assert judge(claim(test), alike({"a": 0.5, "b": 0.5}, 59)).verdict == HOLDS
+    never = judge(claim(replace(LESS, against=Group("c"))), SAMPLES)
+    assert never.verdict == UNTOLD and "all 8 texts say the same, and more of them would" in never.power
 
 
 def test_a_ratio_is_one_of_means() -> None:

@@ -49,8 +49,8 @@ def asked(invoke: Invoke, model_folder: Path, task: Path, tmp_path: Path) -> Cal
     return run
 
 
-def said_by_stock(model_folder: Path) -> list[str]:
-    """Greedy answers of transformers' own `generate`, to context, question and the beginning of an answer."""
+def said_by_stock(model_folder: Path) -> list[tuple[str, int]]:
+    """Greedy answers of transformers' own `generate` to context, question and prefix, and their length in tokens."""
     tokenizer = ModelSource.locate(model_folder).tokenizer()
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     told = []
@@ -59,7 +59,7 @@ def said_by_stock(model_folder: Path) -> list[str]:
         parts = (one["context"], f"{one['question']}\n{one['answer_prefix']}")
         ids = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
         new = model.generate(torch.tensor([ids]), max_new_tokens=NEW[number], do_sample=False)[0, len(ids) :]
-        told.append(tokenizer.decode(new, skip_special_tokens=True).strip())
+        told.append((tokenizer.decode(new, skip_special_tokens=True).strip(), len(new)))
     return told
 
 
@@ -68,7 +68,7 @@ def test_answers_are_generated_and_scored(asked: Callable[..., tuple[Any, Path]]
     assert result.exit_code == 0, result.output
     samples: Said = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     dense = [sample for sample in samples if sample["policy"] == "dense"]
-    assert [sample["answer"] for sample in dense] == said_by_stock(model_folder)
+    assert [(sample["answer"], sample["tokens"]) for sample in dense] == said_by_stock(model_folder)
     for sample in samples:
         assert sample["correct"] == sum(one in sample["answer"].lower() for one in ("e", "zq")) / 2
         assert (sample["expected"], sample["depth"], sample["fact_held"]) == ("e, zq", None, None)
@@ -77,6 +77,7 @@ def test_answers_are_generated_and_scored(asked: Callable[..., tuple[Any, Path]]
     for line in results["rows"]:
         own = [sample["correct"] for sample in samples if sample["spec"] == line["spec"]]
         assert (line["correct"], line["n"]) == (sum(own), 3)
+        assert line["answer_tokens"] == sum(one["tokens"] for one in samples if one["spec"] == line["spec"]) / 3
         low, high = line["interval"]
         assert low <= sum(own) / 3 <= high
         assert line["timed_tokens"] > 0

@@ -54,7 +54,7 @@ def test_recalls_are_means_over_heads_with_a_set() -> None:
     assert recalls == [[(0.5, 0.25, 0.5), (0.5, 0.0, 1.0)], [(0.0, 0.75, 0.5), (0.5, 0.5, 1.0)]]
     counted = tally("tidal")
     assert counted.row(None)["recall"] is counted.row(None)["token_recall"] is None
-    counted.add_answer(True, None, recalls)
+    counted.add_answer(True, 4, None, recalls)
     row = counted.row(None)
     assert (row["recall_per_layer"], row["token_recall_per_layer"]) == ([0.25, 0.5], [0.5, 0.25])
     assert row["heads_with_set_per_layer"] == [0.5, 1.0]
@@ -65,7 +65,7 @@ def test_recalls_are_means_over_heads_with_a_set() -> None:
 def test_a_policy_without_sets_has_no_recall() -> None:
     recalls = recalls_of(Recall(*torch.full((2, 3, 2, 4), torch.nan)))
     counted = tally("dense")
-    counted.add_answer(True, None, recalls)
+    counted.add_answer(True, 4, None, recalls)
     row = counted.row(None)
     assert row["recall"] is row["token_recall"] is None and row["recall_per_layer"] == [None, None]
     assert row["recall_with_dense"] == row["token_recall_with_dense"] == 1.0

@@ -17,10 +17,13 @@ from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
 from ..eval.tokens import encode, with_facts
 from .corpus import Corpus
 
-TASKS = ("kv", "listing", "passkey")
+TASKS = ("kv", "listing", "passkey", "records")
 SHORTEST = 128
 PASSKEYS, PASSKEY_WORDS = 10, 32
 """LycheeDecode, appendix F: ten passkeys of 32 words each."""
+
+RECORDS = 96
+"""So many that about half of a text is records, as structured as LycheeCluster's pilot study has them (figure 2)."""
 
 _TRIES, _SLACK = 100, 16
 
@@ -88,6 +91,12 @@ STYLES = {
         values=_with_words,
         most=PASSKEYS,
         tokens=4 * PASSKEY_WORDS,
+    ),
+    "records": Style(
+        lambda f: f'\n    {{"kind": "record", "the code of the {f.key}": {f.value}, "checked": true}},',
+        question,
+        most=RECORDS,
+        tokens=60,
     ),
 }
 

@@ -84,7 +84,7 @@ Task = Annotated[
     str,
     words(
         "NAME_OR_FILE",
-        "kv: facts in sentences; listing: facts in code; passkey: ten passkeys of 32 words, as in the paper; or a "
+        "kv: facts in sentences; listing: facts in code; records: in JSON; passkey: ten passkeys of 32 words; or a "
         "file FILE.jsonl of objects with context, question and answer; or a benchmark's rows as `compare --task` "
         "takes them.",
     ),

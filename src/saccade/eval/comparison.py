@@ -35,6 +35,7 @@ class Answer:
 
     Attributes:
         said: the text that was decoded.
+        tokens: how many tokens that took, the one that ends it among them.
         fact_held: share of the sets that held a token of the fact's value, and
         bins: of each part of the document; None if every layer attended to everything.
         recalls: of every answer token.
@@ -42,6 +43,7 @@ class Answer:
 
     question: Question
     said: str
+    tokens: int
     fact_held: float | None
     bins: list[float] | None
     recalls: list[LayerRecalls]
@@ -153,10 +155,15 @@ class Comparison:
                     reader.feed(question.tokens[shared:-1], phase)
                     focus.observers = (gaze, recall) if located else (recall,)
                     logits = reader.feed(question.tokens[-1:], phase)
+                    asked = reader.decoded
                     said = reader.answer(logits, self.tokenizer, question.longest, sentence=question.sentence)
+                    # The last token was never fed.
+                    tokens = reader.decoded - asked + 1
                     focus.observers = ()
                     reader.crop(shared)
-                    yield Answer(question, said, gaze.fact_held, gaze.bins, recalls_of(recall.records(), layers))
+                    yield Answer(
+                        question, said, tokens, gaze.fact_held, gaze.bins, recalls_of(recall.records(), layers)
+                    )
             finally:
                 reader.crop()
                 add_run(run.stats())
@@ -164,10 +171,10 @@ class Comparison:
     def _record(self, number: int, answer: Answer, tally: Tally) -> None:
         question, depth = answer.question, answer.question.depth
         correct = question.score(answer.said)
-        tally.add_answer(correct, answer.fact_held, answer.recalls)
+        tally.add_answer(correct, answer.tokens, answer.fact_held, answer.recalls)
         policy = {"policy": tally.policy.name, "budget": tally.policy.budget, "spec": str(tally.policy)}
         place = {**policy, "context": number, "question": question.asked}
-        said = {"expected": question.expected, "answer": answer.said, "correct": correct}
+        said = {"expected": question.expected, "answer": answer.said, "tokens": answer.tokens, "correct": correct}
         said["depth"] = None if depth is None else round(depth, 4)
         self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
         for step, recalls in enumerate(answer.recalls):

@@ -43,14 +43,16 @@ class Tally:
         self.pass_seconds: list[float] = []
         self._correct: float = 0
         self._count = 0
+        self._tokens = 0
         self._facts_held: list[float] = []
         self._recalls: list[LayerRecalls] = []
         self._runs: list[RunStats] = []
 
-    def add_answer(self, correct: float, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
-        """Count one question, right, wrong or in part."""
+    def add_answer(self, correct: float, tokens: int, fact_held: float | None, recalls: list[LayerRecalls]) -> None:
+        """Count one question, right, wrong or in part, whose answer was so many tokens long."""
         self._recalls += recalls
         self._count += 1
+        self._tokens += tokens
         self._correct += correct
         if fact_held is not None:
             self._facts_held.append(fact_held)
@@ -78,6 +80,7 @@ class Tally:
             "index_bytes": max((run.index_bytes for run in self._runs), default=None),
             "build_seconds": fmean(run.build_seconds for run in self._runs) if self._runs else None,
             "fact_held": fmean(self._facts_held) if self._facts_held else None,
+            "answer_tokens": self._tokens / self._count if self._count else None,
             "correct": self._correct,
             "n": self._count,
             "interval": wilson(self._correct, self._count),

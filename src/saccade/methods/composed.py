@@ -12,12 +12,13 @@ from ..selection.clusters.selector import ClusterSelector
 from ..selection.rules import RankUnion, Ratio
 from ..selection.scorers.exact import ExactScorer
 from ..selection.scorers.page_bounds import PageBoundScorer
+from ..selection.scorers.random_head import RandomHeadScorer
 from ..selection.selector import Rule, ScoredSelector, Selector
 from ..types import HeadGrouping, ModelShape
 from ._cut import CutOptions
 from ._roles import roles_of
 from .method import Method
-from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks
+from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks, Whole
 
 OWNERS = {"sinks": "rank_union", "recent": "rank_union", "min_pages": "ratio", "local_pages": "ratio"}
 """Options that one rule alone understands."""
@@ -44,8 +45,11 @@ class ComposedOptions(CutOptions):
     """scorer=cluster: chunks per fine cluster (LycheeCluster, appendix E); not given: 2"""
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
-    pooling: Literal["max", "mean"] | None = None
-    """heads=kv: a group's largest score, or that of its mean query; not given: max"""
+    pooling: Literal["max", "mean", "random"] | None = None
+    """heads=kv: a group's largest score, that of its mean query, or that of one of its query heads, drawn anew at every
+    position; heads=all: random, one head of all; not given: max"""
+    seed: Annotated[Whole, Field(ge=0)] | None = None
+    """pooling=random: which heads are drawn; not given: 0"""
     roles: Roles = "select"
     """select: every layer after the dense ones; layers:2+5, every:N, heads:0+7.2: these publish; or a role file"""
     dense_layers: DenseLayers | None = None
@@ -95,6 +99,10 @@ class ComposedOptions(CutOptions):
                 pooling=self.chunk_pooling or ClusterSelector.pooling,
                 cluster_size=self.cluster_size or ClusterSelector.cluster_size,
             )
+        if self.pooling == "random":
+            heads: Literal["kv", "all"] = "all" if self.grouping == "all" else "kv"
+            drawn = RandomHeadScorer(page=self.unit, heads=heads, seed=self.seed or 0)
+            return ScoredSelector(drawn, self.cut, self.grouping)
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
         if self.chunking == "text":
             sizes = self.chunk_min, self.chunk_max
@@ -122,9 +130,13 @@ class ComposedOptions(CutOptions):
                 raise ValueError("rule=rank_union needs scorer=exact and page=1: it merges rankings of single tokens")
             if self.grouping != "all":
                 raise ValueError(f"heads={self.heads} does not fit rule=rank_union, which makes one set for all heads")
-        elif self.grouping == "all":
+        elif self.grouping == "all" and self.pooling != "random":
             raise ValueError(f"heads=all needs rule=rank_union: rule={self.rule} does not merge the heads' scores")
-        if self.pooling is not None and self.grouping != "kv":
+        if self.pooling == "random":
+            self._check_random()
+        elif self.seed is not None:
+            raise ValueError(f"seed={self.seed} belongs to pooling=random, but the pooling is {self.pooling or 'max'}")
+        elif self.pooling is not None and self.grouping != "kv":
             raise ValueError(
                 f"pooling={self.pooling} needs heads=kv: with heads={self.grouping} no group shares a score"
             )
@@ -134,6 +146,16 @@ class ComposedOptions(CutOptions):
             )
         if self.chunking != "text":
             self.check_page(self.unit)
+
+    def _check_random(self) -> None:
+        """Refuse a head drawn where none is, or where more than one is asked."""
+        if self.scorer != "exact":
+            raise ValueError(
+                f"pooling=random needs scorer=exact, not {self.scorer}: it takes one query head's own scores"
+            )
+        if self.rule == "rank_union" or self.grouping == "query":
+            other = "rule=rank_union" if self.rule == "rank_union" else "heads=query"
+            raise ValueError(f"pooling=random does not fit {other}, where every query head is heard")
 
     def _check_cluster(self) -> None:
         """Refuse what an index of chunks has no use for."""
