@@ -8,6 +8,7 @@ from .claim import PAPERS, UNTOLD, Listed
 from .discovery import found
 from .pictures import picture
 from .results import LEDGER, Result, recorded, slug
+from .unclaimed import UNCLAIMED
 from .wording import effect, reported, wanted
 
 COLUMNS = ("claim", "says", "verdict", "found", "n")
@@ -23,6 +24,7 @@ def paper_lines(paper: str) -> list[str]:
     told = [
         f"{one['claim']} on {one['on']} cannot be told: {one['power']}." for one in results if one["verdict"] == UNTOLD
     ]
+    told.append(f"No claim is about {'; '.join(f'{what} ({why})' for what, why in UNCLAIMED[paper].items())}.")
     for line in told:
         lines += ["", line]
     if results:

@@ -25,7 +25,7 @@ def _ratio(effect: str, of: str, against: str, bound: float, reported: float, ro
 
 CLAIM = Claim(
     says=__doc__,
-    source=Source(TIDAL, "tables 7 and 8"),
+    source=Source(TIDAL, "figure 5, tables 7 and 8"),
     settings=Measured("decode_budgets_h200.json", COMMAND, "decoding_steps"),
     tests=tuple(
         test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,23 @@ import pytest
 from synthetic import LESS, Given, claim, samples
 
 from claims.judging import page
-from claims.judging.claim import PAPERS, VERDICTS, Group, Listed
+from claims.judging.claim import (
+    LESS_IS_MORE,
+    LYCHEE_CLUSTER,
+    LYCHEE_DECODE,
+    PAPERS,
+    RESA,
+    TIDAL,
+    VERDICTS,
+    Group,
+    Listed,
+)
 from claims.judging.commits import Commit, criteria_commit
 from claims.judging.discovery import found, one
 from claims.judging.pictures import picture
 from claims.judging.results import LEDGER, record, recorded, result, slug, stale
 from claims.judging.study import Study
+from claims.judging.unclaimed import UNCLAIMED
 from claims.judging.verdicts import judge
 from saccade.errors import SaccadeError
 
@@ -46,6 +58,34 @@ def test_results_are_those_of_the_criteria_in_the_tree() -> None:
             if path.name == f"{one['claim']}-{slug(one['on'])}.json"
         ]
         assert found_there["verdict"] in VERDICTS
+
+
+MAIN_TEXTS = {TIDAL: (7, 3), LESS_IS_MORE: (7, 0), LYCHEE_DECODE: (5, 3), LYCHEE_CLUSTER: (7, 3), RESA: (9, 2)}
+"""How many figures and tables a paper's text has before its references."""
+
+
+def numbers(kind: str, text: str) -> set[int]:
+    """Of figures or tables named in words: `figures 2 and 6`, `figure 5b`, `figures 1, 10 to 13`."""
+    named = set()
+    for listed in re.findall(rf"{kind}s? ((?:\d+[a-z]?(?:, (?=\d)| and | to |–)?)+)", text):
+        for first, last in re.findall(r"(\d+)[a-z]?(?:(?: to |–)(\d+))?", listed):
+            named |= {*range(int(first), int(last or first) + 1)}
+    return named
+
+
+def test_numbers_are_read() -> None:
+    assert numbers("figure", "figures 1, 10 to 13, tables 5 and 6") == {1, 10, 11, 12, 13}
+    assert numbers("table", "figure 5b, table 10") == {10}
+    assert numbers("table", "figure 7, tables 9–14 and section A.4") == {*range(9, 15)}
+    assert numbers("figure", "table 2, and the other papers' tables 1, 3 and 7") == set()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_figure_of_a_main_text_has_a_claim_or_a_reason(paper: str) -> None:
+    places = [listed.claim.source.place for listed in CLAIMS.values() if listed.claim.source.paper == paper]
+    text = "; ".join([*places, *UNCLAIMED[paper]])
+    for kind, most in zip(("figure", "table"), MAIN_TEXTS[paper], strict=True):
+        assert {*range(1, most + 1)} - numbers(kind, text) == set()
 
 
 def test_a_change_of_criteria_is_found(listed: Listed) -> None:
