@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from saccade.cli.options import Device, Model, flag
+from saccade.errors import SaccadeError
 
 from .accumulation.command import accumulation
 from .eviction.command import eviction
@@ -47,8 +48,12 @@ def _claims(
 
       python -m claims --all --model ./Qwen3-0.6B
     """
-    if context.invoked_subcommand is None:
-        run_all(model, device, record=record) if every else show_ledger()
+    if every and context.invoked_subcommand is None:
+        run_all(model, device, record=record)
+    elif (model, device, record) != (None, "auto", False):
+        raise SaccadeError("--model, --device and --record stand behind the claim's number, or beside --all")
+    elif context.invoked_subcommand is None:
+        show_ledger()
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Continuation:
 
     Measures, of all that is decoded and of its parts: `loss`, mean negative log-likelihood of the next token; `right`,
     how often it is the likeliest; `attention` and `token`, both recalls over heads with a set, where no step is dense.
+    `loss~4` and `right~4` leave out the steps that are dense under `rectify=4`, of whoever decodes.
 
     Attributes:
         arms: specs, as `Study.policies` reads them.
@@ -46,6 +47,7 @@ class Continuation:
         decoded: tokens that follow.
         texts: how many.
         seed: where the first text begins.
+        apart: phases of rectification whose dense steps some measures leave out.
     """
 
     interval: ClassVar[str] = TEXTS
@@ -55,6 +57,7 @@ class Continuation:
     decoded: int = 1024
     texts: int = 16
     seed: int = 20
+    apart: tuple[int, ...] | None = None
 
     def units(self, study: Study) -> int:
         return len(study.policies(self.arms)) * self.texts
@@ -125,7 +128,8 @@ class Continuation:
             if observers:
                 records = recall.records()
                 found |= {name: _means(getattr(records, name)) for name in ("attention", "token")}
-            yield {"problem": number, "spec": str(policy), "values": _values(found)}
+            values = _values(found) | _apart(found, self.apart or ())
+            yield {"problem": number, "spec": str(policy), "values": values}
 
 
 def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int) -> list[tuple[int, ...]]:
@@ -146,6 +150,16 @@ def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int
 def _means(recall: Tensor) -> Tensor:
     """`[steps]`, over heads with a set."""
     return recall.flatten(1).nanmean(-1)
+
+
+def _apart(found: dict[str, Tensor], phases: Sequence[int]) -> Values:
+    """Of likelihoods, without the steps that end a phase: `every` sparse ones, then a dense one."""
+    values = {}
+    for every in phases:
+        for name in ("loss", "right"):
+            steps = found[name]
+            values[f"{name}~{every}"] = round(float(steps[torch.arange(len(steps)) % (every + 1) != every].mean()), 6)
+    return values
 
 
 def _values(found: dict[str, Tensor]) -> Values:

@@ -41,11 +41,14 @@ class Measured:
         """The file's samples.
 
         Raises:
-            SaccadeError: it is not there; the message says what makes it.
+            SaccadeError: it is not there, and the message says what makes it; or a model is named.
         """
         from . import readings
 
-        samples: list[Sample] = getattr(readings, self.read)(self._content())
+        content = self._content()
+        if study.model is not None:
+            raise SaccadeError(f"--model {study.model}: this claim is judged by docs/results/{self.file} alone")
+        samples: list[Sample] = getattr(readings, self.read)(content)
         advance(self.file)
         return samples
 

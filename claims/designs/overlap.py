@@ -29,8 +29,9 @@ KEY = ("text",)
 class Overlap:
     """Stretches of packages' sources that share no token; their last tokens are decoded densely, one at a time.
 
-    An arm is `layer L, head H`, H a query head; its measure `overlap` is the share of its best tokens by q·k that are
-    among the best of head H of the next layer with full attention, mean over the decoded tokens.
+    An arm is `layer L`. The overlap of a query head H is the share of its best tokens by q·k that are among the best of
+    head H of the next layer with full attention; `range` is that of the layer's head with most minus that with least,
+    which the even steps choose and the odd ones tell.
 
     Attributes:
         best: tokens of a head that are compared.
@@ -58,13 +59,13 @@ class Overlap:
         with study.samples(about, KEY) as ledger:
             for number, tokens in enumerate(texts):
                 if (number,) not in ledger.records:
-                    ledger.add({"text": number, "overlaps": self._read(study.loaded, tokens)})
+                    ledger.add({"text": number, "ranges": self._read(study.loaded, tokens)})
                     advance(f"text {number + 1}")
             records = [ledger.records[number,] for number in range(self.texts)]
         return [
-            Sample(str(record["text"]), arm, {"overlap": value})
+            Sample(str(record["text"]), arm, {"range": value})
             for record in records
-            for arm, value in record["overlaps"].items()
+            for arm, value in record["ranges"].items()
         ]
 
     def conditions(self, study: Study) -> dict[str, Any]:
@@ -77,9 +78,8 @@ class Overlap:
             for token in tokens[self.length :]:
                 reader.feed((token,))
         return {
-            f"layer {layer}, head {head}": round(value, 6)
+            f"layer {layer}": round(_range(torch.stack(ids), torch.stack(above)), 6)
             for (layer, ids), (_, above) in pairwise(seen.layers.items())
-            for head, value in enumerate(_shared(torch.stack(ids), torch.stack(above)))
         }
 
 
@@ -97,7 +97,8 @@ class _BestTokens:
         self.layers.setdefault(layer, []).append(ids[0].cpu())
 
 
-def _shared(ids: Tensor, above: Tensor) -> list[float]:
-    """Share of `ids` `[steps, heads, best]` that are in `above`, by head."""
-    shares: list[float] = (ids[..., None] == above[..., None, :]).any(-1).float().mean((0, 2)).tolist()
-    return shares
+def _range(ids: Tensor, above: Tensor) -> float:
+    """How far apart heads are in the share of `ids` `[steps, heads, best]` that is in `above`."""
+    shared = (ids[..., None] == above[..., None, :]).any(-1).float().mean(-1)
+    chosen, told = shared[::2].mean(0), shared[1::2].mean(0)
+    return float(told[chosen.argmax()] - told[chosen.argmin()])

@@ -19,14 +19,20 @@ from .claim import Group, Sample, Test
 
 TEXTS, QUARTILES = "texts", "quartiles"
 RULES = {
-    TEXTS: "95% bootstrap by text; where all texts say the same, what 5% of such luck would leave unseen",
+    TEXTS: "95% bootstrap by text; where nearly all texts say the same, also what 5% of such luck would leave unseen",
     QUARTILES: "quartiles of repeated timings, at every point",
 }
 FEWEST = 6
 """Texts of which an interval is given: were all differences of fewer of one sign, chance would do that too."""
 
-SHARES = frozenset({"right", "ended", "attention", "token", "share", "overlap", "hit", "jaccard", "build", "update"})
-"""Measures between 0 and 1; `gap` is the difference of two."""
+FEW = 3
+"""Texts that differ from all others, up to which, and up to a fifth of all, a bootstrap knows too little of them."""
+
+SHARES = frozenset("right ended attention token share hit jaccard build update grey open".split())
+"""Measures between 0 and 1."""
+
+DIFFERENCES = frozenset({"gap", "range"})
+"""Measures that are the difference of two such."""
 
 LUCK = 0.05
 """The chance that an interval does not hold what it should."""
@@ -87,9 +93,23 @@ def _by_text(test: Test, samples: Sequence[Sample]) -> Effect:
         (of, against), statistic, paired=True, vectorized=True, n_resamples=_RESAMPLES, method="percentile", rng=0
     )
     low, high = map(float, drawn.confidence_interval)
-    if high - low < _ROUNDING:
-        return Effect(value, _unseen(test, statistic, float(of.mean()), float(against.mean()), len(of)), len(of), True)
-    return Effect(value, (low, high) if isfinite(low) and isfinite(high) else None, len(of))
+    interval = (low, high) if isfinite(low) and isfinite(high) else None
+    differing = 0 if high - low < _ROUNDING else _differing(of, against, ratio)
+    if differing > min(FEW, len(of) // 5):
+        return Effect(value, interval, len(of))
+    unseen = _unseen(test, statistic, float(of.mean()), float(against.mean()), len(of))
+    if differing == 0:
+        return Effect(value, unseen, len(of), True)
+    if unseen is not None and interval is not None:
+        interval = (min(low, unseen[0]), max(high, unseen[1]))
+    return Effect(value, interval, len(of))
+
+
+def _differing(of: Numbers, against: Numbers, ratio: bool) -> int:
+    """How many texts do not say what most of them do."""
+    said = numpy.stack([of, against], 1) if ratio else (of - against)[:, None]
+    _, counts = numpy.unique(numpy.round(said / _ROUNDING), axis=0, return_counts=True)
+    return len(of) - int(counts.max())
 
 
 def unseen_share(n: int) -> float:
@@ -98,15 +118,15 @@ def unseen_share(n: int) -> float:
 
 
 def _unseen(test: Test, statistic: Callable[..., Any], of: float, against: float, n: int) -> tuple[float, float] | None:
-    """Where the effect can lie if all of `n` texts say the same, of whose means a bootstrap would make no interval.
+    """Where the effect can lie if nearly all of `n` texts say the same, of whose means a bootstrap makes no interval.
 
     Other texts may say anything that the measure can; they are `unseen_share` of all, or chance would have shown one.
     None of measures without limits.
     """
-    limits = _limits(test.measure)
-    if limits is None:
+    within = limits(test.measure)
+    if within is None:
         return None
-    none, (least, most) = (0.0, 0.0), limits
+    none, (least, most) = (0.0, 0.0), within
     low_against, high_against = none if test.against is None else (least, most)
     share = unseen_share(n)
 
@@ -118,10 +138,10 @@ def _unseen(test: Test, statistic: Callable[..., Any], of: float, against: float
     return (low, high) if isfinite(low) and isfinite(high) else None
 
 
-def _limits(measure: str) -> tuple[float, float] | None:
+def limits(measure: str) -> tuple[float, float] | None:
     """Between which values a measure lies; None if it has no limits."""
-    name = measure.partition("@")[0]
-    return (0.0, 1.0) if name in SHARES else (-1.0, 1.0) if name == "gap" else None
+    name = measure.partition("@")[0].partition("~")[0]
+    return (0.0, 1.0) if name in SHARES else (-1.0, 1.0) if name in DIFFERENCES else None
 
 
 def _table(test: Test, samples: Sequence[Sample]) -> tuple[list[str], Numbers]:

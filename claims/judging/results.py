@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,9 @@ from saccade.eval.output import write_json, writing
 from .claim import Listed
 from .commits import Commit
 from .verdicts import Judgement
+
+RULES = tuple(Path(__file__).with_name(f"{name}.py") for name in ("effects", "verdicts"))
+"""What makes a verdict of samples and criteria."""
 
 LEDGER = Path(__file__).parents[2] / "docs" / "results" / "claims"
 
@@ -36,6 +40,7 @@ def result(
         "commit": commit and commit.name,
         "committed": commit and commit.date,
         "fingerprint": claim.fingerprint,
+        "rules": rules(),
         "criteria": claim.criteria(),
         "tests": [outcome.to_dict() for outcome in judgement.outcomes],
         "premises": [outcome.to_dict() for outcome in judgement.premises],
@@ -43,6 +48,11 @@ def result(
         "command": command,
         "environment": dict(conditions),
     }
+
+
+def rules() -> str:
+    """A hash of how intervals and verdicts are made."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in RULES)).hexdigest()
 
 
 def record(found: Result, listed: Listed, ledger: Path = LEDGER) -> Path:
@@ -73,7 +83,7 @@ def recorded(ledger: Path = LEDGER) -> dict[str, list[Result]]:
 
 
 def stale(claims: Mapping[str, Listed], held: Mapping[str, Iterable[Result]]) -> list[str]:
-    """What in the ledger is not a result of the criteria in the tree: an unknown claim, other criteria, or a draft."""
+    """What in the ledger is not a result of the tree: an unknown claim, other criteria, other rules, or a draft."""
     complaints = []
     for number, results in held.items():
         for found in results:
@@ -81,6 +91,9 @@ def stale(claims: Mapping[str, Listed], held: Mapping[str, Iterable[Result]]) ->
                 complaints.append(f"{number}: no file of this number")
             elif found["fingerprint"] != claims[number].claim.fingerprint:
                 complaints.append(f"{number} on {found['on']}: its criteria have changed since; run it again")
+            elif found.get("rules") != rules():
+                told = "intervals are made in another way since; run it again where its samples lie"
+                complaints.append(f"{number} on {found['on']}: {told}")
             elif found["draft"] or not found["commit"]:
                 complaints.append(f"{number} on {found['on']}: a draft")
     return complaints

@@ -6,14 +6,17 @@ from typing import Any
 
 
 def effect(test: dict[str, Any]) -> str:
-    """An effect and its interval: +0.12 (+0.05 to +0.20), ratios and plain values without a sign."""
+    """An effect and its interval: +0.12 (+0.05 to +0.20), ratios and plain values without a sign; of a benchmark the
+    median of its points and how far their quartiles reach."""
     if test["value"] is None:
         return "–"
     form = _form(test)
     told = form.format(test["value"])
     if test["interval"] is None:
         return told
-    return f"{told} ({form.format(test['interval'][0])} to {form.format(test['interval'][1])})".replace("-", "−")
+    where = f" over {len(test['points'])} points" if test["points"] else ""
+    low, high = map(form.format, test["interval"])
+    return f"{told} ({low} to {high}{where})".replace("-", "−")
 
 
 def wanted(test: dict[str, Any]) -> str:

@@ -3,16 +3,18 @@
 from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Group, Source, Test
 
-RARE, RARE_HEADS = "less_is_more:budget=256,reselect=", "tidal:budget=256,heads=query,reselect="
+UNION, WINDOW = "less_is_more:budget=256,reselect=,recent=0", "less_is_more:budget=256,reselect="
+RARE_HEADS = "tidal:budget=256,heads=query,reselect="
 ALWAYS = "composed:budget=256,rule=rank_union,roles=select"
 ALWAYS_HEADS = "composed:budget=256,heads=query,roles=select"
 
 CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 6"),
-    settings=Continuation(arms=(RARE, RARE_HEADS, ALWAYS, ALWAYS_HEADS)),
+    settings=Continuation(arms=(UNION, WINDOW, RARE_HEADS, ALWAYS, ALWAYS_HEADS)),
     tests=(
-        Test("attention recall, selection at layer 2 only", "attention", Group(RARE), Group(RARE_HEADS)),
+        Test("attention recall, selection at layer 2 only", "attention", Group(UNION), Group(RARE_HEADS)),
+        Test("the same, one set with a recent window", "attention", Group(WINDOW), Group(RARE_HEADS), decides=False),
         Test(
             "attention recall, selection in every layer", "attention", Group(ALWAYS), Group(ALWAYS_HEADS), decides=False
         ),

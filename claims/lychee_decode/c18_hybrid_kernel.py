@@ -1,4 +1,4 @@
-"""With half of the heads sparse attention takes as long as dense attention; with all of them a seventh."""
+"""Sparse attention of half of the heads takes no longer than dense attention; of all at most a seventh on long rows."""
 
 from ..designs.measured import Measured
 from ..judging.claim import LYCHEE_DECODE, Claim, Group, Source, Test

@@ -5,10 +5,10 @@ from ..judging.claim import TIDAL, Claim, Group, Source, Test
 
 
 def _better(every: int, heads: str, *, decides: bool = True) -> Test:
-    effect = f"loss of the next token, rectify={every} minus none, heads={heads}"
+    effect = f"loss of the next token where both are sparse, rectify={every} minus none, heads={heads}"
     plain = f"tidal:budget=256,heads={heads}"
     corrected = Group(f"{plain},rectify={every}")
-    return Test(effect, "loss", corrected, Group(plain), direction="below", decides=decides)
+    return Test(effect, f"loss~{every}", corrected, Group(plain), direction="below", decides=decides)
 
 
 CLAIM = Claim(
@@ -24,6 +24,7 @@ CLAIM = Claim(
             ),
         ),
         texts=24,
+        apart=(4, 8),
     ),
     tests=(
         _better(4, "query"),

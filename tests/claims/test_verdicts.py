@@ -108,6 +108,27 @@ def test_texts_that_say_the_same_leave_others_unseen(test: Test, low: float, hig
     assert effect.interval == pytest.approx((low, high))
 
 
+@pytest.mark.parametrize("differing", [0, 1, 2, 3])
+def test_a_few_texts_that_differ_do_not_narrow_the_interval(differing: int) -> None:
+    """Sixteen texts, of which hardly any says anything else: what lies unseen is as much as if none did."""
+    against = [*[0.5] * (16 - differing), *[0.4] * differing]
+    held = [*samples("a", *[0.5] * 16), *samples("b", *against)]
+    effect = effect_of(LESS, held, TEXTS)
+    assert effect.interval is not None and effect.value == pytest.approx(0.1 * differing / 16)
+    low, high = effect.interval
+    share = unseen_share(16)
+    seen = 0.5 - 0.1 * differing / 16
+    assert low == pytest.approx((1 - share) * 0.5 - (1 - share) * seen - share)
+    assert high == pytest.approx((1 - share) * 0.5 + share - (1 - share) * seen)
+    assert effect.alike == (differing == 0)
+
+
+def test_where_more_texts_differ_the_bootstrap_knows() -> None:
+    held = [*samples("a", *[0.5] * 16), *samples("b", *[0.5] * 12, *[0.4] * 4)]
+    effect = effect_of(LESS, held, TEXTS)
+    assert effect.interval is not None and effect.interval[0] >= 0 and effect.interval[1] <= 0.1
+
+
 def test_the_share_of_unseen_texts_is_missed_once_in_twenty() -> None:
     for n in (6, 16, 1000):
         assert (1 - unseen_share(n)) ** n == pytest.approx(0.05)

@@ -96,7 +96,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config ParallelConfig: prefill_context_parallel_size enable_dbo
         vllm.config SchedulerConfig: async_scheduling max_num_batched_tokens max_num_scheduled_tokens
         vllm.config SchedulerConfig: long_prefill_token_threshold get_scheduler_cls max_num_seqs
-        vllm.config CompilationConfig: max_cudagraph_capture_size
+        vllm.config CompilationConfig: max_cudagraph_capture_size cudagraph_capture_sizes
         vllm.config AttentionConfig: backend backend_per_kind
     """),
     "worker": _parts("""
