@@ -8,27 +8,23 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from rich.table import Table
 
+from claims.designs.continuation import stretches
 from saccade.adapters.hf.run import Run, sparsify
 from saccade.bench.rows import quartiles
 from saccade.bench.variants import DENSE, STOCK
-from saccade.calibrate.corpus import Corpus
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.eval.reader import Reader
 from saccade.eval.subject import Subject
-from saccade.eval.tokens import encode
 from saccade.machine import environment, synchronize
 from saccade.methods.policy import Policy
 from saccade.report.timings import SETTING, timing_table
 from saccade.report.wording import Columns, number
 
 Turn = tuple[float, int, int, int]
-
-_SPARE = 1.25  # of characters: a piece of text is a little more or fewer tokens than the corpus counted
 
 COLUMNS: Columns = {
     **SETTING,
@@ -101,13 +97,15 @@ class Speculation:
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Read every text once and densely, then let the variants go on with it, in turns."""
-        model, threads = self.subject.load(), torch.get_num_threads()
-        torch.set_num_threads(self.settings.threads)
+        subject, own = self.subject, self.settings
+        model, threads = subject.load(), torch.get_num_threads()
+        torch.set_num_threads(own.threads)
         try:
             for context in self.contexts:
-                for number, text in enumerate(self._texts(context)):
+                texts = stretches(subject.tokenizer, context, own.texts, own.seed, subject.positions)
+                for number, text in enumerate(texts):
                     reader = Reader(model, text[:-1])
-                    for turn in range(self.settings.rounds):
+                    for turn in range(own.rounds):
                         # Who was first is last next time: a drift of the machine falls on all alike.
                         for name in list(self.variants)[:: 1 - 2 * (turn % 2)]:
                             found = self._turn(model, reader, text[-1], self.variants[name])
@@ -132,15 +130,6 @@ class Speculation:
             row["speedup_over_dense"] = over
         texts = [{"text": text, **self._row(at, name, turns)} for (at, text, name), turns in self.turns.items()]
         return {"shape": self.subject.source.name, "rows": rows, "texts": texts, **about}
-
-    def _texts(self, context: int) -> list[tuple[int, ...]]:
-        """Stretches of packages' sources, none of which share a token."""
-        tokenizer, count = self.subject.tokenizer, self.settings.texts
-        corpus, room = Corpus(tokenizer, packages=True), int(context * _SPARE)
-        starts = corpus.stretches(room, count, int(numpy.random.default_rng(self.settings.seed).integers(room)))
-        if len(starts) < count:
-            raise DocumentError(f"{count} texts of {context} tokens: the packages hold {len(starts)}")
-        return [encode(tokenizer, corpus.stretch(start, room))[:context] for start in starts[:count]]
 
     def _turn(self, model: Any, reader: Reader, token: int, policy: Policy | None) -> Turn:
         """Seconds per token generated greedily behind a period that builds indexes; passes, drafts, which stood."""
