@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .claim import Listed, Sample
 from .commits import Commit, criteria_commit
 from .pictures import picture
 from .results import result
-from .study import PICTURE, RESULT, Study
+from .study import BEGUN, PICTURE, RESULT, SAMPLES, Study
 from .verdicts import judge
 
 DESIGNS = Path(__file__).parents[1] / "designs"
@@ -27,7 +28,7 @@ class Run:
     """A claim that passed every check; `run` it, then `finish`.
 
     Attributes:
-        commit: in which its criteria stand; None for a draft.
+        commit: in which its criteria stood when its first sample was made; None for a draft.
     """
 
     listed: Listed
@@ -54,7 +55,16 @@ class Run:
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Make all samples, or what is missing of them."""
+        self.commit = self._begun()
         self._samples = self.listed.claim.settings.run(self.study, advance)
+
+    def _begun(self) -> Commit | None:
+        """Samples may be judged again in a later state of the tree; what counts is the one that they began in."""
+        begun = self.study.folder / BEGUN
+        if self.commit is not None and not (begun.exists() and (self.study.folder / SAMPLES).exists()):
+            self.study.folder.mkdir(parents=True, exist_ok=True)
+            write_json(begun, asdict(self.commit))
+        return None if self.commit is None else Commit(**json.loads(begun.read_text(encoding="utf-8")))
 
     def finish(self) -> dict[str, Any]:
         """Judge, and write result and picture into the folder."""

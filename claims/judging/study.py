@@ -19,7 +19,7 @@ from saccade.types import ModelShape
 
 from ..subject import plain_subject
 
-SAMPLES, RESULT, PICTURE = "samples.jsonl", "result.json", "picture.svg"
+SAMPLES, RESULT, PICTURE, BEGUN = "samples.jsonl", "result.json", "picture.svg", "criteria.json"
 LAYER = "{layer}"
 """In an arm: every layer that could select again, an arm each."""
 

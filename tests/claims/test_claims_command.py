@@ -180,6 +180,19 @@ def test_heads_are_chosen_by_other_steps_than_they_are_judged_by() -> None:
     assert _range(ids[::2].repeat(2, 1, 1), above[::2].repeat(2, 1, 1)) == 1.0
 
 
+def test_criteria_are_those_of_the_commit_that_samples_began_in(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+) -> None:
+    """Judged again in a later state of the tree, they name the earlier one; anew they name the later one."""
+    run(invoke, model_folder, tmp_path / "run")
+    monkeypatch.setattr(running, "criteria_commit", lambda *_: Commit("later", "2026-02-02T00:00:00+00:00"))
+    _, found = run(invoke, model_folder, tmp_path / "run")
+    assert (found["commit"], found["committed"]) == ("abc", "2026-01-01T00:00:00+00:00")
+    (tmp_path / "run" / "samples.jsonl").unlink()
+    _, found = run(invoke, model_folder, tmp_path / "run")
+    assert found["commit"] == "later"
+
+
 def test_another_run_s_folder_is_refused(
     invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
 ) -> None:
