@@ -94,7 +94,7 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"rate": 0.0}, ["--rate 0"]),
         ({"rate": float("inf")}, ["--rate inf"]),
         ({"scale": "root", "methods": "direct"}, ["--scale 'root'", "letter, loss, multiplier, ascent, share"]),
-        ({"scale": "loss", "methods": "direct,score"}, ["--scale loss is not valid of --method direct,score"]),
+        ({"scale": "loss", "methods": "direct,score"}, ["--scale loss is not valid of --method direct,score: letter"]),
         ({"lengths": (200, 150)}, ["--lengths 200,150"]),
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],

@@ -53,13 +53,9 @@ class HeadSettings:
     budgets: str
     scale: str = LETTER
 
-    def scale_of(self, method: str) -> str:
-        """The scale that a method uses: direct gates none, since their loss begins at 0."""
-        return self.scale if method in SCALED else LETTER
-
     def training(self, method: str, target: int, seed: int) -> Training:
-        """How gates of a kind are trained."""
-        scale = self.scale_of(method)
+        """How gates of a kind are trained; direct ones always by the letter, since their loss begins at 0."""
+        scale = self.scale if method in SCALED else LETTER
         return Training(method, target, self.steps, self.rate, self.kept, seed, self.every, scale)
 
 
@@ -130,7 +126,7 @@ class HeadSearch:
             )
         _ = settings.training(SCALED[0], count, 0)
         if settings.scale != LETTER and not set(methods) & set(SCALED):
-            raise SaccadeError(f"--scale {settings.scale} is not valid of --method {settings.methods}: it scales none")
+            raise SaccadeError(f"--scale {settings.scale} is not valid of --method {settings.methods}: {LETTER}")
         budgets = tuple(sorted(parse_budgets(settings.budgets)))
         search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
@@ -253,10 +249,10 @@ class HeadSearch:
 
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
         """The role file, and the recipe: with the roles at the largest budget; layers and what was tuned stay."""
-        chosen, shape = results["chosen"], earlier.model
+        chosen, shape, first = results["chosen"], earlier.model, self.methods[0]
         names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
-        scale = self.settings.scale_of(self.methods[0])
-        found = {"method": self.methods[0], **{name: results[name] for name in names}, "scale": scale}
+        scale = results["scale"] if first in SCALED else LETTER
+        found = {"method": first, "scale": scale, **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
         known = replace(earlier, policy=earlier.policy if earlier.tuned else Policy.from_spec(best.spec), roles=chosen)
