@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy
 
 from saccade.calibrate.heads import best_heads, head_list
+from saccade.calibrate.training import LETTER
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 
-from ..gates.choice import chosen
+from ..gates.choice import CHOICE, Choice
 from ..gates.variants import DIRECT
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
@@ -26,7 +27,7 @@ class Retrieving:
     """As `Questions`; a gate's rank decides whether its head is among so many that retrieve.
 
     Arms are the `others`, and `GATES COUNT, seed S, budget B`, where GATES is `hardkuma`, the variant that stands for
-    it by the rule of `gates.choice`, or `direct`.
+    the paper's, or `letter`, the paper's own, or `direct`.
 
     Attributes:
         file: of the trial, in docs/results.
@@ -34,6 +35,7 @@ class Retrieving:
         budgets: of those arms.
         others: specs, as `Study.policies` reads them.
         lengths, texts, asked, seed: see `Questions`.
+        choice: what stands for HardKuma.
     """
 
     interval: ClassVar[str] = TEXTS
@@ -46,6 +48,7 @@ class Retrieving:
     texts: int = 24
     asked: int = 12
     seed: int = 20
+    choice: Choice = CHOICE
 
     def units(self, study: Study) -> int:
         return self._questions(self._arms(study)).units(study)
@@ -54,7 +57,7 @@ class Retrieving:
         """See `Questions`.
 
         Raises:
-            SaccadeError: the file is not there, or nothing was asked under its roles.
+            SaccadeError: the file is not there, nothing was asked under its roles, or `choice` is not about them.
         """
         arms = self._arms(study)
         found: dict[str, list[Sample]] = {}
@@ -64,7 +67,7 @@ class Retrieving:
 
     def conditions(self, study: Study) -> dict[str, Any]:
         conditions = self._questions(self._arms(study)).conditions(study)
-        trial = file_conditions(self.file, study)
+        trial = file_conditions(self.file, study, self.choice)
         return {**conditions, **{name: trial[name] for name in ("file", "sha256", "measured_by")}}
 
     def _questions(self, arms: dict[str, str]) -> Questions:
@@ -76,8 +79,8 @@ class Retrieving:
         return {**dict(self._gated(study)), **{spec: spec for spec in self.others}}
 
     def _gated(self, study: Study) -> Iterator[tuple[str, str]]:
-        trial, shape = trial_of(self.file, study), study.subject.shape
-        for name, variant in ((CHOSEN, chosen(trial)), (DIRECT, DIRECT)):
+        trial, shape = trial_of(self.file, study, self.choice), study.subject.shape
+        for name, variant in ((CHOSEN, self.choice.chosen(trial)), (LETTER, LETTER), (DIRECT, DIRECT)):
             for run in trial["runs"]:
                 for count in self.counts if run["variant"] == variant else ():
                     told = cut(run["values"], count, shape)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from saccade.calibrate.heads import GREY, THRESHOLD
 
-from ..gates.choice import chosen
+from ..gates.choice import CHOICE, Choice
 from ..gates.variants import DIRECT
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
@@ -21,18 +21,19 @@ from .trial import CHOSEN, file_conditions, trial_of
 class Trained:
     """Trained gates, a head in the place of a text; values are means over seeds.
 
-    Arms are the trial's variants, and `hardkuma`, the one that stands for HardKuma by the rule of `gates.choice`.
-    Texts are `layer L, head H`, of which the measures are `grey`, whether a gate lies between 0.1 and 0.9, and `open`,
-    whether above one half; and `seed S`, of which it is `missed`, by how much the expected number of open gates misses
-    the wanted one.
+    Arms are the trial's variants, `letter` among them, the paper's own, and `hardkuma`, the one that stands for it.
+    Texts are `layer L, head H`; measures are `grey`, whether a gate lies between 0.1 and 0.9, and `open`, whether above
+    one half.
 
     Attributes:
         file: its name in docs/results.
+        choice: what stands for HardKuma.
     """
 
     interval: ClassVar[str] = TEXTS
 
     file: str
+    choice: Choice = CHOICE
 
     def units(self, study: Study) -> int:
         return 1
@@ -41,16 +42,17 @@ class Trained:
         """The file's samples.
 
         Raises:
-            SaccadeError: it is not there, or nothing was asked under its roles.
+            SaccadeError: it is not there, nothing was asked under its roles, or it is no trial that `choice` is about.
         """
-        trial = trial_of(self.file, study)
-        arms = {run["variant"]: run["variant"] for run in trial["runs"]} | {CHOSEN: chosen(trial), DIRECT: DIRECT}
+        trial = trial_of(self.file, study, self.choice)
+        arms = {run["variant"]: run["variant"] for run in trial["runs"]}
+        arms |= {CHOSEN: self.choice.chosen(trial), DIRECT: DIRECT}
         samples = [sample for arm, variant in arms.items() for sample in _samples(trial, arm, variant)]
         advance(self.file)
         return samples
 
     def conditions(self, study: Study) -> dict[str, Any]:
-        return file_conditions(self.file, study)
+        return file_conditions(self.file, study, self.choice)
 
 
 def _samples(trial: Mapping[str, Any], arm: str, variant: str) -> Iterator[Sample]:
@@ -63,5 +65,3 @@ def _samples(trial: Mapping[str, Any], arm: str, variant: str) -> Iterator[Sampl
                 fmean(value > THRESHOLD for value in values),
             )
             yield Sample(f"layer {layer}, head {head}", arm, {"grey": grey, "open": above})
-    for run in runs:
-        yield Sample(f"seed {run['seed']}", arm, {"missed": abs(run["expected_l0"] - trial["target"])})

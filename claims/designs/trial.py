@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from ..gates.answers import read_trial
+from ..gates.choice import Choice
 from ..gates.page import COMMAND
 from ..judging.study import Study
 from .measured import RESULTS
@@ -14,16 +15,18 @@ CHOSEN = "hardkuma"
 """The arm of the variant that stands for HardKuma."""
 
 
-def trial_of(file: str, study: Study) -> dict[str, Any]:
+def trial_of(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     """What the file holds.
 
     Raises:
-        SaccadeError: it is not there, or holds another model's gates.
+        SaccadeError: it is not there, or holds another model's gates, or such as `choice` does not speak of.
     """
-    return read_trial(RESULTS / file, study.subject.shape)
+    trial = read_trial(RESULTS / file, study.subject.shape)
+    choice.refuse_others(trial)
+    return trial
 
 
-def file_conditions(file: str, study: Study) -> dict[str, Any]:
+def file_conditions(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     """The trial's machine and versions, and which file it is."""
     digest = hashlib.sha256((RESULTS / file).read_bytes()).hexdigest()
-    return {**trial_of(file, study)["environment"], "file": file, "sha256": digest, "measured_by": COMMAND}
+    return {**trial_of(file, study, choice)["environment"], "file": file, "sha256": digest, "measured_by": COMMAND}

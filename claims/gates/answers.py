@@ -16,7 +16,6 @@ from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.problems import NeedleProblems
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.errors import OutputError, SaccadeError
-from saccade.eval.entry import parse_budgets
 from saccade.eval.output import check_folder, read_json
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
@@ -24,6 +23,7 @@ from saccade.plans.head_list import HeadList
 from saccade.types import ModelShape, Role
 
 from ..subject import plain_subject
+from .choice import Choice
 
 LEDGER = "answers.jsonl"
 
@@ -34,15 +34,11 @@ class AnswerSettings:
 
     file: Path
     model: str | None
-    context: int
-    texts: int
-    asked: int
-    budgets: str
     output_dir: Path
     device: str
     dtype: str
-    seed: int
     threads: int
+    choice: Choice
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,6 @@ class RoleAnswers:
     settings: AnswerSettings
     subject: Subject
     trial: Mapping[str, Any]
-    budgets: tuple[int, ...]
     problems: NeedleProblems
 
     @classmethod
@@ -67,15 +62,14 @@ class RoleAnswers:
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        subject = plain_subject(settings.model, settings.device, settings.dtype)
+        own, subject = settings.choice, plain_subject(settings.model, settings.device, settings.dtype)
         trial = read_trial(settings.file, subject.shape)
-        budgets = tuple(sorted(parse_budgets(settings.budgets)))
         check_folder(settings.output_dir)
         problems = NeedleProblems(
-            subject.tokenizer, trial["task"], (settings.context, settings.context), settings.texts, settings.asked,
-            settings.seed, subject.positions, once=True,
+            subject.tokenizer, trial["task"], (own.context, own.context), own.texts, own.asked, own.seed,
+            subject.positions, once=True, behind=own.behind,
         )  # fmt: skip
-        return cls(settings, subject, trial, budgets, problems)
+        return cls(settings, subject, trial, problems)
 
     @property
     def units(self) -> int:
@@ -85,13 +79,13 @@ class RoleAnswers:
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Ask; the trial, with what has come out as its `answers`."""
         own, rows = self.settings, [*self._rows()]
-        about = {name: getattr(own, name) for name in ("context", "asked", "seed")}
-        about |= {"weights": self.subject.shape.weights, "dtype": self.subject.dtype_name, "texts": len(self.problems)}
+        about = {**own.choice.asking(), "texts": len(self.problems)}
+        about |= {"weights": self.subject.shape.weights, "dtype": self.subject.dtype_name}
         with Ledger(own.output_dir / LEDGER, about, KEY) as ledger:
             sweep = Sweep(self.subject.load(), self.subject.tokenizer, self.problems, ledger, own.threads, False)
             sweep.run(["dense", *dict.fromkeys(row["spec"] for row in rows)], advance)
             right = {spec: [fmean(text) for text in sweep.outcome(spec).right] for spec in self._specs(rows)}
-        answers = {**about, "budgets": [*self.budgets], "dense": right["dense"]}
+        answers = {**about, "dense": right["dense"]}
         answers["rows"] = [{**row, "right": right[row["spec"]]} for row in rows]
         return {**self.trial, "answers": answers}
 
@@ -107,7 +101,7 @@ class RoleAnswers:
                 heads = sum(
                     role is Role.PUBLISH for layer in HeadList.parse(told).role_map(shape).layers for role in layer
                 )
-                for budget in self.budgets:
+                for budget in self.settings.choice.budgets:
                     spec = Policy.create("lychee_decode", {"roles": told, "budget": budget}).to_spec()
                     about = {"variant": run["variant"], "seed": run["seed"], "step": run["step"]}
                     yield {**about, "roles": name, "heads": heads, "budget": budget, "spec": spec}

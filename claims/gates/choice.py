@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -12,31 +13,72 @@ from saccade.errors import SaccadeError
 from .variants import DIRECT, SCALED
 
 Results = Mapping[str, Any]
-NEAR = 1.0
-"""Gates by which the expected number of open ones may miss the wanted one, in every seed."""
-KEPT = 0.98
-"""Of the answers that direct gates keep, cut to as many heads, what must be kept too."""
+TRAINED = ("target_heads", "seeds", "steps")
+ASKED = ("context", "texts", "asked", "budgets", "seed", "behind")
 
 
-def chosen(results: Results) -> str:
-    """The variant with most right answers among those that reach the wanted number and keep direct gates' answers.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The rule and all it rests on, which is part of the criteria of claims about the gates it chooses.
 
-    If none does, the paper's letter. Answers are those of exactly as many heads as wanted, all seeds and budgets.
-
-    Raises:
-        SaccadeError: nothing was asked yet, or direct gates are not among the runs.
+    Attributes:
+        scaled: variants that could take the letter's place, none of them the paper's; of equals the first.
+        near: gates by which the expected number of open ones may miss the wanted one, in every seed.
+        kept: of the answers that direct gates keep, cut to as many heads, what must be kept too.
+        target_heads, seeds, steps: how all were trained; see `python -m claims gates`.
+        context, texts, asked, seed: of the questions; stretches of packages' sources that share no token.
+        budgets: of the roles that answer.
+        behind: token of packages before which no text begins: what judges is cut far in front of it.
     """
-    least = KEPT * _right(results, DIRECT)
-    reaching = [name for name in SCALED if _reaches(results, name)]
-    able = {name: right for name in reaching if (right := _right(results, name)) >= least}
-    return max(able, key=lambda name: able[name]) if able else LETTER
+
+    scaled: tuple[str, ...] = SCALED
+    near: float = 1.0
+    kept: float = 0.98
+    target_heads: int = 16
+    seeds: int = 3
+    steps: int = 3000
+    context: int = 4096
+    texts: int = 24
+    asked: int = 12
+    budgets: tuple[int, ...] = (16, 64)
+    seed: int = 40
+    behind: int = 500_000
+
+    def asking(self) -> dict[str, Any]:
+        """What is asked, as the file's answers hold it."""
+        return {name: [*value] if name == "budgets" else value for name, value in asdict(self).items() if name in ASKED}
+
+    def chosen(self, results: Results) -> str:
+        """The variant with most right answers among those that are near and keep direct gates' answers.
+
+        If none does, the paper's letter. Answers are those of exactly as many heads as wanted, all seeds and budgets.
+
+        Raises:
+            SaccadeError: nothing was asked yet, or direct gates are not among the runs.
+        """
+        least = self.kept * _right(results, DIRECT)
+        reaching = [name for name in self.scaled if self._reaches(results, name)]
+        able = {name: right for name in reaching if (right := _right(results, name)) >= least}
+        return max(able, key=lambda name: able[name]) if able else LETTER
+
+    def refuse_others(self, results: Results) -> None:
+        """Raise a SaccadeError if gates were trained, or questions asked, otherwise than here."""
+        found = {name: (results[name], getattr(self, name)) for name in TRAINED}
+        if answers := results.get("answers"):
+            found |= {name: (answers.get(name), value) for name, value in self.asking().items()}
+        for name, (other, own) in found.items():
+            if other != own:
+                raise SaccadeError(f"trained gates: {name} {other} is not valid of a trial that claims rest on: {own}")
+
+    def _reaches(self, results: Results, variant: str) -> bool:
+        """Whether all seeds were trained to the end and came near enough."""
+        runs = [run for run in results["runs"] if run["variant"] == variant]
+        ended = len(runs) == results["seeds"] and all(run["step"] == results["steps"] for run in runs)
+        return ended and all(abs(run["expected_l0"] - results["target"]) <= self.near for run in runs)
 
 
-def _reaches(results: Results, variant: str) -> bool:
-    """Whether all seeds were trained to the end and came near enough."""
-    runs = [run for run in results["runs"] if run["variant"] == variant]
-    ended = len(runs) == results["seeds"] and all(run["step"] == results["steps"] for run in runs)
-    return ended and all(abs(run["expected_l0"] - results["target"]) <= NEAR for run in runs)
+CHOICE = Choice()
+"""What `python -m claims roles` asks and claims rest on."""
 
 
 def _right(results: Results, variant: str) -> float:

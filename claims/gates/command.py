@@ -96,20 +96,15 @@ def _drawn(results: dict[str, Any], path: Path) -> list[str]:
 def roles(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="gates.json of `python -m claims gates`.")],
     model: Model = None,
-    context: Annotated[int, count("Tokens of a text.")] = 4096,
-    texts: Annotated[int, count("Stretches of packages' sources that share no token.")] = 24,
-    asked: Annotated[int, count("Questions about each.", maximum=64)] = 12,
-    budgets: Annotated[str, words("N,N", "Tokens of a set.")] = "16,64",
     output_dir: Annotated[Path, words("DIR", "Folder; a run that was cut off goes on there.")] = Path("results/roles"),
     device: Device = "auto",
     dtype: Dtype = "float32",
-    seed: Seed = 40,
     threads: Annotated[int, count("CPU threads.", maximum=1024)] = 1,
 ) -> None:
     """Ask questions under the roles that trained gates give: those above one half, and exactly as many as wanted.
 
     The file gets its answers, and a picture beside it, as `gates` draws it. Last comes the variant that stands for
-    HardKuma in the claims.
+    HardKuma in the claims; since it is chosen by these answers, nothing about the questions is an option.
 
     Example:
 
@@ -119,19 +114,17 @@ def roles(
     from saccade.eval.output import check_file, write_json
 
     from .answers import AnswerSettings, RoleAnswers
-    from .choice import chosen
+    from .choice import CHOICE
     from .table import answer_table
     from .variants import DIRECT
 
     quiet_libraries()
-    work = RoleAnswers.check(
-        AnswerSettings(file, model, context, texts, asked, budgets, output_dir, device, dtype, seed, threads)
-    )
+    work = RoleAnswers.check(AnswerSettings(file, model, output_dir, device, dtype, threads, CHOICE))
     check_file(file)
     with progress(work.units) as advance:
         results = work.run(advance)
     write_json(file, results)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
     if any(run["variant"] == DIRECT for run in results["runs"]):
-        told.append(f"stands for HardKuma: {chosen(results)}")
+        told.append(f"stands for HardKuma: {CHOICE.chosen(results)}")
     show(answer_table(results), *told)

@@ -28,4 +28,4 @@ VARIANTS = {
     ASCENT: Variant(HardKuma.kind, ASCENT),
 }
 SCALED = (LOSS, ASCENT, MULTIPLIER, SHARE)
-"""What could take the letter's place; of equals the first."""
+"""What could take the letter's place; see `Choice`."""

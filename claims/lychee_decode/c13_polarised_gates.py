@@ -3,32 +3,40 @@
 from ..designs.trained import Trained
 from ..judging.claim import LYCHEE_DECODE, Claim, Group, Source, Test
 
-HARDKUMA, DIRECT = Group("hardkuma"), Group("direct")
-HEADS, SEEDS = "layer *, head *", "seed *"
+
+def _decided(gates: str, told: str, *, decides: bool = True) -> tuple[Test, ...]:
+    own = Group(gates)
+    return (
+        Test(f"share of {told} between 0.1 and 0.9", "grey", own, direction="below", bound=0.1, decides=decides),
+        Test(
+            f"share between 0.1 and 0.9, direct minus {told}",
+            "grey",
+            Group("direct"),
+            own,
+            bound=0.2,
+            decides=decides,
+        ),
+        # Gates that are all open, or all closed, have decided nothing: the figure shows both colours.
+        Test(f"share of {told} above one half, of none", "open", own, bound=0.05, decides=decides),
+        Test(
+            f"share of {told} above one half, of all",
+            "open",
+            own,
+            direction="below",
+            bound=0.95,
+            decides=decides,
+        ),
+    )
+
 
 CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_DECODE, "figure 7, section D"),
     settings=Trained("gates.json"),
+    # Beside what stands for the paper's gates, those of its own multiplier.
     tests=(
-        Test("share of HardKuma gates between 0.1 and 0.9", "grey", HARDKUMA, direction="below", bound=0.1, at=HEADS),
-        Test(
-            "share of gates between 0.1 and 0.9, direct minus HardKuma", "grey", DIRECT, HARDKUMA, bound=0.2, at=HEADS
-        ),
-        # Gates that are all open, or all closed, have decided nothing: the figure shows both colours.
-        Test("share of HardKuma gates above one half, of none", "open", HARDKUMA, bound=0.05, at=HEADS),
-        Test(
-            "share of HardKuma gates above one half, of all", "open", HARDKUMA, direction="below", bound=0.95, at=HEADS
-        ),
-        Test(
-            "by how much the expected number of open HardKuma gates misses the wanted one",
-            "missed",
-            HARDKUMA,
-            direction="below",
-            bound=1.0,
-            decides=False,
-            at=SEEDS,
-        ),
+        *_decided("hardkuma", "HardKuma gates"),
+        *_decided("letter", "HardKuma gates by the paper's multiplier", decides=False),
     ),
     instrument="a model with more heads",
 )

@@ -31,6 +31,9 @@ CLAIM = Claim(
         _above("*", "hardkuma", "query", reported=0.012, decides=True),
         *(_above(str(budget), "hardkuma", "query") for budget in BUDGETS),
         _above("*", "hardkuma", "kv"),
+        # By the paper's own multiplier, where another one stands for it.
+        _above("*", "letter", "query"),
+        _above("*", "letter", "kv"),
         _above("*", "direct", "query"),
         _above("*", "direct", "kv"),
     ),

@@ -23,6 +23,9 @@ CLAIM = Claim(
         _no_worse("128", "hardkuma", decides=True),
         _no_worse("256", "hardkuma", decides=True),
         _no_worse("64", "hardkuma"),
+        # By the paper's own multiplier, where another one stands for it.
+        _no_worse("128", "letter"),
+        _no_worse("256", "letter"),
         _no_worse("128", "direct"),
         _no_worse("256", "direct"),
     ),

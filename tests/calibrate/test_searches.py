@@ -93,7 +93,8 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"kept": float("nan")}, ["--kept nan"]),
         ({"rate": 0.0}, ["--rate 0"]),
         ({"rate": float("inf")}, ["--rate inf"]),
-        ({"scale": "root"}, ["--scale 'root'", "letter, loss, multiplier, ascent, share"]),
+        ({"scale": "root", "methods": "direct"}, ["--scale 'root'", "letter, loss, multiplier, ascent, share"]),
+        ({"scale": "loss", "methods": "direct,score"}, ["--scale loss is not valid of --method direct,score: letter"]),
         ({"lengths": (200, 150)}, ["--lengths 200,150"]),
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],
@@ -472,13 +473,13 @@ def test_what_one_calibration_found_the_next_one_keeps(folder: Path, task: Path,
 def test_heads_by_score_and_whole_layers(folder: Path, task: Path, tmp_path: Path) -> None:
     """The score needs answers that stand in their texts, as needles do; whole layers with the best heads go with it."""
     settings = head_settings(folder, tmp_path / "out", methods="score,hardkuma", exact=True, target_heads=12)
-    results = HeadSearch.check(settings).run(nothing)
+    results = HeadSearch.check(replace(settings, scale="loss")).run(nothing)
+    assert Recipe.read(tmp_path / "out" / "saccade.json").found["calibrate heads"]["scale"] == "letter"  # the score's
     values = np.array(results["found"][0]["values"])
     assert values.shape == (4, 4) and 0 < values.max() <= 1 + 1e-6
-    kept = {
-        tuple(map(int, one.split("."))) for one in results["chosen"].removeprefix("heads:").split("+") if "." in one
-    }
-    whole = {int(one) for one in results["chosen"].removeprefix("heads:").split("+") if "." not in one}
+    chosen = results["chosen"].removeprefix("heads:").split("+")
+    kept = {tuple(map(int, one.split("."))) for one in chosen if "." in one}
+    whole = {int(one) for one in chosen if "." not in one}
     order = sorted((-values[layer, head], layer + 1, head) for layer in range(4) for head in range(4))
     best = {(layer, head) for _, layer, head in order[:8]}
     assert {*kept, *((layer, head) for layer in whole - {0} for head in range(4))} == best and 0 in whole
@@ -495,5 +496,4 @@ def test_random_roles_are_as_many_as_wanted_and_differ_by_seed(folder: Path, tas
     results = HeadSearch.check(settings).run(nothing)
     lists = [one["roles"]["exact"] for one in results["found"]]
     assert len(set(lists)) == 3
-    sizes = [row["heads"] for row in results["rows"]]
-    assert np.unique(sizes).tolist() == [8]
+    assert {row["heads"] for row in results["rows"]} == {8}

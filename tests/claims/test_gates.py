@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,14 +16,18 @@ import pytest
 from claims.designs import trial as trial_module
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
+from claims.gates import choice as choice_module
 from claims.gates import job as job_module
 from claims.gates import page
-from claims.gates.choice import chosen
+from claims.gates.choice import CHOICE, Choice
 from claims.gates.picture import trial_picture
 from claims.gates.variants import SCALED, VARIANTS
+from claims.judging.claim import Claim
+from claims.judging.discovery import found
 from claims.judging.study import Study
 from commands import LAYERS, Fails, Invoke
 from saccade.calibrate import corpus as corpus_module
+from saccade.calibrate.problems import NeedleProblems
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 
@@ -30,6 +36,7 @@ SMALL = (
     "--rate", "0.3", "--device", "cpu",
 )  # fmt: skip
 THREE = ("--variants", "letter,share,direct")
+MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +53,9 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_trial_gives_traces_and_answers(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+def test_a_trial_gives_traces_and_answers(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = ("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", tmp_path)
     result = invoke(*train)
     assert result.exit_code == 0, result.output
@@ -65,8 +74,10 @@ def test_a_trial_gives_traces_and_answers(invoke: Invoke, model_folder: Path, tm
     assert invoke(*train).exit_code == 0  # finished: nothing is trained again
     assert (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes() == before
 
-    ask = ("--context", "256", "--texts", "2", "--asked", "2", "--budgets", "16", "--device", "cpu")
-    result = invoke("roles", tmp_path / "gates.json", "--model", model_folder, *ask, "--output-dir", tmp_path / "roles")
+    small = Choice((), target_heads=4, seeds=2, steps=12, context=256, texts=2, asked=2, budgets=(16,), behind=900)
+    monkeypatch.setattr(choice_module, "CHOICE", small)
+    ask = ("--model", model_folder, "--device", "cpu", "--output-dir", tmp_path / "roles")
+    result = invoke("roles", tmp_path / "gates.json", *ask)
     assert result.exit_code == 0, result.output
     answers = read(tmp_path)["answers"]
     assert {(row["variant"], row["seed"], row["roles"]) for row in answers["rows"]} == {
@@ -78,7 +89,10 @@ def test_a_trial_gives_traces_and_answers(invoke: Invoke, model_folder: Path, tm
     for row in answers["rows"]:
         assert len(row["right"]) == len(answers["dense"]) == 2
         assert row["heads"] == 4 or row["roles"] == "threshold"
-    assert "stands for HardKuma: " in result.stdout
+    assert "stands for HardKuma: letter" in result.stdout
+    small.refuse_others(read(tmp_path))
+    for name in ("--budgets", "--texts", "--seed"):
+        assert invoke("roles", tmp_path / "gates.json", *ask, name, "8").exit_code == 2
 
 
 def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
@@ -173,7 +187,7 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
                          "open": 0 if name == "direct" else LAYERS - 1})  # fmt: skip
             rows.append({**about, "roles": "exact", "budget": 16, "right": [right, right]})
             rows.append({**about, "roles": "threshold", "budget": 16, "right": [1.0, 1.0]})
-    about = {"seeds": 3, "steps": 9, "target": 2, "layers": [*range(1, LAYERS)], "kv_heads": 2}
+    about = {"target_heads": 4, "seeds": 3, "steps": 9, "target": 2, "layers": [*range(1, LAYERS)], "kv_heads": 2}
     where = {
         "model": "tiny",
         "device": "a device",
@@ -181,7 +195,8 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
         "versions": {"torch": "2"},
         "date": "2026-01-01T",
     }
-    return {**about, "complete": False, "runs": runs, "answers": {"rows": rows, "budgets": [16]}, "environment": where}
+    answers = {**MADE_UP.asking(), "rows": rows}
+    return {**about, "complete": False, "runs": runs, "answers": answers, "environment": where}
 
 
 @pytest.mark.parametrize(
@@ -198,16 +213,75 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
 def test_a_variant_stands_for_hardkuma_if_it_reaches_the_number_and_keeps_the_answers(
     changes: dict[str, tuple[float, float]], wanted: str
 ) -> None:
-    assert chosen(made_up(**changes)) == wanted
+    assert CHOICE.chosen(made_up(**changes)) == wanted
 
 
 def test_a_seed_that_was_not_trained_to_the_end_does_not_count() -> None:
     trial = made_up(loss=(2.0, 0.9))
     next(run for run in trial["runs"] if run["variant"] == "loss")["step"] = 8
-    assert chosen(trial) == "letter"
+    assert CHOICE.chosen(trial) == "letter"
     del trial["answers"]
     with pytest.raises(SaccadeError, match="no answers of direct gates"):
-        chosen(trial)
+        CHOICE.chosen(trial)
+
+
+def test_claims_rest_on_one_trial_and_one_choice_which_are_criteria() -> None:
+    MADE_UP.refuse_others(made_up())
+    with pytest.raises(SaccadeError, match="target_heads 4 is not valid of a trial that claims rest on: 16"):
+        CHOICE.refuse_others(made_up())
+    trial = made_up()
+    trial["answers"]["budgets"] = [16, 64]
+    with pytest.raises(SaccadeError, match=r"budgets \[16, 64\] is not valid .*: \[16\]"):
+        MADE_UP.refuse_others(trial)
+    del trial["answers"]["behind"], trial["answers"]["budgets"]
+    with pytest.raises(SaccadeError, match="budgets None"):
+        MADE_UP.refuse_others(trial)
+    for claim in gate_claims():
+        own = claim.settings
+        assert isinstance(own, Retrieving | Trained)
+        for other in (replace(CHOICE, near=2.0), replace(CHOICE, scaled=("loss",)), replace(CHOICE, texts=12)):
+            assert replace(claim, settings=replace(own, choice=other)).fingerprint != claim.fingerprint
+        beside = [test for test in claim.tests if test.of.arms.startswith("letter")]
+        assert beside and not any(test.decides for test in beside)
+
+
+def gate_claims() -> list[Claim]:
+    claims = [listed.claim for listed in found().values() if isinstance(listed.claim.settings, Retrieving | Trained)]
+    assert len(claims) == 3
+    return claims
+
+
+def stretches(tokenizer: Any, own: Choice | Retrieving) -> list[range]:
+    """Tokens of packages that texts are cut from."""
+    lengths, behind = ((own.context, own.context), own.behind) if isinstance(own, Choice) else (own.lengths, 0)
+    problems = NeedleProblems(
+        tokenizer, "kv", lengths, own.texts, own.asked, own.seed, 10_000, once=True, behind=behind
+    )
+    told: list[range] = []
+    with pytest.MonkeyPatch.context() as patch:
+        cut = problems.corpus.stretch
+
+        def stretch(begin: int, length: int) -> str:
+            told.append(range(begin, begin + length))
+            return cut(begin, length)
+
+        patch.setattr(problems.corpus, "stretch", stretch)
+        for number in range(len(problems)):
+            _ = problems[number]
+    assert problems.lengths[0] > max(map(len, told)) > 0
+    return told
+
+
+def test_no_text_that_judges_has_chosen(tokenizer: Any) -> None:
+    """By tokens of the packages' sources, with room for a model whose texts reach twice as far."""
+    chose = stretches(tokenizer, CHOICE)
+    for claim in gate_claims():
+        if isinstance(claim.settings, Retrieving):
+            judged = stretches(tokenizer, claim.settings)
+            assert len(chose) == len(judged) == 24
+            assert 2 * max(own.stop for own in judged) < CHOICE.behind <= min(own.start for own in chose)
+    every = Counter(token for own in chose for token in own)
+    assert set(every.values()) == {1}
 
 
 def test_a_picture_has_a_row_of_each_variant() -> None:
@@ -240,16 +314,20 @@ def study(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_heads_are_the_texts_of_trained_gates(study: Study) -> None:
-    samples = Trained("gates.json").run(study, lambda _: None)
+    samples = Trained("gates.json", MADE_UP).run(study, lambda _: None)
     values = {(one.arm, one.text): one.values for one in samples}
     assert values["direct", "layer 1, head 0"] == {"grey": 1.0, "open": 0.0}
     assert values["hardkuma", "layer 4, head 0"] == {"grey": 0.0, "open": 1.0}
-    assert values["letter", "seed 2"] == {"missed": 3.0} and values["hardkuma", "seed 0"] == {"missed": 0.0}
-    assert Trained("gates.json").conditions(study)["model"] == "tiny"
+    assert {arm for arm, _ in values} == {*VARIANTS, "hardkuma"}
+    conditions = Trained("gates.json", MADE_UP).conditions(study)
+    assert conditions["model"] == "tiny" and "roles results/gates/gates.json && cp" in conditions["measured_by"]
+    with pytest.raises(SaccadeError, match="target_heads 4 is not valid"):
+        Trained("gates.json").run(study, lambda _: None)
 
 
 def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Study) -> None:
-    design = Retrieving("gates.json", (4, 6), (16, 32), ("tidal:budget=16,reselect=3",), (200, 200), texts=2, asked=2)
+    others = ("tidal:budget=16,reselect=3",)
+    design = Retrieving("gates.json", (4, 6), (16, 32), others, (200, 200), texts=2, asked=2, choice=MADE_UP)
     told: list[str] = []
     samples = design.run(study, told.append)
     # Seeds have the same roles here, which are asked once; two kinds of gates agree where ranks do.
@@ -257,7 +335,8 @@ def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Stu
     arms = {one.arm for one in samples}
     assert {f"hardkuma {count}, seed {seed}, budget {budget}" for count in (4, 6) for seed in range(3)
             for budget in (16, 32)} < arms  # fmt: skip
-    assert {"direct 4, seed 0, budget 16", "tidal:budget=16,reselect=3"} < arms and len(samples) == 2 * len(arms)
+    assert {"direct 4, seed 0, budget 16", "letter 6, seed 2, budget 32", *others} < arms
+    assert len(samples) == 2 * len(arms)
     assert design.conditions(study)["file"] == "gates.json"
 
 

@@ -27,6 +27,7 @@ from .training import LETTER, HeadTraining, Training
 
 UNTRAINED = ("score", "random")
 METHODS = (*KINDS, *UNTRAINED)
+SCALED = tuple(kind for kind in KINDS if kind != DirectGates.kind)
 RESULTS, ROLES = "heads.json", "roles.json"
 SCORED_TEXTS, PROBED_TEXTS = 16, 3
 """Texts that the retrieval score is read from, and that dense attention is asked about before anything is trained."""
@@ -54,7 +55,7 @@ class HeadSettings:
 
     def training(self, method: str, target: int, seed: int) -> Training:
         """How gates of a kind are trained; direct ones always by the letter, since their loss begins at 0."""
-        scale = LETTER if method == DirectGates.kind else self.scale
+        scale = self.scale if method in SCALED else LETTER
         return Training(method, target, self.steps, self.rate, self.kept, seed, self.every, scale)
 
 
@@ -123,8 +124,9 @@ class HeadSearch:
                 f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
                 f"retrieve) to {len(full) * shape.kv_heads} ({told})"
             )
-        for method in set(methods) & set(KINDS):
-            _ = settings.training(method, count, 0)
+        _ = settings.training(SCALED[0], count, 0)
+        if settings.scale != LETTER and not set(methods) & set(SCALED):
+            raise SaccadeError(f"--scale {settings.scale} is not valid of --method {settings.methods}: {LETTER}")
         budgets = tuple(sorted(parse_budgets(settings.budgets)))
         search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
@@ -247,9 +249,10 @@ class HeadSearch:
 
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
         """The role file, and the recipe: with the roles at the largest budget; layers and what was tuned stay."""
-        chosen, shape = results["chosen"], earlier.model
-        names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked", "scale")
-        found = {"method": self.methods[0], **{name: results[name] for name in names}}
+        chosen, shape, first = results["chosen"], earlier.model, self.methods[0]
+        names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
+        scale = results["scale"] if first in SCALED else LETTER
+        found = {"method": first, "scale": scale, **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
         known = replace(earlier, policy=earlier.policy if earlier.tuned else Policy.from_spec(best.spec), roles=chosen)

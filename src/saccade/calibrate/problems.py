@@ -118,6 +118,7 @@ class NeedleProblems:
         positions: what the model has.
         together: all questions of a text follow it at once, as in training.
         once: no two texts share a token; they are cut from packages, and there are fewer where those end.
+        behind: token of packages before which none of these begins.
 
     Raises:
         DocumentError: a text without room for needles, or longer than the model's positions or the library.
@@ -132,6 +133,7 @@ class NeedleProblems:
     positions: int
     together: bool = False
     once: bool = False
+    behind: int = 0
 
     def __post_init__(self) -> None:
         shortest, longest = self.lengths
@@ -139,9 +141,8 @@ class NeedleProblems:
             raise DocumentError(f"--context {shortest} is not valid: texts of at least {SHORTEST} tokens")
         self.corpus = Corpus(self.tokenizer, packages=self.once)
         if self.once:
-            starts = self.corpus.stretches(
-                longest, self.count, int(numpy.random.default_rng(self.seed).integers(longest))
-            )
+            first = self.behind + int(numpy.random.default_rng(self.seed).integers(longest))
+            starts = self.corpus.stretches(longest, self.count, first)
             # As far apart as there is room.
             self.count = min(self.count, len(starts))
             self._starts = [starts[number * len(starts) // self.count] for number in range(self.count)]
