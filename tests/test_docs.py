@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import decoding, page, serving
+from benchmarks.tables import decoding, front, page, serving
 from benchmarks.tables.blocks import BLOCKS, PICTURES, drawn, pages
 from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed, unmade
 from claims.judging.discovery import found
@@ -180,6 +180,24 @@ def test_stock_is_the_mean_of_its_runs_and_the_worst_point_is_named() -> None:
     assert lines[-1].startswith("smollm2-135m with random weights, EPYC, ")
     assert serving.slower(results)[-1] == "| `quest` | 2.00 (16 × 2) | 0.50 (8K × 2) |"
     assert serving.ceiling(results)[-1] == "| 8K × 2 | 90% |"
+
+
+def test_what_cannot_be_compared_is_compared_nowhere() -> None:
+    """Stock's runs differ at one point: there both tables have times alone."""
+    times = {"stock": 8, "stock (last)": 9, "quest": 4}
+    rows = [
+        {"policy": policy, "context": context, "batch": batch, "ms_per_token": ms, "drift": 0.12, "void": batch == 4}
+        for policy, ms in times.items()
+        for context, batch in front.POINTS
+    ]
+    results = {"shape": "llama-3.1-8b", "rows": rows, "environment": ENVIRONMENT}
+    assert [line for line in front.speed(results) if line.startswith("| 128K")] == [
+        "| 128K × 1 | 8.5 | 4.0 (2.12×) |",
+        "| 128K × 4 | 8.5 | 4.0 |",
+    ]
+    lines = serving.speed(results, "serve_cpu")
+    assert "| 128K × 4 | 8.50 | 4.00 |" in lines
+    assert "Stock's two runs differ too much for a comparison at 128K × 4 (+12.0%)." in lines
 
 
 def test_passes_say_their_share_where_it_was_timed() -> None:

@@ -6,7 +6,7 @@ from saccade.methods.registry import describe
 
 from .page import Results, Row, named, table, told
 from .quality import DASH
-from .serving import points, policies, size, stock
+from .serving import compared, points, policies, size
 
 POINTS = ((131_072, 1), (131_072, 4), (32_768, 1), (32_768, 8))
 FASTEST = 4
@@ -44,10 +44,7 @@ def speed(results: Results) -> list[str]:
     found = points(results)
     body = []
     for context, batch in POINTS:
-        rows = found[context, batch]
-        base = stock(rows)
-        cells = (f"{rows[one]['ms_per_token']:.1f} ({base / rows[one]['ms_per_token']:.2f}×)" for one in chosen)
-        body.append([f"{size(context)} × {batch}", f"{base:.1f}", *cells])
+        body.append([f"{size(context)} × {batch}", *compared(found[context, batch], chosen, "{:.1f}", " ({:.2f}×)")])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
     what = f"ms per decoding step, {results['shape']} with random weights"
     return [*lines, "", f"{what}, {told(results['environment'], 'saccade bench serve', 'serve_h200', 'docs/')}"]

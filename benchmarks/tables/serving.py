@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from saccade.bench.variants import STOCK_AGAIN
 
 from .page import Results, Row, named, table, told
@@ -40,13 +42,10 @@ def speed(results: Results, file: str) -> list[str]:
     chosen = policies(results)
     body, void = [], []
     for (context, batch), rows in points(results).items():
-        base, point = stock(rows), f"{size(context)} × {batch}"
-        drift = rows[chosen[0]].get("drift") if rows[chosen[0]].get("void") else None
-        if drift is not None:
-            void.append(f"{point} ({drift:+.1%})")
-        times = [rows[one]["ms_per_token"] for one in chosen]
-        cells = (f"{time:.2f}" + (f" ({base / time:.2f})" if drift is None else "") for time in times)
-        body.append([point, f"{base:.2f}", *cells])
+        point = f"{size(context)} × {batch}"
+        if rows[chosen[0]].get("void"):
+            void.append(f"{point} ({rows[chosen[0]]['drift']:+.1%})")
+        body.append([point, *compared(rows, chosen, "{:.2f}", " ({:.2f})")])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at {', '.join(void)}."]
@@ -56,6 +55,13 @@ def speed(results: Results, file: str) -> list[str]:
     ran = {f"vLLM {one['vllm']}, model runner {one['model_runner']}" for one in results.get("engines", {}).values()}
     parts = [f"{results['shape']} with random weights", *sorted(ran)]
     return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
+
+
+def compared(rows: dict[str, Row], chosen: Sequence[str], time: str, faster: str) -> list[str]:
+    """Stock's time in a format, then those of `chosen` and, where stock's two runs agree, how many times faster."""
+    base, times = stock(rows), [rows[one]["ms_per_token"] for one in chosen]
+    agree = not rows[chosen[0]].get("void")
+    return [time.format(base), *(time.format(one) + (faster.format(base / one) if agree else "") for one in times)]
 
 
 def load(results: Results, file: str, command: str | None = None) -> list[str]:
