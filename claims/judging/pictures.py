@@ -36,9 +36,9 @@ def _panel(axes: Axes, found: Result) -> None:
         lines = _lines(test["effect"])
         places.append(place + lines / 2)
         labels.append(fill(test["effect"], _LETTERS))
-        place += lines
         axes.vlines(test["bound"], place, place + lines, color=MUTED, linewidth=1, linestyle="dashed")
         _mark(axes, test, places[-1])
+        place += lines
     axes.set_yticks(places, labels)
     axes.set_ylim(place + 0.2, -0.2)
     axes.xaxis.set_major_locator(MaxNLocator(7))

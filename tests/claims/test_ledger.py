@@ -10,9 +10,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 from synthetic import LESS, Given, claim, samples
 
-from claims.judging import page
+from claims.judging import page, pictures
 from claims.judging.claim import (
     LESS_IS_MORE,
     LYCHEE_CLUSTER,
@@ -197,3 +198,15 @@ def test_the_page_tells_what_is_not_told(listed: Listed, monkeypatch: pytest.Mon
 def test_a_picture_shows_bounds_and_what_papers_report(listed: Listed) -> None:
     reported = replace(listed, claim=claim(replace(LESS, reported=0.3), replace(LESS, effect="beside", decides=False)))
     assert picture([made(reported)]) != picture([made(listed)])
+
+
+def test_every_bound_stands_beside_its_own_effect(listed: Listed) -> None:
+    """Bounds that differ, effects of one line and of two."""
+    long = replace(LESS, effect="what takes more letters than a line of the picture has, by a good deal", bound=0.25)
+    claimed = replace(listed, claim=replace(listed.claim, tests=(LESS, long, replace(LESS, bound=0.5))))
+    axes = Figure().add_subplot()
+    pictures._panel(axes, made(claimed))
+    bounds = [line.get_segments()[0] for line in axes.collections]
+    assert [float(segment[0][0]) for segment in bounds] == [LESS.bound, 0.25, 0.5]
+    for place, segment in zip(axes.get_yticks(), bounds, strict=True):
+        assert float(segment[0][1]) < place < float(segment[1][1])
