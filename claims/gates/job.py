@@ -16,7 +16,7 @@ import torch
 
 from saccade.calibrate.heads import GREY, THRESHOLD
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
-from saccade.calibrate.training import LOG, TRACED
+from saccade.calibrate.training import LOG, TRACED, Training
 from saccade.errors import SaccadeError
 from saccade.machine import device_name, kernels_on, processor, versions
 
@@ -71,10 +71,8 @@ class Trial:
         for name in variants:
             if name not in VARIANTS:
                 raise SaccadeError(f"--variants {name!r} is not valid: {', '.join(VARIANTS)}")
-        if not 0 < settings.kept <= 1:
-            raise SaccadeError(f"--kept {settings.kept:g} is not valid: a share above 0 and at most 1")
-        if not 0 < settings.rate <= 1:
-            raise SaccadeError(f"--rate {settings.rate:g} is not valid: above 0 and at most 1")
+        for one in map(VARIANTS.__getitem__, variants):
+            Training(one.kind, settings.target_heads, settings.steps, settings.rate, settings.kept, scale=one.scale)
         if settings.minutes is not None and not settings.minutes > 0:
             raise SaccadeError(f"--minutes {settings.minutes:g} is not valid: above 0")
         subject = Target.check(settings.common)

@@ -25,9 +25,6 @@ RULES = {
 FEWEST = 6
 """Texts of which an interval is given: were all differences of fewer of one sign, chance would do that too."""
 
-FEW = 3
-"""Texts that differ from all others, up to which, and up to a fifth of all, a bootstrap knows too little of them."""
-
 SHARES = frozenset("right ended attention token share hit jaccard build update grey open".split())
 """Measures between 0 and 1."""
 
@@ -95,7 +92,8 @@ def _by_text(test: Test, samples: Sequence[Sample]) -> Effect:
     low, high = map(float, drawn.confidence_interval)
     interval = (low, high) if isfinite(low) and isfinite(high) else None
     differing = 0 if high - low < _ROUNDING else _differing(of, against, ratio)
-    if differing > min(FEW, len(of) // 5):
+    # Else a resample has none of the texts that differ more often than an interval may be wrong.
+    if (1 - differing / len(of)) ** len(of) <= LUCK:
         return Effect(value, interval, len(of))
     unseen = _unseen(test, statistic, float(of.mean()), float(against.mean()), len(of))
     if differing == 0:

@@ -108,7 +108,7 @@ def test_texts_that_say_the_same_leave_others_unseen(test: Test, low: float, hig
     assert effect.interval == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize("differing", [0, 1, 2, 3])
+@pytest.mark.parametrize("differing", [0, 1, 2])
 def test_a_few_texts_that_differ_do_not_narrow_the_interval(differing: int) -> None:
     """Sixteen texts, of which hardly any says anything else: what lies unseen is as much as if none did."""
     against = [*[0.5] * (16 - differing), *[0.4] * differing]
@@ -124,7 +124,8 @@ def test_a_few_texts_that_differ_do_not_narrow_the_interval(differing: int) -> N
 
 
 def test_where_more_texts_differ_the_bootstrap_knows() -> None:
-    held = [*samples("a", *[0.5] * 16), *samples("b", *[0.5] * 12, *[0.4] * 4)]
+    """A resample of sixteen texts has none of three in 4% of cases, none of two in 12%."""
+    held = [*samples("a", *[0.5] * 16), *samples("b", *[0.5] * 13, *[0.4] * 3)]
     effect = effect_of(LESS, held, TEXTS)
     assert effect.interval is not None and effect.interval[0] >= 0 and effect.interval[1] <= 0.1
 

@@ -108,10 +108,6 @@ class HeadSearch:
         for method in methods:
             if method not in METHODS:
                 raise SaccadeError(f"--method {method!r} is not valid: {', '.join(METHODS)}")
-        if not 0 < settings.kept <= 1:
-            raise SaccadeError(f"--kept {settings.kept:g} is not valid: a share above 0 and at most 1")
-        if not 0 < settings.rate <= 1:
-            raise SaccadeError(f"--rate {settings.rate:g} is not valid: above 0 and at most 1")
         if settings.lengths[0] > settings.lengths[1]:
             raise SaccadeError(f"--lengths {settings.lengths[0]},{settings.lengths[1]}: the shortest comes first")
         target = Target.check(settings.common)

@@ -50,7 +50,7 @@ class Training:
             factor of all gradients, so that "loss" and "ascent" differ by rounding alone.
 
     Raises:
-        SaccadeError: no such kind or scale, or one by the loss of direct gates, which begin as the teacher, at 0.
+        SaccadeError: a value out of range, or a scale for direct gates, which begin as the teacher, at a loss of 0.
     """
 
     kind: str
@@ -65,6 +65,10 @@ class Training:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SaccadeError(f"gates {self.kind!r} are not valid: {', '.join(KINDS)}")
+        if not 0 < self.kept <= 1:
+            raise SaccadeError(f"--kept {self.kept:g} is not valid: a share above 0 and at most 1")
+        if not 0 < self.rate <= 1:
+            raise SaccadeError(f"--rate {self.rate:g} is not valid: above 0 and at most 1")
         if self.scale not in SCALES:
             raise SaccadeError(f"--scale {self.scale!r} is not valid: {', '.join(SCALES)}")
         if self.kind == DirectGates.kind and self.scale != LETTER:
