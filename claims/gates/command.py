@@ -21,7 +21,7 @@ def gates(
     target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
-    rate: Annotated[float, number("RATE", "Learning rate of gates and multiplier.")] = 0.01,
+    rate: Annotated[float, number("NUMBER", "Learning rate of gates and multiplier.")] = 0.01,
     kept: Annotated[float, number("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
     asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
@@ -29,7 +29,9 @@ def gates(
     task: Annotated[str, words("NAME", "How facts are stated; see `saccade tune --task`.")] = "kv",
     together: Annotated[int, count("Variants of a seed that one process trains, whose texts are read once.")] = 3,
     workers: Annotated[int, count("Processes at a time. 0: three a CUDA device, on a CPU one.", 0)] = 0,
-    minutes: Annotated[float | None, number("MINUTES", "Stop after so long; the same command goes on.")] = None,
+    minutes: Annotated[
+        float | None, number("NUMBER", "Minutes, after which it stops; the same command goes on.")
+    ] = None,
     output_dir: Annotated[Path, words("DIR", "Folder; a run that was cut off goes on there.")] = Path("results/gates"),
     device: Device = "auto",
     dtype: Dtype = "float32",
