@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import saccade
 from commands import Invoke
+from saccade.cli import app
 
 LIGHT = """
 import sys
@@ -50,3 +53,19 @@ def test_the_module_is_the_command_line() -> None:
         [sys.executable, "-m", "saccade", "--version"], check=True, timeout=60, capture_output=True, text=True
     )
     assert done.stdout.strip() == saccade.__version__
+
+
+def test_no_option_has_its_own_name_as_placeholder() -> None:
+    """typer 0.27 takes such a placeholder for the option: `--RATE` instead of `--rate`."""
+    named = [
+        f"{path} {parameter.opts[0]}"
+        for path, command in _commands(get_command(app), "saccade")
+        for parameter in command.params
+        if parameter.metavar and parameter.opts[0] == f"--{parameter.metavar.lower()}"
+    ]
+    assert named == []
+
+
+def _commands(command: Any, path: str) -> list[tuple[str, Any]]:
+    inner = getattr(command, "commands", {})
+    return [(path, command), *(found for name, one in inner.items() for found in _commands(one, f"{path} {name}"))]

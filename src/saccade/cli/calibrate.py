@@ -85,7 +85,7 @@ def heads(
     ] = False,
     seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
-    rate: Annotated[float, words("RATE", "Learning rate of gates and multiplier.")] = 0.01,
+    rate: Annotated[float, words("NUMBER", "Learning rate of gates and multiplier.")] = 0.01,
     scale: Annotated[
         str,
         words(
