@@ -109,7 +109,7 @@ def slower(results: Results) -> list[str]:
             own = {
                 point: rows[policy]["ms_per_token"] / stock(rows)
                 for point, rows in points(results).items()
-                if (point[0] <= SHORT) == wanted
+                if (point[0] <= SHORT) == wanted and not rows[policy].get("void")
             }
             (context, batch), worst = max(own.items(), key=lambda item: item[1])
             cells.append(f"{worst:.2f} ({size(context)} × {batch})")

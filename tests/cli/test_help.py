@@ -61,7 +61,7 @@ def test_no_option_has_its_own_name_as_placeholder() -> None:
         f"{path} {parameter.opts[0]}"
         for path, command in _commands(get_command(app), "saccade")
         for parameter in command.params
-        if parameter.metavar and parameter.opts[0] == f"--{parameter.metavar.lower()}"
+        if parameter.metavar and parameter.opts[0].lower() == f"--{parameter.metavar.lower()}"
     ]
     assert named == []
 
