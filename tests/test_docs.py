@@ -183,7 +183,7 @@ def test_stock_is_the_mean_of_its_runs_and_the_worst_point_is_named() -> None:
 
 
 def test_what_cannot_be_compared_is_compared_nowhere() -> None:
-    """Stock's runs differ at one point: there both tables have times alone."""
+    """Stock's runs differ at one point: there both tables have times alone, and it is nobody's worst."""
     times = {"stock": 8, "stock (last)": 9, "quest": 4}
     rows = [
         {"policy": policy, "context": context, "batch": batch, "ms_per_token": ms, "drift": 0.12, "void": batch == 4}
@@ -198,6 +198,8 @@ def test_what_cannot_be_compared_is_compared_nowhere() -> None:
     lines = serving.speed(results, "serve_cpu")
     assert "| 128K × 4 | 8.50 | 4.00 |" in lines
     assert "Stock's two runs differ too much for a comparison at 128K × 4 (+12.0%)." in lines
+    worse = [row | {"ms_per_token": 99} if row["void"] and row["policy"] == "quest" else row for row in rows]
+    assert serving.slower({"rows": worse})[-1] == "| `quest` | – | 0.47 (128K × 1) |"
 
 
 def test_passes_say_their_share_where_it_was_timed() -> None:

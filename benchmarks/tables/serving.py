@@ -37,13 +37,18 @@ def stock(rows: dict[str, Row]) -> float:
     return float(sum(times) / len(times))
 
 
+def drifted(rows: dict[str, Row]) -> bool:
+    """Whether stock's two runs differ too much for a comparison."""
+    return any(row.get("void") for row in rows.values())
+
+
 def speed(results: Results, file: str) -> list[str]:
     """Milliseconds per step and, in brackets, how many times faster than stock, where stock's two runs agree."""
     chosen = policies(results)
     body, void = [], []
     for (context, batch), rows in points(results).items():
         point = f"{size(context)} × {batch}"
-        if rows[chosen[0]].get("void"):
+        if drifted(rows):
             void.append(f"{point} ({rows[chosen[0]]['drift']:+.1%})")
         body.append([point, *compared(rows, chosen, "{:.2f}", " ({:.2f})")])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
@@ -60,7 +65,7 @@ def speed(results: Results, file: str) -> list[str]:
 def compared(rows: dict[str, Row], chosen: Sequence[str], time: str, faster: str) -> list[str]:
     """Stock's time in a format, then those of `chosen` and, where stock's two runs agree, how many times faster."""
     base, times = stock(rows), [rows[one]["ms_per_token"] for one in chosen]
-    agree = not rows[chosen[0]].get("void")
+    agree = not drifted(rows)
     return [time.format(base), *(time.format(one) + (faster.format(base / one) if agree else "") for one in times)]
 
 
@@ -100,7 +105,7 @@ def ceiling(results: Results) -> list[str]:
 
 
 def slower(results: Results) -> list[str]:
-    """The worst of every policy against stock, for short rows and for longer ones."""
+    """The worst of every policy against stock, for short rows and for longer ones, where stock's two runs agree."""
     chosen, body = policies(results), []
     names = named(chosen)
     for policy in chosen:
@@ -109,10 +114,10 @@ def slower(results: Results) -> list[str]:
             own = {
                 point: rows[policy]["ms_per_token"] / stock(rows)
                 for point, rows in points(results).items()
-                if (point[0] <= SHORT) == wanted and not rows[policy].get("void")
+                if (point[0] <= SHORT) == wanted and not drifted(rows)
             }
-            (context, batch), worst = max(own.items(), key=lambda item: item[1])
-            cells.append(f"{worst:.2f} ({size(context)} × {batch})")
+            context, batch = max(own, key=own.__getitem__, default=(0, 0))
+            cells.append(f"{own[context, batch]:.2f} ({size(context)} × {batch})" if own else "–")
         body.append([names[policy], *cells])
     return table(["policy", f"worst up to {size(SHORT)} tokens", "worst beyond"], body)
 

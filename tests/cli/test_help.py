@@ -7,9 +7,11 @@ import sys
 from typing import Any
 
 import pytest
+from typer import Typer
 from typer.main import get_command
 
 import saccade
+from claims.__main__ import app as claims
 from commands import Invoke
 from saccade.cli import app
 
@@ -55,11 +57,12 @@ def test_the_module_is_the_command_line() -> None:
     assert done.stdout.strip() == saccade.__version__
 
 
-def test_no_option_has_its_own_name_as_placeholder() -> None:
+@pytest.mark.parametrize("app", [app, claims], ids=["saccade", "claims"])
+def test_no_option_has_its_own_name_as_placeholder(app: Typer) -> None:
     """typer 0.27 takes such a placeholder for the option: `--RATE` instead of `--rate`."""
     named = [
         f"{path} {parameter.opts[0]}"
-        for path, command in _commands(get_command(app), "saccade")
+        for path, command in _commands(get_command(app), "")
         for parameter in command.params
         if parameter.metavar and parameter.opts[0].lower() == f"--{parameter.metavar.lower()}"
     ]
