@@ -11,6 +11,7 @@ import lzma
 import sys
 import tarfile
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 from prune_fatbin import prune_file
@@ -29,6 +30,15 @@ LIBRARIES = (*WITH_KERNELS, "vllm/cumem_allocator.abi3.so", "vllm/fs_io_C.abi3.s
 LEFT_OUT = ("vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/", "vllm/third_party/tml_fa4/")
 SERVER = "vllm/vllm-rs"
 """The server's front end in Rust, which nobody starts."""
+
+NEVER_READ = (
+    "*.dist-info/RECORD",
+    "tvm_ffi/3rdparty/*",
+    "tvm_ffi/include/*",
+    "tvm_ffi/lib/libtvm_ffi_testing.so",
+    "*/swagger-ui*",
+)
+"""Lists of hashes, sources and tests of a library, pages of documentation: nothing asks for them there."""
 
 
 def unpack(wheel: Path, site: Path) -> None:
@@ -56,10 +66,13 @@ def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def pack(site: Path, archive: Path) -> None:
-    """Compress every file below `site`; libraries last and together, within one dictionary."""
-    files = sorted(
-        (path for path in site.rglob("*") if path.is_file()), key=lambda one: (one.suffix == ".so", one.suffix, one)
+    """Compress what is read of the files below `site`; libraries last and together, within one dictionary."""
+    wanted = (
+        path
+        for path in site.rglob("*")
+        if path.is_file() and not any(fnmatch(str(path.relative_to(site)), never) for never in NEVER_READ)
     )
+    files = sorted(wanted, key=lambda one: (one.suffix == ".so", one.suffix, one))
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 256 << 20}]
     with lzma.open(archive, "wb", filters=filters) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for path in files:

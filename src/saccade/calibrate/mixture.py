@@ -24,6 +24,7 @@ from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
 from ..eval.snapshot import Snapshot
 from ..kernels._caps import capped
+from ..kernels.best_of_each.api import best_of_each
 from ..kernels.topk.api import topk_and_last
 from ..selection.rules import Ratio
 
@@ -244,25 +245,10 @@ def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     scores, rule = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0], Ratio(kept)
     heads, new, seen = scores.shape
     lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32, device=q.device)
-    most = rule.size(seen, 1)
-    if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
-        return best_of_each(scores, rule.share.of_each(lengths), rule.size(seen - new + 1, 1), most)
-    ids, _ = topk_and_last(scores.transpose(0, 1), lengths, most - 1, 1, share=rule.share)
+    if not scores.is_cpu:
+        scores[:, :, seen - new :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
+        return best_of_each(scores, rule.share.of_each(lengths))
+    ids, _ = topk_and_last(scores.transpose(0, 1), lengths, rule.size(seen, 1) - 1, 1, share=rule.share)
     chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool)
     chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token
     return chosen[..., :-1].transpose(0, 1)
-
-
-def best_of_each(scores: Tensor, counts: Tensor, least: int, most: int) -> Tensor:
-    """The best `counts` `[n]` of each of the last tokens, itself among them: bool `[Hkv, n, T + n]` of such scores.
-
-    Counts, the first of which is `least` and the last `most`, never fall; nothing here waits for the device.
-    """
-    new = len(counts)
-    scores[:, :, scores.shape[2] - new :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
-    best = scores.topk(most, dim=-1, sorted=False).values
-    last = best.topk(most - least + 1, dim=-1, largest=False).values
-    cut = last.gather(-1, (most - counts.long())[None, :, None].expand(scores.shape[0], -1, 1))
-    above, tied = scores > cut, scores == cut
-    wanted = counts[:, None] - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))

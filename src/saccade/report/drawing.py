@@ -31,11 +31,11 @@ _STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "font.family": "DejaVu Sans",
+    "font.family": ["DejaVu Sans", "sans-serif"],
     "axes.titlelocation": "left",
     "axes.grid.axis": "y",
     "grid.color": GRID,
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",  # letters as text, half the size; whoever has not the font sees another
     "svg.hashsalt": "saccade",
 }
 
