@@ -177,7 +177,7 @@ def test_recall_is_named_for_what_it_is(page: str) -> None:
     recalls = [header for header in headers if "recall" in header]
     names = ["attention recall of heads with a set", "token recall of heads with a set"]
     assert recalls == [*names, "attention recall with dense heads as 1"]
-    assert all(f"<!-- {name}, by layer -->" in figures_of(page)[2 + n] for n, name in enumerate(names))
+    assert all(f">{name}, by layer<" in figures_of(page)[2 + n] for n, name in enumerate(names))
 
 
 def test_names_are_short_and_the_whole_spec_is_said_on_hover() -> None:
