@@ -35,10 +35,9 @@ NEVER_READ = (
     "*.dist-info/RECORD",
     "tvm_ffi/3rdparty/*",
     "tvm_ffi/include/*",
-    "tvm_ffi/lib/libtvm_ffi_testing.so",
     "*/swagger-ui*",
 )
-"""Lists of hashes, sources and tests of a library, pages of documentation: nothing asks for them there."""
+"""Lists of hashes, sources of a library, pages of documentation: nothing asks for them there."""
 
 
 def unpack(wheel: Path, site: Path) -> None:
