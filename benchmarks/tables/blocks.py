@@ -112,6 +112,11 @@ BLOCKS: Mapping[str, Made] = {
     "serve-clients-h200": Made(
         partial(serving.load, file="serve_clients_h200"), "serve_clients_h200", "saccade bench serve --clients"
     ),
+    "serve-clients-cold-h200": Made(
+        partial(serving.load, file="serve_clients_cold_h200"),
+        "serve_clients_cold_h200",
+        "saccade bench serve --clients",
+    ),
     "serve-clients-long-h200": Made(
         partial(serving.load, file="serve_clients_long_h200"),
         "serve_clients_long_h200",
