@@ -20,7 +20,7 @@ from saccade.calibrate.training import LOG, TRACED, Training
 from saccade.errors import SaccadeError
 from saccade.machine import device_name, kernels_on, processor, versions
 
-from .together import Part, train_alone, train_part
+from .together import Part, train, train_alone
 from .variants import VARIANTS
 
 _EACH = 3  # processes a device: one that makes texts or waits leaves it to the others
@@ -103,7 +103,7 @@ class Trial:
         parts, workers = self.parts(), self.workers
         if workers == 1:
             for part in parts:
-                train_part(part, _sometimes(lambda: keep(self.results())))
+                train(part, _sometimes(lambda: keep(self.results())))
         else:
             self._share_out(parts, workers, _sometimes(lambda: keep(self.results())))
         results = self.results()

@@ -1,4 +1,4 @@
-"""Trainings of one seed, on the same texts as rows of the same passes, in one process."""
+"""Trainings of one seed, side by side on the same texts, in one process."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 
-from saccade.calibrate.mixture import Mixture
-from saccade.calibrate.problems import Problems
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
-from saccade.calibrate.training import HeadTraining, Training, train
+from saccade.calibrate.training import HeadTraining, Training
 from saccade.cli.terminal import quiet_libraries
 from saccade.errors import SaccadeError
 
+from .remembering import RememberedProblems, RememberingMixture
 from .variants import VARIANTS
 
 BLOCK = 10
-"""Steps after which all trainings of a process are saved."""
+"""Steps that each training makes before the next one's turn, and after which all are saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Part:
         """Where a training keeps its log and its checkpoint."""
         return self.settings.output_dir / "training" / f"{variant}-{self.seed}"
 
-    def trainings(self, target: Target, model: Any, problems: Problems) -> list[HeadTraining]:
+    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
         """One of each variant, as far as it has come."""
         about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
         about |= {"lengths": list(self.lengths), "asked": self.asked}
@@ -67,25 +66,31 @@ class Part:
         return made
 
 
-def train_part(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
+def train(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
     """Go on with trainings, block by block in turns, to their end or until it is time.
 
     Raises:
         SaccadeError: what `Target.check` and `HeadTraining` refuse.
     """
     target = Target.check(part.settings)
-    problems = target.draw(TRAINING + part.seed, part.asked, part.lengths, part.steps, together=True)
+    problems = RememberedProblems(
+        target.draw(TRAINING + part.seed, part.asked, part.lengths, part.steps, together=True)
+    )
     model = target.subject.load()
     trainings = part.trainings(target, model, problems)
-    mixture = Mixture(model, part.kept, frugal=model.device.type == "cpu")
+    mixture = RememberingMixture(model, part.kept, frugal=model.device.type == "cpu")
     try:
         while unfinished := [one for one in trainings if one.step < part.steps]:
             if part.until is not None and time.time() >= part.until:
                 break
             # Whoever is behind goes first: of a run that was cut off some may have done a block more.
             step = min(one.step for one in unfinished)
-            behind = [one for one in unfinished if one.step == step]
-            train(behind, _nothing, save_every=BLOCK, until=(step // BLOCK + 1) * BLOCK, mixture=mixture)
+            until = (step // BLOCK + 1) * BLOCK
+            for training in unfinished:
+                if training.step < until:
+                    training.run(_nothing, until=until, mixture=mixture)
+            mixture.forget()
+            problems.forget()
             after_block()
     finally:
         mixture.close()
@@ -94,14 +99,14 @@ def train_part(part: Part, after_block: Callable[[], None] = lambda: None) -> No
 
 
 def train_alone(part: Part) -> None:
-    """`train_part` as a process of its own, which ends with the one that has started it."""
+    """`train` as a process of its own, which ends with the one that has started it."""
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if ":" in part.settings.device:
         torch.cuda.set_device(part.settings.device)
     quiet_libraries()
     try:
-        train_part(part)
+        train(part)
     except SaccadeError as error:
         sys.exit(f"saccade: error: {error}")
     except KeyboardInterrupt:

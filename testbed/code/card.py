@@ -1,4 +1,4 @@
-"""The card of the code model: `python -m testbed.code.card --model testbed/code/model --evaluation FILE`.
+"""The card of the code model: `python -m testbed.code.card --model testbed/code/code_model --evaluation FILE`.
 
 Every figure in it comes from the model's `training.json` and from the evaluation, which is copied beside it.
 """
@@ -121,7 +121,7 @@ def _worth(found: dict[str, Any]) -> str:
 ## What a longer context is worth
 Loss (nats per token) on the same {found["targets"]} tokens of each held-out file with so many tokens of context, and
 its ratio to the loss with 512; {how}.
-`python -m testbed.code.evaluate --model testbed/code/model --data DIR --out FILE` makes this table.
+`python -m testbed.code.evaluate --model testbed/code/code_model --data DIR --out FILE` makes this table.
 
 {_table(head, rows)}
 """

@@ -1,4 +1,4 @@
-"""Export the code model: `python -m testbed.code.export --run DIR --data DIR --out testbed/code/model`.
+"""Export the code model: `python -m testbed.code.export --run DIR --data DIR --out testbed/code/code_model`.
 
 Writes the model in the standard Hugging Face format and `training.json`, which says how it was made; the card is made
 of that and of an evaluation, by `python -m testbed.code.card`.

@@ -13,7 +13,6 @@ from mixing import Naive, exact
 
 from saccade.calibrate import mixture as mixture_module
 from saccade.calibrate.mixture import Mixture, Text
-from saccade.kernels.best_of_each.api import best_of_each
 from saccade.selection.rules import Ratio
 
 PAST, NEW, KEPT = 24, 6, 0.3
@@ -273,30 +272,14 @@ def test_accelerators_choose_what_the_kernel_chooses(past: int, kept: float) -> 
     """Of scores with many ties, since they are small whole numbers."""
     draw = torch.Generator().manual_seed(past)
     q, keys, key = (
-        torch.randint(-1, 2, size, generator=draw).float() for size in ((2, 2, 3, 7, 4), (2, past, 4), (2, 2, 7, 4))
+        torch.randint(-1, 2, size, generator=draw).float() for size in ((2, 3, 7, 4), (2, past, 4), (2, 7, 4))
     )
-    behind = mixture_module._behind(keys, key)
-    scores = mixture_module._scores(q.mean(2, keepdim=True), behind)[:, :, 0].flatten(0, 1)
-    scores[:, :, past:].diagonal(dim1=1, dim2=2).fill_(float("inf"))
-    sizes = [Ratio(kept).size(past + number + 1, 1) for number in range(7)]
+    scores = mixture_module._scores(q.mean(1, keepdim=True), keys, key)[:, 0]
+    rule = Ratio(kept)
+    sizes = [rule.size(past + number + 1, 1) for number in range(7)]
     chosen = mixture_module._choose(q, keys, key, kept)
-    assert torch.equal(best_of_each(scores, torch.tensor(sizes, dtype=torch.int32)), chosen.flatten(0, 1))
-    assert chosen.sum(-1).tolist() == [[sizes] * 2] * 2
-
-
-def test_students_at_once_are_each_by_itself(model: Any) -> None:
-    """Of the same text; neither their keys nor their sets mix, and each gradient is its own."""
-    text, mixture = tokens(), Mixture(model, KEPT)
-    layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
-    gates = torch.stack([random_gates(layers, heads, seed) for seed in range(3)]).requires_grad_()
-    together = mixed(mixture, text, PAST, gates)
-    (slopes,) = torch.autograd.grad(together[1].square().sum(), gates)
-    assert not slopes[[0, 2]].any() and bool(slopes[1].any())
-    for logits, one in zip(together, gates.detach(), strict=True):
-        wanted = Naive(model, PAST, one, KEPT).logits(text)[PAST:]
-        allowed = budget(model, text, PAST, one, KEPT, wanted)
-        assert float((logits - wanted).abs().max()) <= allowed
-    assert float((together[0] - together[1]).abs().max()) > 1e-3
+    assert torch.equal(mixture_module.best_of_each(scores, torch.tensor(sizes), sizes[0], sizes[-1]), chosen)
+    assert chosen.sum(-1).tolist() == [sizes] * 2
 
 
 def test_maps_of_all_layers_are_held_or_made_again(model: Any) -> None:

@@ -329,7 +329,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     limit = largest_file(100)
     if what == "limit":
         # The log is longer than that already; only the checkpoint is to fail.
-        monkeypatch.setattr(HeadTraining, "record", lambda self, loss: None)
+        monkeypatch.setattr(HeadTraining, "_record", lambda self, loss: None)
     try:
         with pytest.raises(OutputError, match=CHECKPOINT) as refused:
             train(model, folder, save_every=3, advance=fill_up)

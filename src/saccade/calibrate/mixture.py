@@ -24,7 +24,6 @@ from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
 from ..eval.snapshot import Snapshot
 from ..kernels._caps import capped
-from ..kernels.best_of_each.api import best_of_each
 from ..kernels.topk.api import topk_and_last
 from ..selection.rules import Ratio
 
@@ -98,7 +97,7 @@ class _Pass:
 
     Attributes:
         context: keys and values `[1, Hkv, T, d]` of the text, by the number of the layer.
-        gates: float32 `[S, Hkv]` by the number of the layer, none for the first; None: the teacher, all heads dense.
+        gates: float32 `[Hkv]` by the number of the layer, none for the first; None: the teacher, all heads dense.
         kept: share of the row that a set holds.
         caps: whether soft-caps are applied, as all but torch's function do.
         frugal: whether the backward pass makes the maps again.
@@ -156,16 +155,11 @@ class Mixture:
     def logits(self, text: Text, tokens: Tensor, places: Tensor, gates: Tensor | None) -> Tensor:
         """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens (int64 `[n]`) that follow what `read` gave.
 
-        `gates`: `[F - 1, Hkv]` of the layers with full attention above the first; None: every head dense. Of S students
-        at once, `[S, F - 1, Hkv]`, which give `[S, N, V]`.
+        `gates`: `[F - 1, Hkv]` of the layers with full attention above the first; None: every head dense.
         """
-        if gates is not None and gates.dim() == 3 and self._mixed:  # other layers' caches are of one row
-            return torch.stack([self.logits(text, tokens, places, one) for one in gates])
         past, full = text.layers[0][0].shape[2], self._shape.full_layers
-        several = None if gates is None else gates if gates.dim() == 3 else gates[None]
-        above = None if several is None else dict(zip(full[1:], several.unbind(1), strict=True))
-        rows = 1 if several is None else len(several)
-        positions = torch.arange(past, past + len(tokens), device=tokens.device).expand(rows, -1)
+        positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
+        above = None if gates is None else dict(zip(full[1:], gates, strict=True))
         context = dict(zip(full, text.layers, strict=True))
         self._slot[:] = [_Pass(context, above, self._kept, self._caps, self._frugal)]
         for module in self._modules:  # another mixture may have had them
@@ -174,10 +168,10 @@ class Mixture:
         inputs = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
         self._model.set_attn_implementation(self._name)
         try:
-            output = self._model(tokens.expand(rows, -1), logits_to_keep=places, **inputs)
+            output = self._model(tokens[None], logits_to_keep=places, **inputs)
         finally:
             self._model.set_attn_implementation(stock)
-        logits: Tensor = output.logits if gates is not None and gates.dim() == 3 else output.logits[0]
+        logits: Tensor = output.logits[0]
         return logits.float()
 
 
@@ -185,7 +179,7 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Mixed attention of new tokens: query `[S, Hq, n, d]`, their own keys and values `[S, Hkv, n, d]`.
+    """Mixed attention of new tokens: query `[1, Hq, n, d]`, their own keys and values `[1, Hkv, n, d]`.
 
     z A_dense V + (1 - z) A_sparse V; without gates A_dense V.
     """
@@ -193,12 +187,8 @@ def _attention(
     if stock is not None:
         return stock(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     now: _Pass = getattr(module, _SLOT)[0]
-    (keys, values), own, said = (
-        (both[0] for both in now.context[module.layer_idx]),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-    )
-    q = query.unflatten(1, (key.shape[1], -1)).transpose(0, 1)
+    (keys, values), own, said = (both[0] for both in now.context[module.layer_idx]), key[0], value[0]
+    q = query[0].unflatten(0, (key.shape[1], -1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks: Tensor | None = kwargs.get("s_aux")
     cap: float | None = kwargs.get("softcap") if now.caps else None
@@ -208,63 +198,71 @@ def _attention(
         if below is not None:  # all heads of the first layer retrieve
             gates = now.gates[module.layer_idx]
 
+    def attend(scores: Tensor) -> Tensor:
+        weights = _softmax(scores, sinks).to(q.dtype)
+        old, new = weights.tensor_split([keys.shape[1]], -1)
+        read: Tensor = old @ values[:, None] + new @ said[:, None]
+        return read
+
     def mixed() -> Tensor:
-        """`[Hkv, S, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
-        scores, told = capped(_scores(q, _behind(keys, own)) * scale, cap), _behind(values, said)
-
-        def attend(scores: Tensor) -> Tensor:
-            weights = _softmax(scores, sinks).to(q.dtype)
-            return (weights.flatten(2, 3) @ told).view(q.shape[:-1] + told.shape[-1:])
-
+        """`[Hkv, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
+        scores = capped(_scores(q, keys, own) * scale, cap)
         dense = attend(scores)
         if gates is None or below is None:
             return dense
         with torch.no_grad():
             chosen = _choose(*below, now.kept)
-        sparse = attend(scores.masked_fill(~chosen[:, :, None], float("-inf")))
-        z = gates.t()[:, :, None, None, None].to(q.dtype)
+        sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")))
+        z = gates[:, None, None, None].to(q.dtype)
         return z * dense + (1 - z) * sparse
 
     output: Tensor = checkpoint(mixed, use_reentrant=False) if now.frugal else mixed()
-    return output.transpose(0, 1).flatten(1, 2).transpose(1, 2), None
+    return output.flatten(0, 1).transpose(0, 1)[None], None
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Weights of scores `[Hkv, S, g, n, N]`; sinks `[Hq]` are each head's score of one more token without a value."""
+    """Weights of scores `[Hkv, g, n, N]`; sinks `[Hq]` are each head's score of one more token, which has no value."""
     if sinks is None:
         return scores.softmax(-1)
-    one_more = sinks.float().view(len(scores), 1, -1, 1, 1).expand(*scores.shape[:4], 1)
+    one_more = sinks.float().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
     return torch.cat((scores, one_more), dim=-1).softmax(-1)[..., :-1]
 
 
-def _behind(text: Tensor, own: Tensor) -> Tensor:
-    """A text's keys or values `[Hkv, T, d]`, and behind them those of new tokens `[Hkv, S, n, d]`."""
-    return torch.cat((text[:, None].expand(-1, own.shape[1], -1, -1), own), dim=2)
-
-
-def _scores(q: Tensor, keys: Tensor) -> Tensor:
-    """q·k of new tokens `[Hkv, S, g, n, d]` with keys `[Hkv, S, T + n, d]`, float32; -inf where not yet said."""
-    new = q.shape[-2]
-    scores = (q.float().flatten(2, 3) @ keys.float().transpose(-1, -2)).view(q.shape[:-1] + keys.shape[2:3])
-    later = torch.ones((new, new), dtype=torch.bool, device=q.device).triu(1)
-    scores[..., keys.shape[2] - new :].masked_fill_(later, float("-inf"))
-    return scores
+def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
+    """q·k of new tokens with the text and with one another, float32 `[Hkv, g, n, T + n]`; -inf where not yet said."""
+    old, new = (q.float() @ k.float()[:, None].transpose(-1, -2) for k in (keys, key))
+    later = torch.ones(new.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return torch.cat((old, new.masked_fill(later, float("-inf"))), dim=-1)
 
 
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
-    """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, S, n, T + n]`.
+    """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`.
 
     As at inference: the share is exact in decimals and rounded up, the current token always among them, ties go to the
     lower position.
     """
-    scores, rule = _scores(q.float().mean(2, keepdim=True), _behind(keys, key))[:, :, 0], Ratio(kept)
-    heads, students, new, seen = scores.shape
-    scores = scores.flatten(0, 1)
+    scores, rule = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0], Ratio(kept)
+    heads, new, seen = scores.shape
     lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32, device=q.device)
-    if not scores.is_cpu:
-        scores[:, :, seen - new :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
-        return best_of_each(scores, rule.share.of_each(lengths)).unflatten(0, (heads, students))
-    ids, _ = topk_and_last(scores.transpose(0, 1), lengths, rule.size(seen, 1) - 1, 1, share=rule.share)
-    chosen = torch.zeros((new, heads * students, seen + 1), dtype=torch.bool)
+    most = rule.size(seen, 1)
+    if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
+        return best_of_each(scores, rule.share.of_each(lengths), rule.size(seen - new + 1, 1), most)
+    ids, _ = topk_and_last(scores.transpose(0, 1), lengths, most - 1, 1, share=rule.share)
+    chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool)
     chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token
-    return chosen[..., :-1].transpose(0, 1).unflatten(0, (heads, students))
+    return chosen[..., :-1].transpose(0, 1)
+
+
+def best_of_each(scores: Tensor, counts: Tensor, least: int, most: int) -> Tensor:
+    """The best `counts` `[n]` of each of the last tokens, itself among them: bool `[Hkv, n, T + n]` of such scores.
+
+    Counts, the first of which is `least` and the last `most`, never fall; nothing here waits for the device.
+    """
+    new = len(counts)
+    scores[:, :, scores.shape[2] - new :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
+    best = scores.topk(most, dim=-1, sorted=False).values
+    last = best.topk(most - least + 1, dim=-1, largest=False).values
+    cut = last.gather(-1, (most - counts.long())[None, :, None].expand(scores.shape[0], -1, 1))
+    above, tied = scores > cut, scores == cut
+    wanted = counts[:, None] - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class HeadTraining:
     """
 
     def __init__(self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any]) -> None:
-        self.model, self.problems, self.training, self._folder = model, problems, training, folder
+        self._model, self._problems, self.training, self._folder = model, problems, training, folder
         shape = shape_of(model.config)
         self._shape = (len(shape.full_layers) - 1, shape.kv_heads)
         self.gates: Gates = KINDS[training.kind](self._shape, device=model.device)
@@ -110,37 +110,59 @@ class HeadTraining:
         until: int | None = None,
         mixture: Mixture | None = None,
     ) -> None:
-        """`train` it by itself."""
-        train([self], advance, save_every=save_every, until=until, mixture=mixture)
+        """Train to the recipe's end, or to a step before it; parameters of the model are frozen meanwhile.
+
+        `mixture`: the caller's own, which stays open; None: one for this call.
+        """
+        last = self.training.steps if until is None else min(until, self.training.steps)
+        frozen = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        own = Mixture(self._model, self.training.kept) if mixture is None else mixture
+        try:
+            if self.step == 0:
+                self._record(None)
+            while self.step < last:
+                loss = self._train(own, self._problems[self.step % len(self._problems)])
+                if self.step % self.training.every == 0 or self.step == self.training.steps:
+                    self._record(loss)
+                if self.step % save_every == 0 or self.step == last:
+                    self._save()
+                advance(f"{self.training.kind}, seed {self.training.seed}")
+        finally:
+            if mixture is None:
+                own.close()
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            if until is None:
+                self.log.close()
 
     def trace(self) -> dict[str, list[Any]]:
         """Step, loss, expected number of gates that are not 0 and multiplier of every record."""
         return {name: [record[name] for record in self.log.records.values()] for name in TRACED}
 
-    def sampled(self) -> Tensor:
-        """Gates `[F - 1, Hkv]` of the next step."""
+    def _train(self, mixture: Mixture, problem: Problem) -> float:
+        """One step of equation 7; returns the distillation loss."""
+        ids, at = (torch.tensor(values, device=self._model.device) for values in _targets(problem))
+        context = mixture.read(problem.tokens)
+        with torch.no_grad():
+            wanted = mixture.logits(context, ids, at, None)
         seed = int(numpy.random.SeedSequence([self.training.seed, self.step]).generate_state(1)[0])
-        return self.gates.sample(uniform(self._shape, torch.Generator().manual_seed(seed)))
-
-    def objective(self, loss: Tensor) -> Tensor:
-        """What the next step's gates lower, of a distillation loss: equation 7."""
+        gates = self.gates.sample(uniform(self._shape, torch.Generator().manual_seed(seed)))
+        loss = (mixture.logits(context, ids, at, gates) - wanted).square().sum()
         excess = self.gates.expected_l0() - self.training.target
         if self.start is None:
             self._begin(float(loss.detach()))
-        size = (self.start or 1.0) if self.training.scale in DIVIDED else 1.0
-        return loss / size + self.multiplier * excess
-
-    def descend(self) -> None:
-        """Take the step, gradients being there."""
-        excess, size = float(self.gates.expected_l0().detach()) - self.training.target, self.start or 1.0
+        scale, size = self.training.scale, self.start or 1.0
+        torch.autograd.backward((loss / size if scale in DIVIDED else loss) + self.multiplier * excess)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.gates.project()
         # Gradient ascent: up above the target, down below it (equation 7).
-        count = self._shape[0] * self._shape[1]
-        rate = self.training.rate * {ASCENT: size, SHARE: 1 / count}.get(self.training.scale, 1.0)
-        self.multiplier = max(self.multiplier + rate * excess, 0.0)
+        rate = self.training.rate * {ASCENT: size, SHARE: 1 / gates.numel()}.get(scale, 1.0)
+        self.multiplier = max(self.multiplier + rate * float(excess.detach()), 0.0)
         self.step += 1
+        return float(loss.detach())
 
     def _begin(self, loss: float) -> None:
         """Take the first step's loss for the size of what follows."""
@@ -150,7 +172,7 @@ class HeadTraining:
         if self.training.scale == MULTIPLIER:
             self.multiplier = loss
 
-    def record(self, loss: float | None) -> None:
+    def _record(self, loss: float | None) -> None:
         if (self.step,) in self.log.records:
             return
         record = {"step": self.step, "loss": loss, "expected_l0": float(self.gates.expected_l0().detach())}
@@ -158,7 +180,7 @@ class HeadTraining:
         means = {"mean": _rounded(self.gates.mean()), "parameters": parameters}
         self.log.add({**record, "multiplier": self.multiplier, "start": self.start, **means})
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
         tensors = {f"gates.{name}": value for name, value in self.gates.state().items()}
         for name, parameter in self.gates.parameters.items():
@@ -192,65 +214,6 @@ class HeadTraining:
         for name, parameter in self.gates.parameters.items():
             for key, value in under(f"adam.{name}.").items():
                 self._optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
-
-
-def train(
-    trainings: Sequence[HeadTraining],
-    advance: Callable[[str], None],
-    *,
-    save_every: int = 50,
-    until: int | None = None,
-    mixture: Mixture | None = None,
-) -> None:
-    """Train to the recipe's end, or to a step before it; parameters of the model are frozen meanwhile.
-
-    Several, of one model, the same texts and at the same step, read each text together, as rows of one pass.
-    `mixture`: the caller's own, which stays open; None: one for this call.
-    """
-    first = trainings[0]
-    model, own = first.model, Mixture(first.model, first.training.kept) if mixture is None else mixture
-    last = first.training.steps if until is None else min(until, first.training.steps)
-    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        if first.step == 0:
-            for one in trainings:
-                one.record(None)
-        while first.step < last:
-            losses = _step(trainings, own)
-            for one, loss in zip(trainings, losses, strict=True):
-                if one.step % one.training.every == 0 or one.step == one.training.steps:
-                    one.record(loss)
-                if one.step % save_every == 0 or one.step == last:
-                    one.save()
-                advance(f"{one.training.kind}, seed {one.training.seed}")
-    finally:
-        if mixture is None:
-            own.close()
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        if until is None:
-            for one in trainings:
-                one.log.close()
-
-
-def _step(trainings: Sequence[HeadTraining], mixture: Mixture) -> list[float]:
-    """One step of each; the distillation losses (equation 6)."""
-    first = trainings[0]
-    problem = first.problems[first.step % len(first.problems)]
-    ids, at = (torch.tensor(values, device=first.model.device) for values in _targets(problem))
-    context = mixture.read(problem.tokens)
-    with torch.no_grad():
-        wanted = mixture.logits(context, ids, at, None)
-    gates = torch.stack([one.sampled() for one in trainings])
-    losses = (mixture.logits(context, ids, at, gates) - wanted).square().flatten(1).sum(1)
-    objectives = [one.objective(loss) for one, loss in zip(trainings, losses, strict=True)]
-    torch.stack(objectives).sum().backward()
-    for one in trainings:
-        one.descend()
-    told: list[float] = losses.tolist()
-    return told
 
 
 def _targets(problem: Problem) -> tuple[list[int], list[int]]:

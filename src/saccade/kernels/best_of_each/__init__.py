@@ -1,1 +1,0 @@
-"""The best of every row as a mask, where rows want different numbers of them."""
