@@ -78,9 +78,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
-    "serve-h200-more": Made(
-        partial(serving.speed, file="serve_h200_more"), "serve_h200_more", "saccade bench serve"
-    ),
+    "serve-h200-more": Made(partial(serving.speed, file="serve_h200_more"), "serve_h200_more", "saccade bench serve"),
     "serve-h200-more-ceiling": Made(serving.ceiling, "serve_h200_more", "saccade bench serve"),
     "serve-h200-rectified": Made(
         partial(serving.speed, file="serve_h200_rectified"), "serve_h200_rectified", "saccade bench serve"
