@@ -37,7 +37,7 @@ NEVER_READ = (
     "tvm_ffi/include/*",
     "*/swagger-ui*",
 )
-"""Lists of hashes, sources of a library, pages of documentation: nothing asks for them there."""
+"""Lists of hashes, sources of a library, pages of documentation: whoever looks for them does without."""
 
 
 def unpack(wheel: Path, site: Path) -> None:
