@@ -5,7 +5,6 @@ Tokenizer and encoded texts are made once and kept in DIR/data: copied to anothe
 
 import argparse
 import json
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -210,7 +209,8 @@ def export(network: Network, data: Path, folder: Path) -> None:
     model.load_state_dict({**weights, "lm_head.weight": weights["model.embed_tokens.weight"]})
     model.bfloat16().save_pretrained(folder)
     for path in data.glob("tokenizer*.json"):
-        shutil.copy(path, folder)
+        compact = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+        (folder / path.name).write_text(f"{compact}\n", encoding="utf-8")
 
 
 def run(

@@ -35,7 +35,7 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "axes.grid.axis": "y",
     "grid.color": GRID,
-    "svg.fonttype": "none",  # letters as text, half the size; whoever has not the font sees another
+    "svg.fonttype": "none",  # letters as text, which is shorter than outlines; whoever has not the font sees another
     "svg.hashsalt": "saccade",
 }
 
