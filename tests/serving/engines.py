@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
@@ -28,6 +29,11 @@ DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "enable_prefix_caching": False,
 }
+
+HOLDS_8_BITS = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
+eight_bits = pytest.mark.skipif(
+    not HOLDS_8_BITS, reason="vLLM's CPU build refuses 8-bit caches without AVX-512 and AMX"
+)
 
 
 class Engines:

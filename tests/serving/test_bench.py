@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import force_own_path, runner
+from engines import eight_bits, force_own_path, runner
 
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
@@ -65,7 +65,13 @@ def test_engines_one_after_another_as_on_a_gpu() -> None:
     assert kept.items() <= now.items()
 
 
-@pytest.mark.parametrize(("cache", "names"), [("auto", ("quest", "lychee_cluster")), ("fp8", ("quest", "streaming"))])
+@pytest.mark.parametrize(
+    ("cache", "names"),
+    [
+        pytest.param("auto", ("quest", "lychee_cluster"), id="auto"),
+        pytest.param("fp8", ("quest", "streaming"), id="fp8", marks=eight_bits),
+    ],
+)
 def test_every_engine_stands_on_the_same_cache(
     cache: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

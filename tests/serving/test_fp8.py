@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engines, answers, core, force_own_path, greedy, prompts, runner
+from engines import Engines, answers, core, eight_bits, force_own_path, greedy, prompts, runner
 from vllm.platforms import current_platform
 
 from saccade.adapters.vllm import checks
@@ -31,6 +31,7 @@ def layers_of(engine: Any) -> list[Any]:
     return list(runner(engine).compilation_config.static_forward_context.values())
 
 
+@eight_bits
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_budget_that_covers_all_decodes_what_stock_does(
     scaled: bool, engines: Engines, monkeypatch: pytest.MonkeyPatch
@@ -57,12 +58,14 @@ def test_a_budget_that_covers_all_decodes_what_stock_does(
             assert far < 5e-3, (policy, far)
 
 
+@eight_bits
 def test_the_cache_is_in_8_bits(engines: Engines) -> None:
     """Or stock would agree with us for another reason: twice as coarse a cache moves what is answered."""
     plain, coarse = (answers(engines.stock(**settings), prompts(150), greedy(NEW))[0] for settings in ({}, FP8))
     assert max(abs(a - b) for a, b in zip(plain.logprobs, coarse.logprobs, strict=True)) > 1e-2
 
 
+@eight_bits
 def test_bounds_bound_what_the_cache_stands_for(engines: Engines) -> None:
     """In the engine's own pages, of every layer that selects, for every full page that a prompt filled."""
     engine = engines.sparse("quest:budget=64,page=16", **FP8)
