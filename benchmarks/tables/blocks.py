@@ -9,6 +9,7 @@ from pathlib import Path
 
 from claims.eviction.report import section as eviction
 from claims.gates import page as gates
+from claims.gates.variants import VARIANTS
 from claims.judging import page as verdicts
 from claims.judging.claim import PAPERS
 from saccade.files import replace_text
@@ -64,7 +65,7 @@ BLOCKS: Mapping[str, Made] = {
     "demo": Made(quality.demo, "demo", "make demo"),
     "verify": Made(quality.verify, "verify", "python tests/acceptance/check_verify.py 500 docs/results/verify.json"),
     "layers": Made(quality.layers, "layers", _LAYERS),
-    "gates": Made(gates.section, "gates", gates.COMMAND),
+    "gates": Made(gates.section, "gates", gates.command(VARIANTS)),
     "tune": Made(quality.tune, "tune", _TUNE),
     "promise": Made(quality.promise, "promise", "python -m claims promise"),
     "promise-power": Made(quality.power, "promise", "python -m claims promise"),

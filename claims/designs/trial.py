@@ -7,7 +7,7 @@ from typing import Any
 
 from ..gates.answers import read_trial
 from ..gates.choice import Choice
-from ..gates.page import COMMAND
+from ..gates.page import command
 from ..judging.study import Study
 from .measured import RESULTS
 
@@ -29,4 +29,6 @@ def trial_of(file: str, study: Study, choice: Choice) -> dict[str, Any]:
 def file_conditions(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     """The trial's machine and versions, and which file it is."""
     digest = hashlib.sha256((RESULTS / file).read_bytes()).hexdigest()
-    return {**trial_of(file, study, choice)["environment"], "file": file, "sha256": digest, "measured_by": COMMAND}
+    trial = trial_of(file, study, choice)
+    made_by = command(run["variant"] for run in trial["runs"])
+    return {**trial["environment"], "file": file, "sha256": digest, "measured_by": made_by}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from saccade.report.wording import grouped
@@ -13,7 +13,12 @@ from .variants import VARIANTS
 PICTURE = "gates.svg"
 """In docs/images."""
 FILE = "results/gates/gates.json"
-COMMAND = f"python -m claims gates --device cuda && python -m claims roles {FILE} && cp {FILE} docs/results"
+
+
+def command(variants: Iterable[str]) -> str:
+    """What makes the trial's file."""
+    train = f"python -m claims gates --device cuda --variants {','.join(dict.fromkeys(variants))}"
+    return f"{train} && python -m claims roles {FILE} && cp {FILE} docs/results"
 
 
 def section(results: Results) -> list[str]:
@@ -29,10 +34,14 @@ def section(results: Results) -> list[str]:
             cells += [_right(results, name, roles, budget) for budget in budgets]
         lines.append("| " + " | ".join(cells) + " |")
     own = results["environment"]
-    steps = f"{results['steps']:,} steps" + ("" if results["complete"] else ", not all finished")
+    steps = f"{results['steps']:,} steps"
+    for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
+        if any(run["step"] < results["steps"] for run in runs):
+            steps += f", {name} cut off at {_between([run['step'] for run in runs], '{:,}')}"
+    made_by = command(run["variant"] for run in results["runs"])
     wanted = f"{results['target']} gates of {len(results['layers']) * results['kv_heads']} wanted open"
     told = f"{wanted}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
-    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{COMMAND}` ([gates.json](results/gates.json))"
+    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{made_by}` ([gates.json](results/gates.json))"
     image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
     return [*lines, "", told, "", image]
 

@@ -292,13 +292,17 @@ def test_a_picture_has_a_row_of_each_variant() -> None:
 
 
 def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> None:
-    lines = page.section(made_up(share=(2.04, 0.9)))
+    results = made_up(share=(2.04, 0.9))
+    results["runs"][-4]["step"] = 7
+    lines = page.section(results)
     assert lines[0].startswith(
         "| gates | `--scale` | expected open | undecided | above one half | right, as many, budget 16"
     )
     assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
     assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
-    assert "2 gates of 8 wanted open, 9 steps, not all finished" in lines[-3] and "a device" in lines[-3]
+    assert "2 gates of 8 wanted open, 9 steps, multiplier cut off at 7 to 9, 3 seeds" in lines[-3]
+    assert "a device" in lines[-3]
+    assert "--variants letter,loss,direct,share,multiplier,ascent &&" in lines[-3]
     without = {name: value for name, value in made_up().items() if name != "answers"}
     assert "| hardkuma | letter | 5.0 | 0% | 4 |" in page.section(without)
 
