@@ -25,7 +25,8 @@ def section(results: Results) -> list[str]:
     """Markdown: where each variant has ended, over its seeds, and the answers that its roles keep."""
     budgets = results["answers"]["budgets"] if "answers" in results else []
     heads = ["gates", "`--scale`", "expected open", "undecided", "above one half"]
-    heads += [f"right, {roles}, budget {budget}" for roles in ("as many", "as wanted") for budget in budgets]
+    kept = ("those above one half", f"the best {results['target']}")
+    heads += [f"right, {roles}, budget {budget}" for roles in kept for budget in budgets]
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
     for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
         cells = [VARIANTS[name].kind, VARIANTS[name].scale, _between([run["expected_l0"] for run in runs], "{:.1f}")]

@@ -296,7 +296,7 @@ def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> 
     results["runs"][-4]["step"] = 7
     lines = page.section(results)
     assert lines[0].startswith(
-        "| gates | `--scale` | expected open | undecided | above one half | right, as many, budget 16"
+        "| gates | `--scale` | expected open | undecided | above one half | right, those above one half,"
     )
     assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
     assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
