@@ -67,10 +67,10 @@ def _row(*cells: str) -> str:
 
 
 def _linked(result: Result) -> str:
-    """Number, model or device, and dates: of a benchmark's file that of its measurement."""
+    """Number, model or device, and dates: of what was only read from a file that of its measurement."""
     name = f"{result['claim']}-{slug(result['on'])}.json"
     here, when = result["environment"], result["date"]
-    if "file" in here:
+    if "date" in here:
         before = ", before the criteria" if here["date"] < result["committed"] else ""
         when = f"measured {here['date'][:10]}{before}"
     link = f"[{result['claim']}](results/{LEDGER.name}/{name})"

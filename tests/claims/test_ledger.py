@@ -180,13 +180,14 @@ def test_the_page_tells_what_is_not_told(listed: Listed, monkeypatch: pytest.Mon
     untold = replace(listed, number="C00", claim=claim(replace(LESS, bound=0.45)))
     monkeypatch.setattr(page, "found", lambda: {"C0": listed, "C00": untold, "C1": replace(listed, number="C1")})
     benchmark = {**made(listed), "environment": {"file": "x.json", "date": "2026-01-01T00:00:00+00:00"}}
-    monkeypatch.setattr(page, "recorded", lambda: {"C0": [benchmark], "C00": [made(untold)]})
+    resting = {**made(untold), "date": "2026-02-03", "environment": {"file": "x.json", "timestamp": "2026-02-03T00:00"}}
+    monkeypatch.setattr(page, "recorded", lambda: {"C0": [benchmark], "C00": [resting]})
     lines = page.paper_lines("ReSA")
     assert lines[2].startswith(
         "| [C0](results/claims/C0-made_up.json)<br>made up, measured 2026-01-01, before the criteria"
     )
     assert "| **holds** | right, a minus b: +0.450 (" in lines[2] and lines[2].endswith("wanted > +0.000: holds | 8 |")
-    assert "| **cannot be told** |" in lines[3]
+    assert "made up, 2026-02-03, criteria" in lines[3] and "| **cannot be told** |" in lines[3]
     assert lines[4] == "| C1 | It is so. (figure 0) | not run |  |  |"
     assert lines[6].startswith("C00 on made up cannot be told: right, a minus b: 8 texts tell what lies")
     assert lines[-1] == "![Effects, intervals and bounds of ReSA's claims](images/claims_resa.svg)"
