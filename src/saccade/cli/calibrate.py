@@ -11,7 +11,7 @@ import typer
 from ..errors import SaccadeError
 from . import options
 from .group import NeedsEval, OneLineErrors
-from .options import count, flag, words
+from .options import count, flag, number, words
 
 calibrate = typer.Typer(
     no_args_is_help=True,
@@ -85,7 +85,7 @@ def heads(
     ] = False,
     seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
-    rate: Annotated[float, words("NUMBER", "Learning rate of gates and multiplier.")] = 0.01,
+    rate: Annotated[float, number("NUMBER", "Learning rate of gates and multiplier.")] = 0.01,
     scale: Annotated[
         str,
         words(
