@@ -27,7 +27,7 @@ UNCLAIMED: Mapping[str, Mapping[str, str]] = {
         "figure 2": "it shows how the method works",
         "figure 3": _SERVED,
         "table 2": _BENCHMARK,
-        "table 3": "direct gates and HardKuma are compared in [Calibration](calibration.md); HardConcrete is not built",
+        "table 3": "HardKuma and direct gates are compared in [Calibration](calibration.md#heads), HardConcrete is not",
     },
     LYCHEE_CLUSTER: {
         "figures 1 and 3": _METHOD,

@@ -62,7 +62,7 @@ Dtype = Annotated[
     words(
         "NAME",
         "auto, float32, bfloat16, float16. auto: what the checkpoint holds; "
-        "float32 for the bundled model on a CPU, where it is faster.",
+        "float32 for the bundled model on a CPU, as its figures are.",
     ),
 ]
 Seed = Annotated[int, count("Seed of everything random; the same seed gives the same answers.", 0)]
