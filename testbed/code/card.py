@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--evaluation", type=Path, required=True, help="file that testbed.code.evaluate wrote")
     arguments = parser.parse_args()
     found = json.loads(arguments.evaluation.read_text())
-    (arguments.model / EVALUATION).write_text(json.dumps(found, indent=1) + "\n")
+    (arguments.model / EVALUATION).write_text(json.dumps(found) + "\n")
     made, config = (json.loads((arguments.model / name).read_text()) for name in (RECORD, "config.json"))
     (arguments.model / CARD).write_text(card(made, config, found))
 

@@ -48,7 +48,7 @@ def canvas(width: float, height: float, font: float = 9.5) -> Iterator[Figure]:
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure as SVG text."""
+    """The figure as SVG text, its lines to a hundredth of a point."""
     # A finished layout is fixed: its solver's last bits vary between runs, and SVG names clips by them.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -56,7 +56,7 @@ def as_svg(figure: Figure) -> str:
         axes.set_position(tuple(round(edge, 6) for edge in axes.get_position(original=True).bounds))
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor=PAPER)
-    return buffer.getvalue()
+    return re.sub(r"([ML] -?\d+\.\d\d)\d*( -?\d+\.\d\d)\d*", r"\1\2", buffer.getvalue())
 
 
 def inline(figure: Figure, name: str) -> str:
