@@ -24,7 +24,7 @@ def paper_lines(paper: str) -> list[str]:
     told = [
         f"{one['claim']} on {one['on']} cannot be told: {one['power']}." for one in results if one["verdict"] == UNTOLD
     ]
-    told.append(f"No claim is about {'; '.join(f'{what} ({why})' for what, why in UNCLAIMED[paper].items())}.")
+    told.append(f"No claim covers {'; '.join(f'{what} ({why})' for what, why in UNCLAIMED[paper].items())}.")
     for line in told:
         lines += ["", line]
     if results:

@@ -1,4 +1,4 @@
-"""Figures and tables of the papers' main texts that no claim is about, and why."""
+"""Figures and tables of the papers' main texts that no claim is about, or of a part only, and why."""
 
 from __future__ import annotations
 
@@ -8,38 +8,45 @@ from .claim import LESS_IS_MORE, LYCHEE_CLUSTER, LYCHEE_DECODE, RESA, TIDAL
 
 _METHOD = "they show how the method works"
 _BENCHMARK = "scores of published models, none of which can be had where this is built; `lm_eval` runs such tasks"
+_UNBUILT = "what needs training or evicts by scores is not built"
 _SERVED = "steps of a whole model are in [vLLM](vllm.md#on-a-gpu), against stock vLLM"
 
 UNCLAIMED: Mapping[str, Mapping[str, str]] = {
     TIDAL: {
         "figures 1 and 3": _METHOD,
         "figure 2a": "it shows how alike neighbouring layers' scores are; what should follow is in C2",
-        "figure 6": "attention's part of the times of C5; single kernels are in C12 and C18",
-        "table 3": _BENCHMARK,
+        "figure 6": "attention's time alone; whole steps are in C5, kernels of other papers in C12 and C18",
+        "of table 1 H2O and TOVA": _UNBUILT,
+        "table 3": f"{_BENCHMARK}; whether sparse is above dense is in C31",
     },
     LESS_IS_MORE: {
         "figure 1b": "TidalDecode's recall in two tasks, of which the bundled model does one",
         "figure 2": "it shows one layer's sets and measures nothing; what should follow is in C8 and C9",
         "figure 3": "it shows how the method works",
+        "of figure 4 SeerAttention-r": _UNBUILT,
         "figure 5a": _SERVED,
     },
     LYCHEE_DECODE: {
         "figure 2": "it shows how the method works",
         "figure 3": _SERVED,
+        "of table 1 all but TidalDecode": "Quest was not asked with as many dense heads; others are not built",
         "table 2": _BENCHMARK,
         "table 3": "HardKuma and direct gates are compared in [Calibration](calibration.md#heads), HardConcrete is not",
     },
     LYCHEE_CLUSTER: {
         "figures 1 and 3": _METHOD,
-        "figure 4": _SERVED,
-        "tables 1 and 2": _BENCHMARK,
+        "figure 4": f"{_SERVED}, those of chunks of fixed length",
+        "of figure 5b all but the index's upkeep": "shares of retrieval and attention were not timed apart",
+        "tables 1 and 2": f"{_BENCHMARK}; whether sparse is above dense is in C31",
     },
     RESA: {
         "figures 2 and 3": _METHOD,
+        "of figure 6 the time beside dense attention's": _SERVED,
         "figure 7": _SERVED,
         "figure 8": "no model with weights of 4 bits is timed here",
-        "figure 9": "frequencies and shares on mathematics; C26 and C27 vary each on plain text",
-        "table 2": _BENCHMARK,
+        "figure 9": "frequencies and shares on mathematics; C25 to C27 have plain text",
+        "of table 1 all but two dense layers": _BENCHMARK,
+        "table 2": f"{_BENCHMARK}; whether sparse is above dense is in C31",
     },
 }
 """By paper: which, and why."""
