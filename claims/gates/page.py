@@ -41,6 +41,7 @@ def section(results: Results) -> list[str]:
             steps += f", {name} cut off at {_between([run['step'] for run in runs], '{:,}')}"
     made_by = command(run["variant"] for run in results["runs"])
     wanted = f"{results['target']} gates of {len(results['layers']) * results['kv_heads']} wanted open"
+    wanted += f" beside the first layer's {results['kv_heads']}"
     told = f"{wanted}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
     told += f"{own['versions']['torch']}, {own['date'][:10]}. `{made_by}` ([gates.json](results/gates.json))"
     image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"

@@ -8,7 +8,7 @@ from .claim import LESS_IS_MORE, LYCHEE_CLUSTER, LYCHEE_DECODE, RESA, TIDAL
 
 _METHOD = "they show how the method works"
 _BENCHMARK = "scores of published models, none of which can be had where this is built; `lm_eval` runs such tasks"
-_UNBUILT = "what needs training or evicts by scores is not built"
+_UNBUILT = "no policy of saccade"
 _SERVED = "steps of a whole model are in [vLLM](vllm.md#on-a-gpu), against stock vLLM"
 
 UNCLAIMED: Mapping[str, Mapping[str, str]] = {
@@ -29,7 +29,7 @@ UNCLAIMED: Mapping[str, Mapping[str, str]] = {
     LYCHEE_DECODE: {
         "figure 2": "it shows how the method works",
         "figure 3": _SERVED,
-        "of table 1 all but TidalDecode": "Quest was not asked with as many dense heads; others are not built",
+        "of table 1 Quest and others": "with as many dense heads only TidalDecode was asked",
         "table 2": _BENCHMARK,
         "table 3": "HardKuma and direct gates are compared in [Calibration](calibration.md#heads), HardConcrete is not",
     },
@@ -44,7 +44,7 @@ UNCLAIMED: Mapping[str, Mapping[str, str]] = {
         "of figure 6 the time beside dense attention's": _SERVED,
         "figure 7": _SERVED,
         "figure 8": "no model with weights of 4 bits is timed here",
-        "figure 9": "frequencies and shares on mathematics; C25 to C27 have plain text",
+        "of figure 9 mathematics": "frequencies and shares on mathematics; C25 to C27 have plain text",
         "of table 1 all but two dense layers": _BENCHMARK,
         "table 2": f"{_BENCHMARK}; whether sparse is above dense is in C31",
     },

@@ -300,7 +300,7 @@ def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> 
     )
     assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
     assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
-    assert "2 gates of 8 wanted open, 9 steps, multiplier cut off at 7 to 9, 3 seeds" in lines[-3]
+    assert "wanted open beside the first layer's 2, 9 steps, multiplier cut off at 7 to 9, 3 seeds" in lines[-3]
     assert "a device" in lines[-3]
     assert "--variants letter,loss,direct,share,multiplier,ascent &&" in lines[-3]
     without = {name: value for name, value in made_up().items() if name != "answers"}
