@@ -28,22 +28,20 @@ def section(results: Results) -> list[str]:
     kept = ("those above one half", f"the best {results['target']}")
     heads += [f"right, {roles}, budget {budget}" for roles in kept for budget in budgets]
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
-    for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
+    steps = f"{results['steps']:,} steps"
+    variants = grouped(results["runs"], lambda run: str(run["variant"]))
+    for name, runs in variants.items():
         cells = [VARIANTS[name].kind, VARIANTS[name].scale, _between([run["expected_l0"] for run in runs], "{:.1f}")]
         cells += [_between([run["grey"] for run in runs], "{:.0%}"), _between([run["open"] for run in runs], "{}")]
         for roles in ("threshold", "exact"):
             cells += [_right(results, name, roles, budget) for budget in budgets]
         lines.append("| " + " | ".join(cells) + " |")
-    own = results["environment"]
-    steps = f"{results['steps']:,} steps"
-    for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
         if any(run["step"] < results["steps"] for run in runs):
             steps += f", {name} cut off at {_between([run['step'] for run in runs], '{:,}')}"
-    made_by = command(run["variant"] for run in results["runs"])
-    wanted = f"{results['target']} gates of {len(results['layers']) * results['kv_heads']} wanted open"
-    wanted += f" beside the first layer's {results['kv_heads']}"
-    told = f"{wanted}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
-    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{made_by}` ([gates.json](results/gates.json))"
+    own, heads_each = results["environment"], results["kv_heads"]
+    told = f"{results['target']} gates of {len(results['layers']) * heads_each} wanted open beside the first layer's "
+    told += f"{heads_each}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
+    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(variants)}` ([gates.json](results/gates.json))"
     image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
     return [*lines, "", told, "", image]
 

@@ -42,7 +42,7 @@ def promise(
     results: dict[str, Any] = {"alpha": ALPHA, "correlation": CORRELATION, "seed": seed, "versions": versions()}
     results |= {"errors": errors(Grid(), runs, again, seed), "power": power(same, 0.97, runs, seed)}
     results["contests"] = compared(contests(), max(runs // 3, 1), again, seed)
-    write_json(json, results)
+    write_json(json, results, indent=None)
     found = results["errors"]
     counted = f"{found['worlds']:,} worlds, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
     say(output(), counted, "", *error_table(found), "", *power_table(results["power"]))

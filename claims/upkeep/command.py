@@ -67,7 +67,7 @@ def upkeep(
     def keep(complete: bool) -> dict[str, Any]:
         results = job.results(experiment, complete=complete)
         if json is not None:
-            write_json(json, results)
+            write_json(json, results, indent=None)
         if picture is not None:
             replace_text(picture, upkeep_picture(results))
         return results

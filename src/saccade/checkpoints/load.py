@@ -181,7 +181,7 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
     """The dtype of that name; "auto" is what the checkpoint holds, but float32 for the bundled model on a CPU.
 
-    In float32 answers and recalls of that model are told, which an instrument's rounding should not decide.
+    That model's figures are measured in float32, so that rounding decides none of them.
 
     Raises:
         ModelFolderError: for an unknown name; the message lists the valid ones.

@@ -35,7 +35,7 @@ def check_file(path: Path) -> None:
         path.open("a").close()
 
 
-def write_json(path: Path, data: Mapping[str, Any], *, indent: int = 1) -> None:
+def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 1) -> None:
     """Write JSON, whole or not at all; see `replace_text`."""
     replace_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n")
 
