@@ -12,7 +12,7 @@ from saccade.errors import SaccadeError
 from .accumulation.command import accumulation
 from .eviction.command import eviction
 from .gates.command import gates, roles
-from .judging.command import ClaimsByNumber, Record, run, run_all, show_ledger
+from .judging.command import ClaimsByNumber, Record, Workers, run, run_all, show_ledger
 from .promise.command import halvings, promise
 from .upkeep.command import upkeep
 
@@ -33,10 +33,11 @@ app.command()(upkeep)
 @app.callback()
 def _claims(
     context: typer.Context,
-    every: Annotated[bool, flag("--all", "Run all claims, one after the other.")] = False,
+    every: Annotated[bool, flag("--all", "Run all claims.")] = False,
     model: Model = None,
     device: Device = "auto",
     record: Record = False,
+    workers: Workers = 0,
 ) -> None:
     """Check what the papers claim, and what `saccade tune` does; without a command: the ledger of verdicts.
 
@@ -49,9 +50,9 @@ def _claims(
       python -m claims --all --model ./Qwen3-0.6B
     """
     if every and context.invoked_subcommand is None:
-        run_all(model, device, record=record)
-    elif (model, device, record) != (None, "auto", False):
-        raise SaccadeError("--model, --device and --record stand behind the claim's number, or beside --all")
+        run_all(model, device, workers, record=record)
+    elif (model, device, record, workers) != (None, "auto", False, 0):
+        raise SaccadeError("--model, --device, --record and --workers stand behind the claim's number, or beside --all")
     elif context.invoked_subcommand is None:
         show_ledger()
 

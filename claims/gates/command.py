@@ -10,7 +10,7 @@ import typer
 from saccade.cli.group import INTERRUPTED
 from saccade.cli.options import Device, Dtype, Model, Seed, count, number, words
 
-RESULTS, PICTURE = "gates.json", "gates.svg"
+PICTURE = "gates.svg"
 
 
 def gates(
@@ -40,7 +40,7 @@ def gates(
     """Train HardKuma gates by the paper's multiplier and by three that know the size of the loss, and direct gates.
 
     The folder gets gates.json, written again and again while it runs, and at the end gates.svg: expected number of
-    open gates, multiplier and loss over steps.
+    open gates, multiplier and loss over steps. What gates.json holds of other variants, trained likewise, stays in it.
 
     Examples:
 
@@ -54,7 +54,7 @@ def gates(
     from saccade.errors import SaccadeError
     from saccade.eval.output import whole_numbers, write_json
 
-    from .job import Trial, TrialSettings
+    from .job import RESULTS, Trial, TrialSettings
     from .table import progress_line, trial_table
 
     quiet_libraries()

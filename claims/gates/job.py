@@ -23,6 +23,7 @@ from saccade.machine import device_name, kernels_on, processor, versions
 from .together import Part, train, train_alone
 from .variants import VARIANTS
 
+RESULTS = "gates.json"
 _EACH = 3  # processes a device: one that makes texts or waits leaves it to the others
 _LOOK = 0.2  # seconds between two looks at processes
 _KEEP = 15.0  # seconds between two files of results
@@ -53,12 +54,14 @@ class Trial:
 
     Attributes:
         target: gates that may be open, without those heads of the first layer, which have none.
+        others: runs of variants that an earlier command has trained and this one does not.
     """
 
     settings: TrialSettings
     subject: Target
     variants: tuple[str, ...]
     target: int
+    others: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def check(cls, settings: TrialSettings) -> Trial:
@@ -84,7 +87,8 @@ class Trial:
             )
         for seed in range(settings.seeds):
             subject.draw(TRAINING + seed, settings.asked, settings.lengths, settings.steps, together=True)
-        return cls(settings, subject, variants, settings.target_heads - shape.kv_heads)
+        trial = cls(settings, subject, variants, settings.target_heads - shape.kv_heads)
+        return replace(trial, others=tuple(_others(settings.common.output_dir / RESULTS, variants, trial.about())))
 
     def parts(self) -> list[Part]:
         """What processes train, in the order in which they are begun."""
@@ -147,19 +151,26 @@ class Trial:
         device = f"cuda:{number % torch.cuda.device_count()}"
         return replace(part, settings=replace(part.settings, device=device))
 
-    def results(self) -> dict[str, Any]:
-        """What the JSON file holds, from the trainings' logs."""
-        subject, own = self.subject, self.settings
-        runs = [run for part in self.parts() for run in self._runs(part)]
+    def about(self) -> dict[str, Any]:
+        """What every run of a file has in common."""
+        own = self.settings
         names = ("target_heads", "seeds", "steps", "rate", "kept", "asked", "every")
-        about = {name: value for name, value in subject.about().items() if name not in ("context", "questions")}
-        device, shape = subject.subject.device, subject.subject.shape
         return {
-            "complete": len(runs) == len(self.variants) * own.seeds and all(run["step"] == own.steps for run in runs),
-            **about,
+            **{name: value for name, value in self.subject.about().items() if name not in ("context", "questions")},
             **{name: value for name, value in asdict(own).items() if name in names},
             "lengths": list(own.lengths),
             "target": self.target,
+        }
+
+    def results(self) -> dict[str, Any]:
+        """What the JSON file holds, from the trainings' logs."""
+        own, about = self.settings, self.about()
+        runs = [*self.others, *(run for part in self.parts() for run in self._runs(part))]
+        names = {*self.variants, *(run["variant"] for run in self.others)}
+        device, shape = self.subject.subject.device, self.subject.subject.shape
+        return {
+            "complete": len(runs) == len(names) * own.seeds and all(run["step"] == own.steps for run in runs),
+            **about,
             "layers": [*shape.full_layers[1:]],
             "kv_heads": shape.kv_heads,
             "runs": sorted(runs, key=lambda run: ([*VARIANTS].index(run["variant"]), run["seed"])),
@@ -196,6 +207,23 @@ class Trial:
                     "values": last["mean"],
                     "trace": {field: [_short(record[field]) for record in records] for field in TRACED},
                 }
+
+
+def _others(file: Path, variants: tuple[str, ...], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Runs of other variants that the results file holds, with the environment that they were trained in.
+
+    Raises:
+        SaccadeError: they were trained otherwise.
+    """
+    held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"runs": []}
+    for run in held["runs"]:
+        if run["variant"] in variants:
+            continue
+        for name, value in about.items():
+            if held.get(name) != value:
+                told = f"{str(file)!r} holds gates trained with {name} {held.get(name)!r}, not {value!r}"
+                raise SaccadeError(f"{told}; take another --output-dir")
+        yield {"environment": held["environment"], **run}
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

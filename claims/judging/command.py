@@ -19,6 +19,9 @@ FOLDER = Path("results") / "claims"
 Draft = Annotated[bool, flag("--draft", "Run though the criteria are not committed; such a result is never recorded.")]
 Record = Annotated[bool, flag("--record", "Put the result into docs/results/claims.")]
 Threads = Annotated[int, count("CPU threads of decoding.", maximum=1024)]
+Workers = Annotated[
+    int, count("Claims at a time, beside --all, each on one thread. 0: one a core; on a CUDA device one.", 0, 1024)
+]
 Folder = Annotated[
     Path | None,
     words("DIR", "Results folder; an interrupted run goes on there. Default: results/claims/NUMBER."),
@@ -85,31 +88,37 @@ def run(
     _run(listed, Study(model, output_dir or FOLDER / listed.number, device, dtype, threads), draft=draft, record=record)
 
 
-def run_all(model: str | None, device: str, *, record: bool) -> None:
-    """Run all, one after the other; what lies in a claim's folder is not measured anew."""
-    from saccade.cli.terminal import output, say
+def run_all(model: str | None, device: str, workers: int, *, record: bool) -> None:
+    """Run all, several at a time; what lies in a claim's folder is not measured anew."""
+    from saccade.cli.terminal import output, progress, quiet_libraries, say
 
+    from .all import at_a_time
+    from .all import run_all as run
     from .discovery import found
-    from .study import Study
+    from .results import record as enter
 
-    for listed in found().values():
-        try:
-            _run(listed, Study(model, FOLDER / listed.number, device), draft=False, record=record)
-        except SaccadeError as error:  # noqa: PERF203
-            # One claim that cannot be run on this model must not keep the others from it.
-            say(output(), f"{listed.number}: {error}")
+    quiet_libraries()
+    claims = found()
+    try:
+        with progress(len(claims)) as advance:
+            for number, ended in run(claims, FOLDER, model, device, at_a_time(workers, device)):
+                if isinstance(ended, str):
+                    say(output(), f"{number}: {ended}")
+                else:
+                    _show(claims[number], ended, FOLDER / number)
+                    if record:
+                        enter(ended, claims[number])
+                advance(number)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _run(listed: Listed, study: Any, *, draft: bool, record: bool) -> None:
-    from rich.text import Text
-
-    from saccade.cli.terminal import progress, quiet_libraries, show
-    from saccade.report.table import new_table
+    from saccade.cli.terminal import progress, quiet_libraries
 
     from .results import record as enter
     from .running import Run
-    from .study import RESULT
-    from .wording import effect, wanted
 
     quiet_libraries()
     if draft and record:
@@ -122,13 +131,26 @@ def _run(listed: Listed, study: Any, *, draft: bool, record: bool) -> None:
         typer.echo(f"{listed.number}: interrupted; the same command goes on")
         raise typer.Exit(INTERRUPTED) from None
     found = work.finish()
+    _show(listed, found, study.folder)
+    if record:
+        enter(found, listed)
+
+
+def _show(listed: Listed, found: dict[str, Any], folder: Path) -> None:
+    """The tests of a result as a table."""
+    from rich.text import Text
+
+    from saccade.cli.terminal import show
+    from saccade.report.table import new_table
+
+    from .study import RESULT
+    from .wording import effect, wanted
+
     title = f"{listed.number}: {listed.claim.sentence}"
     table = new_table(title, ("effect", "found", "wanted", "n", "verdict"), words=("effect", "verdict"))
     for test in (*found["premises"], *found["tests"]):
         beside = "" if test["decides"] else " (beside)"
         cells = (test["effect"] + beside, effect(test), wanted(test), str(test["n"]), test["verdict"])
         table.add_row(*map(Text, cells))
-    told = [f"verdict: {found['verdict']}{' (a draft)' if draft else ''}", *filter(None, [found["power"]])]
-    show(table, *told, f"results: {study.folder / RESULT}")
-    if record:
-        enter(found, listed)
+    told = [f"verdict: {found['verdict']}{' (a draft)' if found['draft'] else ''}", *filter(None, [found["power"]])]
+    show(table, *told, f"results: {folder / RESULT}")

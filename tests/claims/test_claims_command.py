@@ -228,10 +228,25 @@ def test_all_go_on_after_one_that_cannot_be_run(
     monkeypatch.chdir(tmp_path)
     absent = replace_claim(replace(listed, number="C1"), Measured("absent.json", "saccade bench", "passes"), READ)
     monkeypatch.setattr(discovery, "found", lambda: {"C1": absent, "C0": listed})
-    done = invoke("--all", "--model", model_folder, "--device", "cpu")
+    done = invoke("--all", "--model", model_folder, "--device", "cpu", "--workers", "1")
     assert done.exit_code == 0, done.output
     assert "C1: absent.json is not in docs/results; `saccade bench` makes it" in done.stdout
     assert (tmp_path / "results" / "claims" / "C0" / "result.json").is_file()
+
+
+def test_all_may_run_side_by_side(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The true claims that are judged by a file alone; what processes of their own find is what this one does."""
+    monkeypatch.undo()
+    measured = {number: one for number, one in discovery.found().items() if isinstance(one.claim.settings, Measured)}
+    monkeypatch.setattr(discovery, "found", lambda: measured)
+    told = {}
+    for workers in ("1", "2"):
+        (tmp_path / workers).mkdir()
+        monkeypatch.chdir(tmp_path / workers)
+        done = invoke("--all", "--workers", workers)
+        assert done.exit_code == 0, done.output
+        told[workers] = sorted(done.stdout.splitlines())
+    assert len(measured) > 1 and told["1"] == told["2"]
 
 
 def test_a_benchmark_s_file_is_judged(
@@ -271,7 +286,7 @@ def test_bad_input_is_one_line_before_any_work(
     assert says in fails(*arguments)
 
 
-@pytest.mark.parametrize("given", [("--record",), ("--model", "X"), ("--device", "cpu", "C0")])
+@pytest.mark.parametrize("given", [("--record",), ("--workers", "2"), ("--model", "X"), ("--device", "cpu", "C0")])
 def test_what_belongs_to_one_claim_is_not_taken_for_the_ledger(invoke: Invoke, given: tuple[str, ...]) -> None:
     done = invoke(*given)
     assert done.exit_code == 2

@@ -107,6 +107,24 @@ def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: 
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+def test_what_was_trained_before_stays_in_the_file(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    train = ("gates", "--model", model_folder, *SMALL, "--seeds", "1", "--output-dir")
+    assert invoke(*train, tmp_path / "both", "--variants", "letter,direct").exit_code == 0
+    (tmp_path / "second").mkdir()
+    assert invoke(*train, tmp_path / "first", "--variants", "direct").exit_code == 0
+    (tmp_path / "first" / "gates.json").rename(tmp_path / "second" / "gates.json")
+    assert invoke(*train, tmp_path / "second", "--variants", "letter").exit_code == 0
+    found, wanted = read(tmp_path / "second"), read(tmp_path / "both")
+    assert found["complete"] and [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, 1]
+    assert found["runs"] == wanted["runs"]
+
+
+def test_what_was_trained_otherwise_is_not_joined(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "gates.json").write_text('{"runs": [{"variant": "direct"}], "model": "another"}')
+    train = ("gates", "--model", model_folder, *SMALL, "--output-dir", tmp_path, "--variants")
+    assert "holds gates trained with model 'another', not" in fails(*train, "letter")
+
+
 def test_what_was_cut_off_is_readable_and_goes_on(
     invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
