@@ -112,11 +112,14 @@ def test_what_was_trained_before_stays_in_the_file(invoke: Invoke, model_folder:
     assert invoke(*train, tmp_path / "both", "--variants", "letter,direct").exit_code == 0
     (tmp_path / "second").mkdir()
     assert invoke(*train, tmp_path / "first", "--variants", "direct").exit_code == 0
-    (tmp_path / "first" / "gates.json").rename(tmp_path / "second" / "gates.json")
+    before = read(tmp_path / "first")
+    before["environment"]["date"] = "2026-11-01T00:00:00+00:00"
+    (tmp_path / "second" / "gates.json").write_text(json.dumps(before))
     assert invoke(*train, tmp_path / "second", "--variants", "letter").exit_code == 0
     found, wanted = read(tmp_path / "second"), read(tmp_path / "both")
     assert found["complete"] and [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, 1]
     assert found["runs"] == wanted["runs"]
+    assert found["environment"]["date"] == before["environment"]["date"], "the file is as old as its oldest run"
 
 
 def test_what_was_trained_otherwise_is_not_joined(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
