@@ -168,7 +168,7 @@ class Trial:
         runs = [*self.others, *(run for part in self.parts() for run in self._runs(part))]
         names = {*self.variants, *(run["variant"] for run in self.others)}
         device, shape = self.subject.subject.device, self.subject.subject.shape
-        dates = [*(run["environment"]["date"] for run in self.others), _now()]
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return {
             "complete": len(runs) == len(names) * own.seeds and all(run["step"] == own.steps for run in runs),
             **about,
@@ -176,7 +176,8 @@ class Trial:
             "kv_heads": shape.kv_heads,
             "runs": sorted(runs, key=lambda run: ([*VARIANTS].index(run["variant"]), run["seed"])),
             "environment": {
-                "date": min(dates),  # runs that are older than a claim's criteria stay so when later ones join them
+                # Runs that are older than a claim's criteria stay so when later ones join them.
+                "date": min([now, *(run["environment"]["date"] for run in self.others)]),
                 "model": about["model"],
                 "device": device_name(device),
                 "processor": processor(),
@@ -225,10 +226,6 @@ def _others(file: Path, variants: tuple[str, ...], about: dict[str, Any]) -> Ite
                 told = f"{str(file)!r} holds gates trained with {name} {held.get(name)!r}, not {value!r}"
                 raise SaccadeError(f"{told}; take another --output-dir")
         yield {"environment": held["environment"], **run}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
