@@ -17,6 +17,7 @@ from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
 from ...kernels.dense_pass.api import dense_pass
 from .call import Call
+from .effect import require_keys
 from .session import AtHand, Session, lasting
 
 NAME, EAGER = "saccade", "saccade_eager"
@@ -101,6 +102,9 @@ def attention_forward(
     # As stock has it: torch's function knows of no cap.
     cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")
     sinks, prompt = kwargs.get("s_aux"), call.prompt
+    if session is not None:
+        require_keys(module.layer_idx, key.shape[2], call.past, call.queries, fixed=session.fixed)
+        session.answered[module.layer_idx] = total
     if session is not None and call.again:
         with lasting():
             (view,) = session.views(key, value, attention_mask, sinks, cap)

@@ -185,6 +185,13 @@ def filled(cache: Any, positions: Tensor | None = None) -> int:
     return int((cache if first is None else first).get_seq_length())
 
 
+def filled_for_sure(cache: Any) -> int | None:
+    """Slots that hold a token; None for a static cache of transformers 4, which counts keys that are not 0."""
+    layers = getattr(cache, "layers", ())
+    guessing = any(isinstance(layer, StaticLayer) and not hasattr(layer, "cumulative_length") for layer in layers)
+    return None if guessing else filled(cache)
+
+
 def _first(cache: Any) -> GrowingLayer | IndexedStaticLayer | None:
     ours = (GrowingLayer, IndexedStaticLayer)
     return next((layer for layer in getattr(cache, "layers", ()) if isinstance(layer, ours)), None)
@@ -259,6 +266,7 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
     # A lazily growing cache may hold fewer layers yet, and knows no others than these.
     last = keeping[-1] if reach is None else own[-1]
     layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), last + 1))]
+    session.fixed = isinstance(layers[keeping[0]], StaticLayer)
     for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
+from transformers.cache_utils import Cache
+
+from .effect import Text
 
 Purpose = Literal["plain", "dense", "draft", "check"]
 """Of the calls at hand. All but "plain" are verification's: one that is dense whatever it feeds, one that drafts, and
@@ -48,6 +51,7 @@ class Caller:
         starts: one token for each row decodes whose lengths only the device knows; int32 `[B]`, first real slots.
         purpose: what verification calls the model for.
         ending: of the text that `generate` makes under verification; None outside of it.
+        text: that `generate` makes; None outside of it.
     """
 
     prompt: int | None = None
@@ -55,6 +59,7 @@ class Caller:
     starts: Tensor | None = None
     purpose: Purpose = "plain"
     ending: Ending | None = None
+    text: Text | None = None
 
     @property
     def decodes(self) -> bool:
@@ -70,6 +75,13 @@ class Caller:
         # A hand-written call: one token behind others is taken for a decoded one.
         decodes = self.decoding or (past > 0 and queries == 1)
         return Call(past, queries, 0 if decodes else queries)
+
+    def feed(self, call: Call) -> None:
+        """Count a call for the text that `generate` makes; drafts count once they are checked."""
+        if self.text is not None and self.purpose != "draft":
+            # What verification runs densely, it has found to be what the policy's promise asks for.
+            asked = call if self.purpose == "plain" else replace(self, purpose="plain").call(call.past, call.queries)
+            self.text.feed(call.queries, call.queries - asked.prompt)
 
 
 class Callers:
@@ -95,24 +107,39 @@ class Callers:
         finally:
             self._known.reset(before)
 
-    def counting_prompt(
-        self, generate: Callable[..., Any], check: Callable[[dict[str, Any]], None]
+    def watched(
+        self, generate: Callable[..., Any], check: Callable[[dict[str, Any]], None], filled: Callable[[Any], int | None]
     ) -> Callable[..., Any]:
-        """`generate` that tells how long the prompt is, its input, behind a `check` of what it is told."""
+        """`generate` behind a `check` of what it is told: it says where its prompt ends, and its tokens are counted.
+
+        `filled` says how many slots of a cache hold a token, None if it cannot tell.
+        """
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
             check(kwargs)
-            with self.knowing(prompt=_prompt_length(inputs, kwargs)):
-                return generate(inputs, *args, **kwargs)
+            prompt, unread = _prompt(inputs, kwargs, filled)
+            text = Text(unread)
+            with self.knowing(prompt=prompt, text=text):
+                output = generate(inputs, *args, **kwargs)
+            made = getattr(output, "sequences", output)
+            if isinstance(made, Tensor):
+                ids = inputs if inputs is not None else kwargs.get("input_ids")
+                text.end(made.shape[1] - (0 if ids is None else ids.shape[1]))
+            return output
 
         return wrapper
 
 
-def _prompt_length(inputs: Any, kwargs: dict[str, Any]) -> int:
-    """Positions before the first generated token; when only a new turn is passed, its mask still covers all of them."""
+def _prompt(inputs: Any, kwargs: dict[str, Any], filled: Callable[[Any], int | None]) -> tuple[int, int]:
+    """Slots before the first token that `generate` makes, and how many of them it may still have to read.
+
+    With a mask longer than the input, transformers takes the input for what comes behind the cache.
+    """
     given = [inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
-    mask = kwargs.get("attention_mask")
-    if mask is not None and mask.dim() == 2:
-        given.append(mask)
-    return max((int(tensor.shape[1]) for tensor in given if tensor is not None), default=1)
+    length = max((int(tensor.shape[1]) for tensor in given if tensor is not None), default=1)
+    mask, caches = kwargs.get("attention_mask"), (one for one in kwargs.values() if isinstance(one, Cache))
+    held, seen = next(map(filled, caches), 0), mask.shape[1] if mask is not None and mask.dim() == 2 else 0
+    if seen > length:
+        return (seen if held is None else held + length), length
+    return length, length - held if held and held < length else length

@@ -18,9 +18,13 @@ from ...selection.history import TokenHistory
 from . import cache
 from .attention import EAGER, NAME
 from .call import Call, Callers
+from .effect import require_answers, require_known
 from .rectify import Rectifier, make_up_for
 from .session import AtHand, Session, lasting
 from .support import COMPILED, NO_CACHE
+
+KEPT = "past_key_values"
+"""What transformers calls the argument that brings the cache."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
@@ -34,6 +38,7 @@ class ForwardHook:
         counters: what all sessions count into; by it a run knows its own sessions.
         levels: delimiter level of every vocabulary id, for plans that read text.
         rectifier: who makes sparse steps good; None if nobody does.
+        takes: what the decoder is called with, in order.
         own_cache: the model makes a cache of its own class, which is met when it holds a prompt.
         callers: what is known of whoever calls the model.
         at_hand: knows the session of the call at hand; the attention modules hold it too.
@@ -45,6 +50,7 @@ class ForwardHook:
     observers: Sequence[Observer]
     levels: Sequence[int] | None
     rectifier: Rectifier | None
+    takes: Sequence[str]
     own_cache: bool = False
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
@@ -52,19 +58,23 @@ class ForwardHook:
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
+        args, kwargs = (), {**dict(zip(self.takes, args, strict=False)), **kwargs}
         _refuse_call(module, kwargs)
-        tokens = args[0] if args else kwargs.get("input_ids")
+        require_known(KEPT, kwargs)
+        tokens = kwargs.get("input_ids")
         batch, queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[:2]
-        held, caller = kwargs.get("past_key_values"), self.callers.here
+        held, caller = kwargs.get(KEPT), self.callers.here
         if caller.starts is not None:
             self._begin_fixed(held, caller.starts, batch, queries)
             return args, kwargs
         if held is None:
             if not self._uses_cache(module, kwargs) or self.own_cache:
-                self._enter(self._new_session()).begin(Call(0, queries, queries))
+                call = Call(0, queries, queries)
+                caller.feed(call)
+                self._enter(self._new_session()).begin(call)
                 return args, kwargs
             # As the decoder would: without a configuration all layers keep everything.
-            held = kwargs["past_key_values"] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
+            held = kwargs[KEPT] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self.session_in(held)
         make_up_for(session, held)
         past = cache.filled(held, kwargs.get("cache_position"))
@@ -77,15 +87,23 @@ class ForwardHook:
                     at = torch.arange(past, past + queries, device=module.device)[None]
                 session.state.history.record(past, queries, batch, tokens, at)
         call = caller.call(past, queries)
+        caller.feed(call)
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
         return self.rectifier.begin(session, call, tokens, args, kwargs)
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
-        """What the caller gets of a call's output."""
+        """What the caller gets of a call's output, once every layer has done its part.
+
+        Raises:
+            UnsupportedModelError: if one has not.
+        """
         session = self.at_hand.session
-        return output if self.rectifier is None or session is None else self.rectifier.end(session, output)
+        if session is None:
+            return output
+        require_answers(session.answered, session.call.queries, self.plan.roles.concerned, NAME)
+        return output if self.rectifier is None else self.rectifier.end(session, output)
 
     def decoding_from(self, held: Any) -> Session | None:
         """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""

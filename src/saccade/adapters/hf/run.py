@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...recipes.resolve import PolicyLike, resolve
 from ...selection.history import UNREAD
-from . import attention, support
+from . import attention, cache, support
 from .hook import ForwardHook
 from .linear import NativeLinears
 from .rectify import Rectifier
@@ -58,8 +59,9 @@ class Run:
         self._recall = RecallObserver(plan.roles.concerned) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
+        takes = [*inspect.signature(support.decoder_of(model).forward).parameters]
         own_cache = support.has_own_cache(model)
-        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, own_cache)
+        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, takes, own_cache)
         self._undo: list[Callable[[], None]] = []
         self._attach()
 
@@ -171,7 +173,7 @@ class Run:
                 generate = verifier.generate(generate)
                 self._set_attribute(model, "forward", verifier.forward)
             check = partial(support.refuse_generation, model)
-            self._set_attribute(model, "generate", hook.callers.counting_prompt(generate, check))
+            self._set_attribute(model, "generate", hook.callers.watched(generate, check, cache.filled_for_sure))
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
             self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
             for name in _BATCH_METHODS:
@@ -179,8 +181,7 @@ class Run:
                     self._set_attribute(model, name, _refuse_batching(name))
             self._undo.append(NativeLinears(model).restore)
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
-            if rectify is not None:
-                self._undo.append(decoder.register_forward_hook(hook.after).remove)
+            self._undo.append(decoder.register_forward_hook(hook.after).remove)
             # Of the decoder alone: what reads images keeps its own.
             decoder.set_attn_implementation(attention.EAGER if eager else attention.NAME)
             self._undo.append(lambda: decoder.set_attn_implementation(stock))

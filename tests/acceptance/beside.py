@@ -1,0 +1,40 @@
+"""Another version of a library beside the environment of `make setup`: `beside.py transformers==5.24.0 -- pytest …`.
+
+Makes `.lanes/NAME`, an environment of its own that holds the versions asked for with what they need and finds all else,
+saccade too, in the environment that runs this script; then runs a module there. An environment that is there is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(wanted: list[str], module: list[str]) -> int:
+    folder = ROOT / ".lanes" / "-".join(sorted(wanted)).replace("==", "-")
+    python, done = folder / "bin" / "python", folder / "done"
+    if not done.exists():
+        venv.create(folder, clear=True, symlinks=True, with_pip=False)
+        own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", capture_output=True).stdout
+        # Searched last, links of editable packages included.
+        outer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        Path(own.strip(), "outer.pth").write_text(outer, encoding="utf-8")
+        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *wanted)
+        done.touch()
+    return subprocess.run([python, "-m", *module], cwd=ROOT, check=False).returncode
+
+
+def run(python: Path, *arguments: str, capture_output: bool = False) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python, *arguments], capture_output=capture_output, text=True, check=True)
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    raise SystemExit(main(sys.argv[1:split], sys.argv[split + 1 :]))

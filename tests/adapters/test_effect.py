@@ -1,0 +1,202 @@
+"""The policy is what runs: new tokens are counted by what layers did, and nothing is answered densely in silence."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import saccade
+from saccade.adapters.hf.call import Call, Caller
+from saccade.adapters.hf.effect import Text
+
+from .tiny import by_hand, fresh, padded, prompt
+
+SMALL = {
+    "window": "streaming:budget=12",
+    "published": "tidal:budget=8,reselect=3",
+    "pages": "quest:budget=16,page=4",
+    "dense": "dense",
+    "rewritten": "exact_topk:budget=8,rectify=3",
+    "verified": "exact_topk:budget=8,rectify=3:verify",
+}
+NEW = 9
+
+
+@pytest.fixture
+def model() -> Any:
+    return fresh()
+
+
+def generate(model: Any, **inputs: Any) -> Any:
+    return model.generate(**{"max_new_tokens": NEW, "do_sample": False, **inputs})
+
+
+def whole(model: Any) -> Any:
+    return generate(model, input_ids=prompt())
+
+
+def rows(model: Any) -> Any:
+    return generate(model, **padded([30, 7, 19]))
+
+
+def one_token(model: Any) -> Any:
+    return generate(model, input_ids=prompt(1), max_new_tokens=30)
+
+
+def second_turn(model: Any, cut: int = 1) -> Any:
+    """Nine tokens of the second turn; those of the first are counted too."""
+    cache, ids = DynamicCache(), prompt()
+    generate(model, input_ids=ids[:, :-cut], past_key_values=cache, max_new_tokens=1)
+    return generate(model, input_ids=ids, past_key_values=cache)
+
+
+def compressed(model: Any) -> Any:
+    """The cache holds fewer tokens than the mask tells, as eviction leaves it (transformers#47597)."""
+    cache, ids = DynamicCache(), prompt(40)
+    with torch.no_grad():
+        full = model(ids[:, :-1], past_key_values=DynamicCache()).past_key_values
+    for number, layer in enumerate(full.layers):
+        cache.update(layer.keys[:, :, ::2].contiguous(), layer.values[:, :, ::2].contiguous(), number)
+    return generate(model, input_ids=ids[:, -1:], attention_mask=torch.ones_like(ids), past_key_values=cache)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    **{"whole": whole, "rows": rows, "one token": one_token, "second turn": second_turn, "compressed": compressed},
+    "new turn": lambda model: second_turn(model, cut=11),
+    "chunks": lambda model: generate(model, input_ids=prompt(), prefill_chunk_size=7),
+    "one by one": lambda model: generate(model, input_ids=prompt(), prefill_chunk_size=1),
+    "static": lambda model: generate(model, input_ids=prompt(), cache_implementation="static"),
+    "embeddings": lambda model: generate(model, inputs_embeds=model.get_input_embeddings()(prompt()).detach()),
+    "beams": lambda model: generate(model, input_ids=prompt(), num_beams=3),
+    "as a dictionary": lambda model: generate(model, input_ids=prompt(), return_dict_in_generate=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("policy", ["window", "published", "pages", "dense"])
+def test_every_new_token_but_the_first_is_a_counted_step(model: Any, policy: str, way: str) -> None:
+    with saccade.sparsify(model, SMALL[policy]) as run:
+        WAYS[way](model)
+        steps = {layer.steps for layer in run.stats().layers}
+    assert steps == {29 if way == "one token" else NEW - 1}
+
+
+@pytest.mark.parametrize("policy", ["rewritten", "verified"])
+def test_steps_and_passes_come_to_the_new_tokens(model: Any, policy: str) -> None:
+    with saccade.sparsify(model, SMALL[policy]) as run:
+        whole(model)
+        assert run.stats().dense_passes > 0
+        assert run.stats().steps >= NEW - 1
+
+
+def test_inputs_by_position_are_those_by_name(model: Any) -> None:
+    """A decoder takes its cache by position as well."""
+    cache = DynamicCache()
+    with saccade.sparsify(model, SMALL["window"]) as run, torch.no_grad():
+        model.model(prompt(), None, None, cache)
+        model.model(prompt(1), None, None, cache)
+        assert run.stats().steps == 1
+    assert cache.get_seq_length() == 31
+
+
+def test_a_cache_under_another_name_is_refused_before_any_work(model: Any) -> None:
+    cache = DynamicCache()
+    with saccade.sparsify(model, SMALL["window"]), torch.no_grad():
+        model(prompt(), past_key_values=cache)
+        with pytest.raises(
+            saccade.UnsupportedModelError, match=r"^the policy would not run: .*'held'.*transformers \d"
+        ):
+            model.model(prompt(1), held=cache)
+    assert cache.get_seq_length() == 30
+
+
+def hidden_cache(model: Any) -> None:
+    """The decoder decodes from a cache of its own that no argument brings."""
+    cache, stock = DynamicCache(), model.model.forward
+
+    def forward(**inputs: Any) -> Any:
+        output = stock(**{**inputs, "past_key_values": cache})
+        output.past_key_values = inputs["past_key_values"]
+        return output
+
+    model.model.forward = forward
+
+
+def replaced_attention(model: Any, layers: slice = slice(None)) -> None:
+    """Attention modules with code of their own, as Unsloth and SelfExtend leave them."""
+    for layer in model.model.layers[layers]:
+        stock = layer.self_attn.forward
+
+        def forward(self: Any, *args: Any, stock: Any = stock, **inputs: Any) -> Any:
+            held = self.config._attn_implementation
+            self.config._attn_implementation = "sdpa"
+            try:
+                return stock(*args, **inputs)
+            finally:
+                self.config._attn_implementation = held
+
+        layer.self_attn.forward = types.MethodType(forward, layer.self_attn)
+
+
+def other_function(model: Any) -> None:
+    """Somebody registers another function under our name."""
+    AttentionInterface.register("saccade", lambda *args, **inputs: sdpa_attention_forward(*args, **inputs))
+
+
+def left_out(model: Any) -> None:
+    model.config.num_hidden_layers = 2
+
+
+TAMPERED: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a hidden cache": (hidden_cache, "sees 31 keys, and the call was taken for 1 tokens behind 0"),
+    "replaced attention": (replaced_attention, "layers 0, 1, 2, 3 did not call the attention 'saccade'"),
+    "one replaced layer": (lambda model: replaced_attention(model, slice(2, 3)), "layers 2 did not call"),
+    "another function": (other_function, "layers 0, 1, 2, 3 did not call the attention 'saccade'"),
+    "layers left out": (left_out, "layers 2, 3 did not call"),
+}
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    yield
+    from saccade.adapters.hf import attention
+
+    attention.register()
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+@pytest.mark.usefixtures("registered")
+def test_what_takes_the_policy_off_is_an_error_at_that_step(model: Any, how: str) -> None:
+    tamper, told = TAMPERED[how]
+    with saccade.sparsify(model, SMALL["window"]) as run:
+        tamper(model)
+        with pytest.raises(saccade.UnsupportedModelError) as raised:
+            by_hand(model, prompt(), NEW, DynamicCache())
+        assert run.stats().steps == 0
+    line = str(raised.value)
+    assert told in line
+    assert "\n" not in line
+
+
+def test_a_new_token_taken_for_prompt_is_an_error_at_that_step(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the hook believes: `generate` reads no more than its input."""
+    monkeypatch.setattr(Caller, "call", lambda caller, past, queries: Call(past, queries, queries))
+    with saccade.sparsify(model, SMALL["window"]) as run:
+        with pytest.raises(saccade.UnsupportedModelError, match="a new token of generate was taken for a part of its"):
+            whole(model)
+        assert run.stats().steps == 0
+
+
+def test_a_text_of_which_too_few_tokens_were_decoded() -> None:
+    text = Text(unread=7)
+    text.feed(7, 0)
+    text.feed(3, 2)
+    text.end(3)
+    with pytest.raises(saccade.UnsupportedModelError, match="generate made 4 tokens and decoded 2 under the policy"):
+        text.end(4)
