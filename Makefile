@@ -5,6 +5,7 @@
 #   make test        every check that needs no vLLM: lint, types, tests
 #   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
 #   make test-vllm   the tests that run real vLLM on the CPU
+#   make contract    README's example and many ways of calling, with other versions of transformers
 #   make test-gpu    the tests that need a CUDA device
 #   make docs        the documentation as a site, in site/; a dead link or an undocumented name stops it
 #   make claims      the papers' claims, each with its verdict on the bundled model; hours; results in results/claims
@@ -26,17 +27,20 @@ VLLM_STAMP := $(VENV)/.installed-vllm
 WORKERS := --numprocesses auto --dist worksteal
 # A file's tests stay together: they share an engine.
 ENGINES := --numprocesses auto --dist loadfile
+# Beside the version of constraints.txt: `saccade.checkpoints.versions.TRIED` names them all.
+OTHERS := transformers==4.57.6 transformers==5.24.0
+CONTRACT := tests/test_readme.py tests/adapters/test_effect.py tests/adapters/test_equality.py -k "not equality or tidal-sparse"
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo claims docs test test-vllm test-gpu wheel lint types pytest house clean
+.PHONY: help setup setup-vllm demo claims docs test test-vllm contract test-gpu wheel lint types pytest house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,14s/^# \{0,3\}//p' Makefile
+	@sed -n '3,15s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -104,6 +108,11 @@ test-vllm: setup-vllm
 	@echo "test-vllm: pytest of tests/serving, on real vLLM"
 	@$(RUN) -m pytest --quiet $(ENGINES) tests/serving
 
+contract: setup
+	@for other in $(OTHERS); do \
+	  echo "contract: $$other" && $(RUN) tests/acceptance/beside.py $$other -- pytest --quiet $(WORKERS) $(CONTRACT) || exit 1; \
+	done
+
 test-gpu: setup
 	@echo "test-gpu: pytest of tests/gpu, on a CUDA device"
 	@$(RUN) -m pytest --quiet tests/gpu
@@ -122,5 +131,5 @@ house: setup
 	@$(RUN) tests/acceptance/house.py
 
 clean:
-	rm -rf $(VENV) results build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lanes results build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks claims testbed docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ def main(wanted: list[str], module: list[str]) -> int:
         # Searched last, links of editable packages included.
         outer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
         Path(own.strip(), "outer.pth").write_text(outer, encoding="utf-8")
-        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *wanted)
+        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade", *wanted)
         done.touch()
     return subprocess.run([python, "-m", *module], cwd=ROOT, check=False).returncode
 

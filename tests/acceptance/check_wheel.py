@@ -1,4 +1,4 @@
-"""Is the wheel what a user needs? `python check_wheel.py [--empty] [--vllm]`; exits 1 if not.
+"""Is the wheel what a user needs? `python check_wheel.py [--empty] [--vllm] [--newest]`; exits 1 if not.
 
 Builds the source archive, and from it the wheel; looks at what lies in both; installs the wheel with pip into a new
 environment and tries it there: the import, the command, `saccade doctor`, text from the bundled model under a policy
@@ -7,7 +7,8 @@ whose sets the C kernels attend to, and the entry points. What has passed lies i
 The new environment is real, and so is what pip does to the wheel. So that this takes seconds, the packages that the
 wheel asks for, and those that they ask for, are links to this interpreter's own; no other package is there, and pip may
 fetch none: what pyproject.toml does not name, nor any other brings, is missing. `--empty` lets pip fetch them all, and
-says how large they are. `--vllm` links vLLM's CPU build too, and lets it load our plugin.
+says how large they are. `--vllm` links vLLM's CPU build too, and lets it load our plugin. `--newest` makes another
+environment, in which pip takes the newest transformers that the wheel allows, and decodes there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ WEIGHTS = "saccade/checkpoints/bundled/model/model.safetensors"
 
 GENERATE = """
 import json
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 import saccade
 from saccade.checkpoints.bundled import model_path
@@ -61,8 +63,9 @@ model = AutoModelForCausalLM.from_pretrained(model_path()).eval()
 prompt = AutoTokenizer.from_pretrained(model_path())("The falcon is amber. " * 100, return_tensors="pt")
 with saccade.sparsify(model, "tidal:reselect=7,budget=64") as run:
     made = model.generate(**prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    share = run.stats().share_attended
-print(json.dumps({"file": saccade.__file__, "new": made.shape[1] - prompt["input_ids"].shape[1], "share": share,
+    share, counted = run.stats().share_attended, [layer.steps for layer in run.stats().layers]
+print(json.dumps({"version": transformers.__version__, "counted": counted, "file": saccade.__file__,
+                  "new": made.shape[1] - prompt["input_ids"].shape[1], "share": share,
                   "calls": calls, "steps": [7, model.config.num_hidden_layers - 4]}))
 """
 PLUGIN = """
@@ -80,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--empty", action="store_true", help="let pip fetch every requirement")
     parser.add_argument("--vllm", action="store_true", help="load the plugin in vLLM's CPU build, installed here")
+    parser.add_argument("--newest", action="store_true", help="decode with the newest transformers that is allowed too")
     asked = parser.parse_args()
     checks = Checks()
     with tempfile.TemporaryDirectory() as name:
@@ -98,6 +102,8 @@ def main() -> int:
             modules = tried(python, PLUGIN)
             wanted = ["saccade.adapters.vllm.worker.cpu", "saccade.adapters.vllm.worker.requests"]
             checks.that(modules == wanted, f"vLLM loads the plugin: {modules}")
+        if asked.newest:
+            check_newest(checks, wheel, folder / "newest")
         if not checks.failed:
             (ROOT / "dist").mkdir(exist_ok=True)
             for file in (archive, wheel):
@@ -196,11 +202,41 @@ def check_installed(checks: Checks, wheel: Path, python: Path, *, fetch: bool) -
     checks.that(len(kernels) == 1 and "native" in kernels[0], f"saccade doctor: {kernels}")
     written = run([command, "generate", "The falcon is amber. " * 100, "--policy", "tidal:reselect=7,budget=64"])
     checks.that(bool(written.strip()), f"saccade generate writes {written.strip()[:40]!r}")
-    ran = tried(python, GENERATE)
+    check_steps(checks, python)
+
+
+def check_newest(checks: Checks, wheel: Path, environment: Path) -> None:
+    """As a user installs it today: everything but transformers is linked, and that pip chooses."""
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    wanted = [one for one in requirements(wheel) if one.name != "transformers"]
+    # Those of transformers that others do not ask for are its own business, and so are their versions.
+    link(needed(wanted), python)
+    run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--python",
+            str(python),
+            "install",
+            "-q",
+            str(wheel),
+        ]
+    )
+    print(f"with transformers {check_steps(checks, python)}, the newest that the wheel allows")
+
+
+def check_steps(checks: Checks, python: Path) -> str:
+    """Text under a policy, with every step counted in every layer; the version of transformers."""
+    place, ran = site_packages(python), tried(python, GENERATE)
     checks.that(Path(ran["file"]).is_relative_to(place.resolve()), "the package is the installed one")
     checks.that(ran["new"] == 8 and ran["share"] < 1, f"{ran['new']} tokens, {ran['share']:.0%} of the cache attended")
     steps, layers = ran["steps"]  # the first token comes from the prompt; tidal has four dense layers here
     checks.that(ran["calls"] == steps * layers, f"C attends to the sets of {steps} steps in {layers} sparse layers")
+    checks.that(set(ran["counted"]) == {steps}, f"{steps} steps counted in each of {len(ran['counted'])} layers")
+    return str(ran["version"])
 
 
 def tried(python: Path, code: str) -> Any:

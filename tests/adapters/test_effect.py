@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import saccade
 from saccade.adapters.hf.call import Call, Caller
 from saccade.adapters.hf.effect import Text
+from saccade.checkpoints.versions import cache_argument
 
 from .tiny import by_hand, fresh, padded, prompt
 
@@ -118,11 +119,11 @@ def test_a_cache_under_another_name_is_refused_before_any_work(model: Any) -> No
 
 def hidden_cache(model: Any) -> None:
     """The decoder decodes from a cache of its own that no argument brings."""
-    cache, stock = DynamicCache(), model.model.forward
+    cache, stock, name = DynamicCache(), model.model.forward, cache_argument(model)
 
     def forward(**inputs: Any) -> Any:
-        output = stock(**{**inputs, "past_key_values": cache})
-        output.past_key_values = inputs["past_key_values"]
+        output = stock(**{**inputs, name: cache})
+        output[name] = inputs[name]
         return output
 
     model.model.forward = forward

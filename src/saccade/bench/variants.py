@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ..adapters.hf.cache import RoomyLayer, session_of
 from ..adapters.hf.huge_pages import long_lived
 from ..adapters.hf.run import Run, sparsify
-from ..adapters.hf.support import empty_cache
+from ..adapters.hf.support import cached, empty_cache
 from ..checkpoints.shape import shape_of
 from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
@@ -94,7 +94,7 @@ def _others(model: PreTrainedModel, context: int, batch: int, generator: torch.G
     if cache is None:
         raise SaccadeError(f"{model.config.model_type} makes a cache of its own class, which cannot be filled here")
     if context:
-        model(torch.full((batch, min(context, 8)), 7, device=model.device), past_key_values=cache, use_cache=True)
+        model(torch.full((batch, min(context, 8)), 7, device=model.device), **cached(model, cache))
     for layer in cache.layers if context else ():
         if isinstance(layer, DynamicSlidingWindowLayer):
             length = min(context, layer.sliding_window - 1)
@@ -150,11 +150,12 @@ class Variant:
 
     def _decode(self, ahead: int) -> Step:
         position = torch.full((self.batch, 1), self.context + ahead, device=self.model.device)
+        inputs = cached(self.model, self.cache)
         synchronize(self.model.device)
         if self.clock is not None:
             self.clock.read()
         passes, start = self.passes, time.perf_counter()
-        output = self.model(self._token, past_key_values=self.cache, position_ids=position, use_cache=True)
+        output = self.model(self._token, position_ids=position, **inputs)
         synchronize(self.model.device)
         seconds = time.perf_counter() - start
         if ahead == 0:

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from ..adapters.hf.attention import is_eager, stock_of
-from ..adapters.hf.support import attention_modules
+from ..adapters.hf.support import attention_modules, cached
 from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
 from ..eval.snapshot import Snapshot
@@ -165,7 +165,7 @@ class Mixture:
         for module in self._modules:  # another mixture may have had them
             module.__dict__[_SLOT] = self._slot
         stock, cache = self._model.config._attn_implementation, text.behind()
-        inputs = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
+        inputs = {"position_ids": positions, **cached(self._model, cache), "use_cache": cache is not None}
         self._model.set_attn_implementation(self._name)
         try:
             output = self._model(tokens[None], logits_to_keep=places, **inputs)

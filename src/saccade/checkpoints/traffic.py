@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from ..types import CHUNKED, FULL, SLIDING
 from .shape import shape_of
+from .versions import cache_argument
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
 """How configurations name the experts that a token takes."""
@@ -82,7 +83,7 @@ def state_bytes(config: Any, dtype: torch.dtype) -> int | None:
                 if name.rpartition(".")[2] == "experts":
                     # Which experts a token takes depends on numbers.
                     module.forward = _untouched
-            cache = model(torch.zeros(1, 2, dtype=torch.long), use_cache=True).past_key_values
+            cache = model(torch.zeros(1, 2, dtype=torch.long), use_cache=True)[cache_argument(model)]
     # A model's own code can raise anything.
     except Exception:
         return None

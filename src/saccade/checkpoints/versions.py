@@ -1,13 +1,25 @@
-"""The oldest libraries that the package runs with; `pyproject.toml` says the same, but may not have been asked."""
+"""Versions of libraries: the oldest that the package runs with, those that were tried, and what they call things."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from ..errors import SaccadeError
 
 LEAST = {"torch": (2, 6), "transformers": (4, 57)}
+"""`pyproject.toml` says the same, but may not have been asked."""
+TRIED = {"torch": ("2.11", "2.13", "2.14"), "transformers": ("4.57", "5.19", "5.24")}
+"""With these the tests have run."""
+FORMER = "past_key_values"
+"""What transformers called the cache before 5.24; callers may still say so."""
+
+
+def cache_argument(module: Any) -> str:
+    """What a model or its decoder calls the cache that it takes and returns."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else FORMER
 
 
 def outdated() -> str | None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..adapters.hf.cache import tell
-from ..adapters.hf.support import empty_cache, text_config
+from ..adapters.hf.support import cached, empty_cache, text_config
 from ..checkpoints.shape import shape_of
+from ..checkpoints.versions import cache_argument
 from ..errors import UnsupportedModelError
 from ..machine import synchronize
 from ..plans.rectify import Phase
@@ -24,7 +25,7 @@ NEVER = Phase(None)
 def prefilled(model: Any, tokens: Sequence[int]) -> Any:
     """A cache with one text in it; the caller says whether gradients are kept."""
     ids = torch.tensor([tokens], device=model.device)
-    return model(ids, past_key_values=empty_cache(model), use_cache=True, logits_to_keep=1).past_key_values
+    return model(ids, **cached(model, empty_cache(model)), logits_to_keep=1)[cache_argument(model)]
 
 
 class Reader:
@@ -80,7 +81,7 @@ class Reader:
             # A model whose first layer has no length would begin to count anew.
             first_position = self._length + self.decoded
             at = torch.arange(first_position, first_position + together, device=tokens.device)[None]
-            inputs = {"position_ids": at, "past_key_values": self._cache, "use_cache": True}
+            inputs = {"position_ids": at, **cached(self._model, self._cache)}
             logits = self._model(piece, logits_to_keep=keep, **inputs).logits
             if done > first:
                 parts.append(logits)

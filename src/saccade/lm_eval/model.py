@@ -10,8 +10,9 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from ..adapters.hf.run import sparsify
-from ..adapters.hf.support import empty_cache, refuse_unsupported
+from ..adapters.hf.support import cached, empty_cache, refuse_unsupported
 from ..checkpoints.load import ModelSource, pick_device, pick_dtype
+from ..checkpoints.versions import cache_argument
 from ..errors import SaccadeError, UnsupportedModelError
 from ..plans.rectify import Phase
 from ..recipes.resolve import resolve
@@ -107,9 +108,9 @@ class SaccadeLM(HFLM):
                 raise UnsupportedModelError(
                     f"{given}: a prompt that is read in parts has one row; use question_tokens=0"
                 )
-        cache = self._read(context, generation_kwargs["attention_mask"])
+        cache, kept = self._read(context, generation_kwargs["attention_mask"]), cache_argument(self.model)
         with self.run.decoding():
-            return super()._model_generate(context, max_length, stop, past_key_values=cache, **generation_kwargs)
+            return super()._model_generate(context, max_length, stop, **{kept: cache}, **generation_kwargs)
 
     @torch.no_grad()
     def _read(self, tokens: Tensor, mask: Tensor) -> Any:
@@ -122,8 +123,8 @@ class SaccadeLM(HFLM):
         def feed(first: int, stop: int) -> Any:
             inputs = {"attention_mask": mask[:, :stop], "position_ids": positions[:, first:stop]}
             given = tokens[:, first:stop]
-            output = self.model(given, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
-            return output.past_key_values
+            output = self.model(given, **cached(self.model, cache), logits_to_keep=1, **inputs)
+            return output[cache_argument(self.model)]
 
         if done:
             cache = feed(0, done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -12,7 +12,15 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from ...checkpoints.versions import FORMER
 from .effect import Text
+
+
+def named(takes: Sequence[str], kept: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by the names that its callee `takes`, in order; the cache by that of today, `kept`."""
+    given = {**dict(zip(takes, args, strict=False)), **kwargs}
+    return given if kept in given or FORMER not in given else {**given, kept: given.pop(FORMER)}
+
 
 Purpose = Literal["plain", "dense", "draft", "check"]
 """Of the calls at hand. All but "plain" are verification's: one that is dense whatever it feeds, one that drafts, and

@@ -15,6 +15,7 @@ from . import cache as caches
 from .rectify import make_up_for
 from .run import Run
 from .session import lasting
+from .support import cached
 
 NOBODY_KNOWS = -1
 """A number of calls that no cache has had."""
@@ -213,7 +214,7 @@ def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
         positions = positions + torch.arange(-again, 1, device=tokens.device)
     # Anything of four dimensions keeps transformers from making a mask as long as the cache, which nobody looks at.
     mask = torch.ones((tokens.shape[0], 1, 1, 1), dtype=torch.bool, device=tokens.device)
-    output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    output = model(tokens, attention_mask=mask, position_ids=positions, **cached(model, cache))
     logits: Tensor = output.logits[:, -1]
     return logits
 

@@ -17,14 +17,11 @@ from ...plans.plan import Plan
 from ...selection.history import TokenHistory
 from . import cache
 from .attention import EAGER, NAME
-from .call import Call, Callers
+from .call import Call, Callers, named
 from .effect import require_answers, require_known
 from .rectify import Rectifier, make_up_for
 from .session import AtHand, Session, lasting
 from .support import COMPILED, NO_CACHE
-
-KEPT = "past_key_values"
-"""What transformers calls the argument that brings the cache."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
@@ -38,7 +35,7 @@ class ForwardHook:
         counters: what all sessions count into; by it a run knows its own sessions.
         levels: delimiter level of every vocabulary id, for plans that read text.
         rectifier: who makes sparse steps good; None if nobody does.
-        takes: what the decoder is called with, in order.
+        takes: names of the decoder's arguments, in order; `kept` is that of its cache.
         own_cache: the model makes a cache of its own class, which is met when it holds a prompt.
         callers: what is known of whoever calls the model.
         at_hand: knows the session of the call at hand; the attention modules hold it too.
@@ -51,6 +48,7 @@ class ForwardHook:
     levels: Sequence[int] | None
     rectifier: Rectifier | None
     takes: Sequence[str]
+    kept: str
     own_cache: bool = False
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
@@ -58,12 +56,12 @@ class ForwardHook:
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
-        args, kwargs = (), {**dict(zip(self.takes, args, strict=False)), **kwargs}
+        args, kwargs = (), named(self.takes, self.kept, args, kwargs)
         _refuse_call(module, kwargs)
-        require_known(KEPT, kwargs)
+        require_known(self.kept, kwargs)
         tokens = kwargs.get("input_ids")
         batch, queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[:2]
-        held, caller = kwargs.get(KEPT), self.callers.here
+        held, caller = kwargs.get(self.kept), self.callers.here
         if caller.starts is not None:
             self._begin_fixed(held, caller.starts, batch, queries)
             return args, kwargs
@@ -74,7 +72,7 @@ class ForwardHook:
                 self._enter(self._new_session()).begin(call)
                 return args, kwargs
             # As the decoder would: without a configuration all layers keep everything.
-            held = kwargs[KEPT] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
+            held = kwargs[self.kept] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self.session_in(held)
         make_up_for(session, held)
         past = cache.filled(held, kwargs.get("cache_position"))
@@ -91,7 +89,7 @@ class ForwardHook:
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
-        return self.rectifier.begin(session, call, tokens, args, kwargs)
+        return self.rectifier.begin(session, held, call, tokens, kwargs)
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """What the caller gets of a call's output, once every layer has done its part.

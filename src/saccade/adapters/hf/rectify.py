@@ -27,9 +27,9 @@ class Rectifier:
     done: Rectifications
 
     def begin(
-        self, session: Session, call: Call, ids: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, session: Session, held: Any, call: Call, ids: Tensor | None, kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Start a call that comes with `ids` `[B, queries]`; the inputs that it is to run on.
+        """Start a call on the cache `held` that comes with `ids` `[B, queries]`; the inputs that it is to run on.
 
         Raises:
             UnsupportedModelError: for a decoding call whose inputs cannot be computed for other slots.
@@ -41,19 +41,19 @@ class Rectifier:
         takes_along = unclean > 0 and call.prompt > 0
         if not takes_along and not self.phase.due(unclean, call.queries - call.prompt):
             session.begin(call)
-            return args, kwargs
+            return (), kwargs
         if unclean == 0 or not session.state.needs_selection(past):
             # Nothing to run again: a call of many tokens, or tokens that were dense because the budget covers them.
             session.state.history.clean = past
             session.begin(Call(past, call.queries, call.queries))
-            return args, kwargs
+            return (), kwargs
         refuse_unmovable(kwargs, ids)
         start, history = past - unclean, session.state.history
         again, positions = history.ids(start, stop), history.positions(start, stop)
         assert again is not None, "every decoded token's id was recorded"
         kwargs = placed(kwargs, past, start, again, positions)
         session.pending = past, start
-        cache.end_at(kwargs["past_key_values"], start)
+        cache.end_at(held, start)
         history.clean = start
         session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0))
         return (), kwargs

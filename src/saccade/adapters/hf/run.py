@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...checkpoints.shape import shape_of_model
 from ...checkpoints.text import delimiter_table
+from ...checkpoints.versions import cache_argument
 from ...decode.capture import reasons_against_capture
 from ...decode.counters import Counters
 from ...decode.recall import RecallObserver
@@ -59,9 +60,9 @@ class Run:
         self._recall = RecallObserver(plan.roles.concerned) if recall else None
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
-        takes = [*inspect.signature(support.decoder_of(model).forward).parameters]
-        own_cache = support.has_own_cache(model)
-        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, takes, own_cache)
+        decoder, own_cache = support.decoder_of(model), support.has_own_cache(model)
+        takes = [*inspect.signature(decoder.forward).parameters], cache_argument(decoder)
+        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, *takes, own_cache)
         self._undo: list[Callable[[], None]] = []
         self._attach()
 

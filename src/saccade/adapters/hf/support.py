@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.unsupported import reasons_in, reasons_in_kinds, reasons_in_sizes
+from ...checkpoints.versions import cache_argument
 from ...errors import UnsupportedModelError
 from ...kernels._native import library
 from ...kernels._native.attention import ITEM_SIZE
@@ -142,6 +143,11 @@ def empty_cache(model: Any) -> DynamicCache | None:
     if has_own_cache(model):
         return None
     return DynamicCache(config=text_config(model)) if shape_of(model.config).kinds else DynamicCache()
+
+
+def cached(model: Any, cache: Any) -> dict[str, Any]:
+    """The arguments of a call of a model, or of its `generate`, that reads and fills a cache."""
+    return {cache_argument(model): cache, "use_cache": True}
 
 
 def _compiled(module: Any) -> bool:

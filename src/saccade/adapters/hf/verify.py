@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ...checkpoints.versions import cache_argument
 from ...decode.stats import Rectifications
 from ...errors import UnsupportedModelError
 from . import cache
-from .call import Ending
+from .call import Ending, named
 from .hook import ForwardHook
 from .rectify import placed, refuse_unmovable
 from .session import Drafts, Session
@@ -34,7 +35,7 @@ class Verifier:
     def __init__(self, model: Any, every: int, done: Rectifications, hook: ForwardHook) -> None:
         self._model, self._every, self._done, self._hook = model, every, done, hook
         self._stock = model.forward
-        self._signature = inspect.signature(self._stock)
+        self._takes, self._kept = [*inspect.signature(self._stock).parameters], cache_argument(model)
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -86,8 +87,8 @@ class Verifier:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         # `forward` takes few things by position; the rest of this class wants names.
-        inputs = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
-        held, ids = inputs.get("past_key_values"), inputs.get("input_ids")
+        inputs = named(self._takes, self._kept, args, kwargs)
+        held, ids = inputs.get(self._kept), inputs.get("input_ids")
         session = self._hook.decoding_from(held)
         if held is None or session is None or ids is None or ids.shape[1] > 1 or self._wants_more_than_logits(inputs):
             if session is not None:
@@ -145,7 +146,7 @@ class Verifier:
         cache.end_at(held, past + 1)
         session.state.history.settle(past + 1)
         self._done.add(accepted=1)
-        return _output(session.drafts.take(), held)
+        return self._output(session.drafts.take(), held)
 
     def _cycle(self, session: Session, past: int, inputs: dict[str, Any], held: Any) -> Any:
         """Draft behind the fed token, run all of it densely, keep the logits."""
@@ -157,7 +158,7 @@ class Verifier:
             return self._densely(inputs)
         tokens = self._draft(past, count, inputs, held)
         run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
-        if "logits_to_keep" in self._signature.parameters:
+        if "logits_to_keep" in self._takes:
             run["logits_to_keep"] = 0
         end = past
         try:
@@ -169,7 +170,7 @@ class Verifier:
             session.state.history.settle(end)
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
         self._done.add(passes=1, rewritten=count, drafted=count)
-        return _output(logits[:, :1], held)
+        return self._output(logits[:, :1], held)
 
     def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
         """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
@@ -183,6 +184,9 @@ class Verifier:
         finally:
             cache.end_at(held, past)
         return torch.cat(tokens, dim=1)
+
+    def _output(self, logits: Tensor, held: Any) -> Any:
+        return CausalLMOutputWithPast(logits=logits, **{self._kept: held})  # type: ignore[arg-type]  # any float tensor
 
     @staticmethod
     def _positions(inputs: dict[str, Any], first: int, count: int) -> Tensor | None:
@@ -205,10 +209,6 @@ class Verifier:
         if ending is not None and ending.last is not None:
             limits.append(ending.last - past - 1)
         return min(limits)
-
-
-def _output(logits: Tensor, held: Any) -> Any:
-    return CausalLMOutputWithPast(logits=logits, past_key_values=held)  # type: ignore[arg-type]  # any float tensor
 
 
 def _same_view(mask: Any, earlier: Any, slots: int) -> bool:
