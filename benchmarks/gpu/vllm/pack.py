@@ -19,11 +19,12 @@ from prune_fatbin import prune_file
 ARCHITECTURE = 90
 """Compute capability 9.0: H100 and H200."""
 
-WITH_KERNELS = (
-    "vllm/_C_stable_libtorch.abi3.so",
-    "vllm/_moe_C_stable_libtorch.abi3.so",
-    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
-)
+WITH_KERNELS: dict[str, bytes | None] = {
+    "vllm/_C_stable_libtorch.abi3.so": None,
+    "vllm/_moe_C_stable_libtorch.abi3.so": None,
+    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": rb"EEELi(192|512)EN",
+}
+"""Libraries, and by which words in names their kernels stay out: values 192 and 512 wide, as in latent caches."""
 LIBRARIES = (*WITH_KERNELS, "vllm/cumem_allocator.abi3.so", "vllm/fs_io_C.abi3.so", "vllm/spinloop.abi3.so")
 """All other libraries stay out: FlashAttention 2, which Hopper does not take, and those of other models and GPUs."""
 
@@ -91,8 +92,8 @@ def main() -> None:
     if sha256(wheel) != expected:
         sys.exit(f"pack.py: {wheel} is not the wheel that this was written for: its SHA-256 is not {expected}")
     unpack(wheel, site)
-    for name in WITH_KERNELS:
-        prune_file(site / name, ARCHITECTURE)
+    for name, unwanted in WITH_KERNELS.items():
+        prune_file(site / name, ARCHITECTURE, unwanted)
     folder.mkdir()
     archive = folder / "vllm.tar.xz"
     pack(site, archive)
