@@ -82,7 +82,7 @@ def test_the_source_archive_holds_what_make_needs() -> None:
 
 def test_checkout_and_pack_fit_together_on_the_device_machine() -> None:
     most = dict(re.findall(r"^(\w+)_MIB=(\d+)$", (ROOT / GPU / "limits.sh").read_text(encoding="utf-8"), re.MULTILINE))
-    assert int(most["CHECKOUT"]) + int(most["PACK"]) <= 62
+    assert int(most["CHECKOUT"]) + int(most["PACK"]) <= 63
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
     sizes = [path.lstat().st_size for name in tracked if name and (path := ROOT / os.fsdecode(name)).exists()]
     assert sum(sizes) <= int(most["CHECKOUT"]) * 2**20

@@ -22,13 +22,17 @@ ARCHITECTURE = 90
 WITH_KERNELS: dict[str, bytes | None] = {
     "vllm/_C_stable_libtorch.abi3.so": None,
     "vllm/_moe_C_stable_libtorch.abi3.so": None,
-    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": rb"EEELi(192|512)EN",
+    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": rb"EEELi(96|192|512)EN",
 }
-"""Libraries, and by which words in names their kernels stay out: values 192 and 512 wide, as in latent caches."""
+"""Libraries, and by which words in names their kernels stay out: values 96, 192 and 512 wide, of few models."""
 LIBRARIES = (*WITH_KERNELS, "vllm/cumem_allocator.abi3.so", "vllm/fs_io_C.abi3.so", "vllm/spinloop.abi3.so")
 """All other libraries stay out: FlashAttention 2, which Hopper does not take, and those of other models and GPUs."""
 
-LEFT_OUT = ("vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/", "vllm/third_party/tml_fa4/")
+LEFT_OUT = (
+    *(f"vllm/third_party/{name}/" for name in ("deep_gemm", "fmha_sm100", "tml_fa4")),
+    # Models that nothing else imports.
+    *(f"vllm/models/{name}/" for name in ("beam", "flint", "glm5next", "inkling", "muse_spark")),
+)
 SERVER = "vllm/vllm-rs"
 """The server's front end in Rust, which nobody starts."""
 
