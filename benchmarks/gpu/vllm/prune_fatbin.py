@@ -2,13 +2,14 @@
 
 A library holds a fat binary for every compiled file, a list of entries: machine code of one architecture each, or PTX.
 The driver chooses by the entries' headers, which stay as they are, so that no offset changes; payloads of every
-architecture but one become zeros, which compress to nothing. A kernel that exists for other architectures only fails
-when it is first called.
+architecture but one become zeros, which compress to nothing, and so do names for debuggers. A kernel that exists for
+other architectures only fails when it is first called, and so does one of those that are not wanted.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 MAGIC = 0xBA55ED50
 PTX, MACHINE_CODE = 1, 2
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+NAMES = (".symtab", ".strtab")
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,22 @@ def fat_binaries(data: bytes | bytearray, at: int, size: int) -> Iterator[list[E
         at = stop
 
 
-def prune(data: bytearray, architecture: int) -> tuple[int, int]:
-    """Blank in place; bytes of device code that are kept, and that were blanked."""
+def prune(data: bytearray, architecture: int, unwanted: bytes | None = None) -> tuple[int, int]:
+    """Blank in place; bytes of device code that are kept, and that were blanked.
+
+    `unwanted` is an expression: code of one file in which it is found is blanked, too.
+    """
     whole = sections(data)
     kept = blanked = 0
+    for name in NAMES:
+        begin, length = whole.get(name, (0, 0))
+        data[begin : begin + length] = bytes(length)
     for name in SECTIONS:
         for entries in fat_binaries(data, *whole.get(name, (0, 0))):
             for entry in entries:
                 length = entry.end - entry.begin
-                if entry.kind == MACHINE_CODE and entry.architecture == architecture:
+                wanted = unwanted is None or not re.search(unwanted, data[entry.begin : entry.end])
+                if entry.kind == MACHINE_CODE and entry.architecture == architecture and wanted:
                     kept += length
                 else:
                     data[entry.begin : entry.end] = bytes(length)
@@ -83,9 +92,9 @@ def prune(data: bytearray, architecture: int) -> tuple[int, int]:
     return kept, blanked
 
 
-def prune_file(library: Path, architecture: int) -> None:
+def prune_file(library: Path, architecture: int, unwanted: bytes | None = None) -> None:
     data = bytearray(library.read_bytes())
-    kept, blanked = prune(data, architecture)
+    kept, blanked = prune(data, architecture, unwanted)
     library.write_bytes(data)
     sys.stderr.write(f"{library.name}: {kept / 1e6:.1f} MB of device code kept, {blanked / 1e6:.1f} MB blanked\n")
 

@@ -2,16 +2,23 @@
 # All tests of tests/gpu/serving side by side on two GPUs, a log each: an engine's start is the host's work, and one
 # after the other they take longer than a lent machine has. In the environment of assemble.sh:
 #
-#   sh benchmarks/gpu/vllm/tests.sh FOLDER [SECONDS]
+#   sh benchmarks/gpu/vllm/tests.sh FOLDER [SECONDS [NAMES]]
 #
+# NAMES are of processes below, in one word ("rows kinds_c"); on one GPU those for two are left out, and it says so.
 # Ends with 1 if a test failed or did not end in time.
 set -eu
-folder=$1 limit=${2:-430} tests=tests/gpu/serving
+folder=$1 limit=${2:-430} chosen=${3:-} tests=tests/gpu/serving
+gpus=$(nvidia-smi -L | wc -l)
 mkdir -p "$folder"
 
 go() {
   name=$1 devices=$2
   shift 2
+  case " ${chosen:-$name} " in *" $name "*) ;; *) return 0 ;; esac
+  if [ "$gpus" -lt 2 ]; then
+    if [ "$devices" = 0,1 ]; then echo "$name: left out, it takes two GPUs"; return 0; fi
+    devices=0
+  fi
   (
     export CUDA_VISIBLE_DEVICES="$devices"
     code=0
