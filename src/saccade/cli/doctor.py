@@ -100,15 +100,15 @@ def _vllm() -> Finding:
     from importlib.metadata import entry_points, packages_distributions, version
     from importlib.util import find_spec
 
-    from ..adapters.vllm.vllm_api import VERSION
+    from ..adapters.vllm.vllm_api import TOLD, written_for
 
-    wanted = f"on a CUDA machine {install('vllm')}; for its CPU build, make setup-vllm (vLLM {VERSION})"
+    wanted = f"on a CUDA machine {install('vllm')}; for its CPU build, make setup-vllm (tried: vLLM {TOLD})"
     if find_spec("vllm") is None:
         return Finding("vLLM", "not installed", wanted)
     (name, *_) = packages_distributions().get("vllm", ["vllm"])
     held = version(name)
-    if not held.startswith(f"{VERSION}."):
+    if not written_for(held):
         return Finding("vLLM", f"{held}, which the plugin was not written for", wanted)
     known = any(point.name == "saccade" for point in entry_points(group="vllm.general_plugins"))
     advice = "" if known else "vLLM does not know the plugin: install saccade instead of running it from a folder"
-    return Finding("vLLM", f"{held}: saccade serve --model MODEL", advice)
+    return Finding("vLLM", f"{held} (tried: {TOLD}): saccade serve --model MODEL", advice)

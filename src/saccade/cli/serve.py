@@ -50,7 +50,7 @@ def serve(
         ),
     ] = False,
 ) -> None:
-    """Serve a model behind an OpenAI-compatible API, decoding sparsely; vLLM 0.32 does everything else.
+    """Serve a model behind an OpenAI-compatible API, decoding sparsely; vLLM does everything else.
 
     Any further option is vLLM's. Requests that say "vllm_xargs": {"saccade": "off"} decode densely. Metrics, those of
     saccade too, are at /metrics.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -15,7 +16,9 @@ from typing import Any
 
 from ...errors import ServingError
 
-VERSION = "0.32"
+VERSIONS = ("0.32", "0.33")
+"""Which the plugin was written for, oldest first; nothing below asks which of them this is."""
+TOLD = " and ".join(VERSIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Part:
     """One object of vLLM and what is expected of it.
 
     Attributes:
+        module: where it lies; or two places with `|` between them, of which the first that imports is taken.
         name: in the module, dotted below a class.
         takes: names of parameters, separated by blanks.
         has: names of attributes, fields and methods, separated by blanks; of a class also what its instances are given
@@ -36,17 +40,23 @@ class Part:
 
     def moved(self) -> list[str]:
         """What is not as expected, one sentence each."""
-        try:
-            found: Any = import_module(self.module)
-        except ImportError:
-            return [f"there is no {self.module}"]
-        path = self.module
+        found = self.holder()
+        if found is None:
+            return [f"there is no {self.module.replace('|', ' nor ')}"]
+        path = found.__name__
         for name in self.name.split("."):
             if not hasattr(found, name):
                 return [f"{path} has no {name}"]
             found, path = getattr(found, name), f"{path}.{name}"
         missing = [f"{path} has no {name}" for name in self.has.split() if not _has(found, name)]
         return missing + [f"{path} has no parameter {name}" for name in self.takes.split() if not _takes(found, name)]
+
+    def holder(self) -> Any:
+        """The module that it lies in; None: there is none."""
+        for module in self.module.split("|"):
+            with suppress(ImportError):
+                return import_module(module)
+        return None
 
 
 def _parts(text: str) -> tuple[Part, ...]:
@@ -172,10 +182,10 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config ModelConfig: skip_tokenizer_init dtype
         vllm.tokenizers cached_tokenizer_from_config(model_config)
         vllm.utils.argparse_utils FlexibleArgumentParser
-        vllm.entrypoints.launchers.cli_args make_arg_parser(parser)
-        vllm.entrypoints.launchers.cli_args validate_parsed_serve_args(args)
+        vllm.entrypoints.common.cli_args|vllm.entrypoints.launchers.cli_args make_arg_parser(parser)
+        vllm.entrypoints.common.cli_args|vllm.entrypoints.launchers.cli_args validate_parsed_serve_args(args)
         vllm.entrypoints.launchers.api_server.entry run_server(args)
-        vllm.entrypoints.serve.utils.api_utils cli_env_setup
+        vllm.entrypoints.common.startup|vllm.entrypoints.serve.utils.api_utils cli_env_setup
         vllm.engine.arg_utils AsyncEngineArgs.from_cli_args(args)
         vllm.engine.arg_utils AsyncEngineArgs.create_engine_config(usage_context)
         vllm.usage.usage_lib UsageContext: OPENAI_API_SERVER
@@ -209,11 +219,22 @@ def problem(*places: str) -> str | None:
 
     version = vllm.__version__
     moved = [sentence for place in places for part in PARTS[place] for sentence in part.moved()]
-    if not moved and f"{version}.".startswith(f"{VERSION}."):
+    if not moved and written_for(version):
         return None
     rest = f", and {len(moved) - 3} more" if len(moved) > 3 else ""
     told = f"here ({version}) {', '.join(moved[:3])}{rest}" if moved else f"this is vLLM {version}"
-    return f"this saccade was written for vLLM {VERSION}; {told}"
+    return f"this saccade was written for vLLM {TOLD}; {told}"
+
+
+def written_for(version: str) -> bool:
+    """Whether a version of vLLM, with whatever stands behind it, is of `VERSIONS`."""
+    return f"{version}.".startswith(tuple(f"{known}." for known in VERSIONS))
+
+
+def lent(place: str, *names: str) -> list[Any]:
+    """Some of `PARTS[place]`, wherever they lie in this version; `check_interfaces` has found them there."""
+    parts = {part.name: part for part in PARTS[place]}
+    return [getattr(parts[name].holder(), name) for name in names]
 
 
 def borrowed(module: str, name: str, stand_in: Any) -> Any:

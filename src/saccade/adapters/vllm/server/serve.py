@@ -36,7 +36,7 @@ from ..checks import (
     windows_apart,
 )
 from ..options import KEY, ServeOptions, shape_of
-from ..vllm_api import check_interfaces
+from ..vllm_api import check_interfaces, lent
 
 INSTALL = (
     f"vLLM is not installed. On a CUDA machine: {install('vllm')}; on a CPU: "
@@ -184,14 +184,14 @@ def _only(step: Any, *given: Any) -> Any:
 
 
 def _parse(rest: Sequence[str]) -> Namespace:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
             raise ServingError(_guess(message, self))
 
+    names = "cli_env_setup", "make_arg_parser", "validate_parsed_serve_args"
+    cli_env_setup, make_arg_parser, validate_parsed_serve_args = lent("server", *names)
     cli_env_setup()
     parser = make_arg_parser(Parser(prog="saccade serve"))
     parser.set_defaults(model=str(model_path()))

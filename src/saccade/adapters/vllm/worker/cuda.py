@@ -32,6 +32,9 @@ logger = logging.getLogger("saccade")
 class SaccadeFlashBackend(SparseBackend, FlashAttentionBackend):
     """vLLM's FLASH_ATTN, decoding sparsely."""
 
+    supports_kv_cache_update_bypass = False
+    """Or vLLM may write the cache in a model's own kernel, and call us without keys."""
+
     @staticmethod
     def get_impl_cls() -> type[SaccadeFlashAttention]:
         return SaccadeFlashAttention
