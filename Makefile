@@ -63,6 +63,8 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	  fi; \
 	fi
 	@echo "setup: installing saccade and its tools into $(VENV); the first time takes minutes"
+# Ours was called `saccade` before: vLLM would load the plugin of each.
+	@$(PIP) uninstall -qq --yes saccade
 	@$(PIP) install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
