@@ -16,7 +16,7 @@
 PYTHON ?=
 BUDGETS ?= 16,256
 
-CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.10 python3)
+CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
