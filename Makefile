@@ -19,7 +19,7 @@
 PYTHON ?=
 BUDGETS ?= 16,256
 
-CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.10 python3)
+CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -74,6 +74,8 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	  fi; \
 	fi
 	@echo "setup: installing saccade and its tools into $(VENV); the first time takes minutes"
+# Ours was called `saccade` before: vLLM would load the plugin of each.
+	@$(PIP) uninstall -qq --yes saccade
 	@$(PIP) install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -37,6 +38,8 @@ FLAGS = (
 QUIET = "-Wno-psabi"
 LIBRARIES = "-lm"
 SECONDS = 300
+# How a library of macOS begins, on 64 bits; and where it says for which version it was made.
+MACH_O, LC_BUILD_VERSION = b"\xcf\xfa\xed\xfe", 0x32
 
 
 class CompileKernels(BuildHookInterface[Any]):
@@ -85,15 +88,30 @@ def compile_library(folder: Path) -> str | None:
 def platform_tag(library: bytes, ours: Iterable[str]) -> str:
     """The oldest platform that loads `library`; `ours`: the tags of this one.
 
-    With glibc it is that of the newest symbol that the library asks for (PEP 600). A plain linux tag, which says
-    nothing of the C library and which indexes refuse, is taken only where there is no other.
+    With glibc it is that of the newest symbol that the library asks for (PEP 600), on macOS the version that the
+    library itself names. A plain linux tag, which says nothing of the C library and which indexes refuse, is taken only
+    where there is no other.
     """
     here = min(ours, key=lambda tag: tag.startswith("linux_"))
+    if library.startswith(MACH_O):
+        return re.sub(r"^macosx_\d+_\d+", f"macosx_{macos_version(library)}", here)
     asked = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", library)
     if not here.startswith("manylinux_") or not asked:
         return here
     major, minor = max((int(major), int(minor)) for major, minor in asked)
     return re.sub(r"^manylinux_\d+_\d+", f"manylinux_{major}_{minor}", here)
+
+
+def macos_version(library: bytes) -> str:
+    """The oldest macOS that loads a library, as tags write it: the compiler noted it in a load command."""
+    place = 32  # behind the header, whose fifth number counts the commands
+    for _ in range(struct.unpack_from("<I", library, 16)[0]):
+        command, size, _, version = struct.unpack_from("<4I", library, place)
+        if command == LC_BUILD_VERSION:
+            major, minor = version >> 16, version >> 8 & 255
+            return f"{major}_{minor if major == 10 else 0}"  # tags count whole versions from 11 on
+        place += size
+    raise ValueError(f"{LIBRARY} names no version of macOS; MACOSX_DEPLOYMENT_TARGET of 10.14 or newer makes it do so")
 
 
 def find_compiler() -> list[str] | None:

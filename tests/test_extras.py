@@ -47,7 +47,7 @@ builtins.__import__ = ours_without
 
 
 def hard_dependencies() -> set[str]:
-    """Names of the packages that `pip install saccade` brings: its own dependencies, theirs, and so on."""
+    """Names of the packages that `pip install .` brings: its own dependencies, theirs, and so on."""
     found: set[str] = set()
     waiting = [Requirement(line) for line in project()["project"]["dependencies"]]
     while waiting:
@@ -61,7 +61,7 @@ def hard_dependencies() -> set[str]:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of an interpreter that finds no package but those of `hard_dependencies`."""
-    folder, kept = tmp_path_factory.mktemp("bare"), {*hard_dependencies(), "saccade"}
+    folder, kept = tmp_path_factory.mktemp("bare"), {*hard_dependencies(), "saccade-attention"}
     absent = [
         module
         for module, packages in packages_distributions().items()
@@ -87,7 +87,8 @@ def test_dependencies() -> None:
     assert names == ["torch", "transformers", "pydantic", "safetensors", "typer", "rich"]
     extras = {name: [Requirement(line) for line in lines] for name, lines in tables["optional-dependencies"].items()}
     assert tuple(one.name for one in extras["eval"]) == EVAL
-    assert [str(one) for one in extras["dev"] if one.name == "saccade"] == ["saccade[benchmarks,docs,eval,lm-eval]"]
+    ours = [str(one) for one in extras["dev"] if one.name == tables["name"]]
+    assert ours == ["saccade-attention[benchmarks,docs,eval,lm-eval]"]
 
 
 def test_without_the_extra(bare: dict[str, str], tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,21 @@ def test_entry_points_name_what_exists() -> None:
         module, _, name = target.partition(":")
         body = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")).body
         assert name in [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)], target
+
+
+def test_the_device_machine_finds_our_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tomllib", tomllib)
+    (tmp_path / "saccade-0.1.0.dist-info").mkdir()
+    runpy.run_path(str(ROOT / GPU / "assemble.py"))["describe"](ROOT, tmp_path)
+    (found,) = distributions(path=[str(tmp_path)])
+    (named,) = distributions(path=[str(tmp_path)], name=project()["project"]["name"])
+    assert found.metadata["Name"] == named.metadata["Name"] == "saccade-attention"
+    assert {point.name for point in named.entry_points} == {"saccade"}
+
+
+def test_setup_removes_what_it_installed_by_another_name() -> None:
+    steps = make("--dry-run", "--assume-new=pyproject.toml", "setup")
+    assert 0 < steps.find("uninstall -qq --yes saccade\n") < steps.find("--editable")
 
 
 def test_the_source_archive_holds_what_make_needs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +104,16 @@ def test_github_runs_what_ci_runs() -> None:
     assert set(yaml.safe_load(read(".github/workflows/ci.yml"))[True]) == {"push", "pull_request"}
 
 
+def test_github_builds_a_wheel_for_each_platform() -> None:
+    jobs = yaml.safe_load(read(".github/workflows/wheels.yml"))["jobs"]
+    platforms = [row["platform"] for row in jobs["wheels"]["strategy"]["matrix"]["include"]]
+    assert platforms == ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "macosx_11_0_arm64"]
+    table = tomllib.loads(read("pyproject.toml"))["tool"]["cibuildwheel"]
+    # One Python builds them all; the image is the one whose glibc the platform names.
+    assert table["build"] == [f"cp312-{re.sub('(?<=[a-z])_[0-9]+_[0-9]+', '', name)}" for name in platforms]
+    assert {table[f"manylinux-{name}-image"] for name in ("x86_64", "aarch64")} == {"manylinux_2_28"}
+
+
 def test_nothing_is_unpickled_and_no_code_of_a_model_runs() -> None:
     # SECURITY.md says so.
     found = []
@@ -118,6 +129,12 @@ def test_nothing_is_unpickled_and_no_code_of_a_model_runs() -> None:
             elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 found += [] if ast.unparse(node.value) == "False" else [ast.unparse(node)]
     assert found == []
+
+
+def of_macos(version: int) -> bytes:
+    """The beginning of a library of macOS: its header, a command that says something else, and its version."""
+    header = struct.pack("<8I", 0xFEEDFACF, 0, 0, 6, 2, 0, 0, 0)
+    return header + struct.pack("<6I", 0xD, 24, 0, 0xF0000, 0, 0) + struct.pack("<6I", 0x32, 24, 1, version, 0, 0)
 
 
 @pytest.fixture
@@ -136,6 +153,9 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (GLIBC, ["manylinux_2_36_aarch64", "linux_aarch64"], "manylinux_2_34_aarch64"),
         (b"\0libc.musl-x86_64.so.1\0", ["linux_x86_64", "musllinux_1_2_x86_64"], "musllinux_1_2_x86_64"),
         (b"", ["macosx_14_0_arm64", "macosx_13_0_arm64"], "macosx_14_0_arm64"),
+        (of_macos(0xB0000), ["macosx_15_0_arm64", "macosx_14_0_arm64"], "macosx_11_0_arm64"),
+        (of_macos(0xD0300), ["macosx_13_0_arm64", "macosx_12_0_arm64"], "macosx_13_0_arm64"),
+        (of_macos(0xA0F00), ["macosx_13_0_x86_64", "macosx_12_0_x86_64"], "macosx_10_15_x86_64"),
         (GLIBC, ["linux_sparc"], "linux_sparc"),
     ],
 )

@@ -50,7 +50,7 @@ def meant(given: str, known: Iterable[str]) -> str:
 
 
 def install(extra: str) -> str:
-    """How to get what an extra brings. Not from PyPI, where `saccade` is a project of others."""
+    """How to get what an extra brings: from a checkout, since `saccade-attention` is not published yet."""
     return f'pip install ".[{extra}]" in a checkout of saccade'
 
 

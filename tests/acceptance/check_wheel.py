@@ -143,7 +143,7 @@ def check_contents(checks: Checks, archive: Path, wheel: Path) -> None:
 def requirements(wheel: Path) -> list[Requirement]:
     """What the wheel's metadata asks for, extras left out."""
     name, version, *_ = parse_wheel_filename(wheel.name)
-    metadata = PathDistribution(ZipPath(wheel, f"{name}-{version}.dist-info/"))
+    metadata = PathDistribution(ZipPath(wheel, f"{name.replace('-', '_')}-{version}.dist-info/"))
     return [wanted for wanted in map(Requirement, metadata.requires or ()) if applies(wanted, "")]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ import saccade
 from commands import Invoke
 from saccade import machine
 from saccade.adapters.vllm.vllm_api import TOLD, VERSIONS
-from saccade.cli.doctor import Finding, findings
+from saccade.cli.doctor import Finding, _namesake, findings
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
 from saccade.machine import kernels_on
+
+OURS, OTHER = "saccade.adapters.vllm.plugin:register", "saccade.tracing:main"
 
 
 def found() -> dict[str, Finding]:
@@ -35,8 +39,10 @@ def missing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 def test_it_says_what_is_here(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "free_memory", lambda device: 7 * 2**30)  # what is free changes while one looks
+    monkeypatch.setattr(sys.modules[findings.__module__], "_namesake", lambda: "two packages of one name")
     lines = invoke("doctor").output.splitlines()
     assert len(lines) <= 12
+    assert lines[1].split() == "→ two packages of one name".split()
     assert lines[0].split()[:2] == ["saccade", saccade.__version__]
     said = found()
     assert torch.__version__ in said["libraries"].found
@@ -45,11 +51,35 @@ def test_it_says_what_is_here(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -
         assert any(line.startswith(name) and finding.found in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("held", "what"),
+    [
+        ({"saccade_attention": OURS}, None),
+        ({"saccade": OTHER}, None),  # we run from a folder, which comes first
+        ({"saccade_attention": OURS, "saccade": OTHER}, "another project"),
+        ({"saccade_attention": OURS, "saccade": OURS}, "this project by its former name"),
+    ],
+)
+def test_another_distribution_that_writes_our_package_is_named(
+    held: dict[str, str], what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, point in held.items():
+        info = tmp_path / f"{name}-0.4.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.4.2\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nsaccade = {point}\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    said = _namesake()
+    assert said.partition(" is installed")[0] == ("" if what is None else f"the distribution saccade 0.4.2, {what},")
+    assert ("pip uninstall saccade, then pip install ." in said) == (what is not None)
+
+
 def test_without_a_library_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library", lambda: None)
     said = found()["CPU kernels"]
     assert said.found == "torch"
     assert "C compiler" in said.advice
+    assert said.advice.endswith(" --no-deps .")  # no name by which an index would give another project
 
 
 def test_what_evaluation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

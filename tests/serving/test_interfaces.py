@@ -59,6 +59,15 @@ def test_all_is_where_it_was(place: str) -> None:
     check_interfaces(place)
 
 
+def test_attributes_that_are_only_annotated_are_found_on_python_3_14() -> None:
+    # There a class makes its annotations when it is asked for them.
+    class Asked(type):
+        __annotations__ = property(lambda owner: {"sliding_window": int})
+
+    assert interfaces._has(Asked("Spec", (), {}), "sliding_window")
+    assert not interfaces._has(Asked("Spec", (), {}), "window")
+
+
 def used() -> set[tuple[str, str]]:
     """Every name that our modules import from below vLLM's package; the engine for timings is no part of the plugin."""
     found = set()

@@ -47,9 +47,9 @@ def describe(checkout: Path, site: Path) -> None:
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
     name, source = project["project"]["name"], checkout / project["tool"]["hatch"]["version"]["path"]
     version = re.findall(r'^__version__ = "(.*)"$', source.read_text(), re.MULTILINE)[0]
-    for old in site.glob(f"{name}-*.dist-info"):
+    for old in site.glob("saccade*.dist-info"):  # by its former name, too
         shutil.rmtree(old)
-    info = site / f"{name}-{version}.dist-info"
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"  # behind a hyphen stands the version
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     groups = {"console_scripts": project["project"]["scripts"], **project["project"]["entry-points"]}

@@ -45,9 +45,26 @@ def _versions() -> list[Finding]:
 
     found = versions()
     return [
-        Finding("saccade", f"{found['saccade']} on Python {found['python']}"),
+        Finding("saccade", f"{found['saccade']} on Python {found['python']}", _namesake()),
         Finding("libraries", f"torch {found['torch']}, transformers {found['transformers']}", outdated() or ""),
     ]
+
+
+def _namesake() -> str:
+    """What to do about a distribution `saccade` beside ours: both write the package of that name."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution("saccade-attention")
+        other = distribution("saccade")
+    except PackageNotFoundError:
+        return ""
+    former = any(point.value.startswith("saccade.adapters.vllm.") for point in other.entry_points)
+    what = "this project by its former name" if former else "another project"
+    return (
+        f"the distribution saccade {other.version}, {what}, is installed beside saccade-attention, and both write the "
+        "package saccade: pip uninstall saccade, then pip install . in a checkout of saccade-attention"
+    )
 
 
 def _processor() -> list[Finding]:
@@ -59,7 +76,7 @@ def _processor() -> list[Finding]:
     cpu = torch.device("cpu")
     free = free_memory(cpu)
     room = "" if free is None else f", {free / 2**30:.1f} GiB free"
-    missing = "install a C compiler, then saccade again (python -m pip install --force-reinstall --no-deps saccade)"
+    missing = "install a C compiler, then in a checkout of saccade: pip install --force-reinstall --no-deps ."
     return [
         Finding("processor", f"{processor()}, {torch.get_num_threads()} threads{room}"),
         Finding("CPU kernels", kernels_on(cpu), missing if library() is None else ""),

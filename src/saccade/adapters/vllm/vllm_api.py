@@ -255,7 +255,7 @@ def _has(owner: Any, name: str) -> bool:
     if hasattr(owner, name):
         return True
     for base in owner.__mro__ if isinstance(owner, type) else ():
-        if name in vars(base).get("__annotations__", {}):
+        if name in getattr(base, "__annotations__", {}):  # its own; Python 3.14 keeps none in `vars`
             return True
         # The names of attributes that these use: enough to notice that one of them is gone.
         makers: list[Any] = [vars(base).get(maker) for maker in ("__init__", "__post_init__")]
