@@ -150,7 +150,7 @@ def test_rows_that_the_budget_covers_go_to_the_parent_unless_steps_are_captured(
     requests.run([Row(0, 63, 63, True), Row(1, 90, 90, True)])
     for length in (64, 65, 66):
         rows = [Row(0, length), Row(1, 27 + length), Row(2, 2 * (length - 63), 2, True)]
-        part = engine.builder.build(0, engine.metadata(rows)).part(LAYERS - 1)
+        part = engine.prepared(engine.metadata(rows)).part(LAYERS - 1)
         assert part.parent.seq_lens.shape[0] == (1 if length > 64 or captured else 2)
         requests.run(rows)
 
@@ -195,7 +195,7 @@ def test_a_steps_second_metadata_is_made_without_a_schedule(
         built.append((common.num_reqs, fast))
 
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
-    engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True)]))
+    engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True)]))
     assert built == wanted
 
 
@@ -211,7 +211,7 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
 
 def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
-    part = engine.builder.build(0, engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
+    part = engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
     assert part.parent.seq_lens.tolist() == [9]
     assert part.groups[0].tokens.tolist() == [0]
 

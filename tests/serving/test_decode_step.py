@@ -32,7 +32,7 @@ CHUNKS = "composed:scorer=page_bounds,page=16,budget=64,chunking=text,roles=sele
 
 
 def decode_step(engine: CudaEngine, rows: Sequence[Row]) -> DecodeStep:
-    step = engine.builder.build(0, engine.metadata(rows))
+    step = engine.prepared(engine.metadata(rows))
     assert isinstance(step, DecodeStep)
     return step
 
@@ -64,7 +64,7 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
     addresses = []
     for lengths in ((152, 99, 0), (301, 5, 0)):
         common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
-        step = engine.builder.build(0, common)
+        step = engine.prepared(common)
         ours = [tensor for tensor in tensors((step.group.rows, step.written)) if tensor.data_ptr() not in theirs]
         addresses.append([tensor.data_ptr() for tensor in ours])
         assert step.written[0].start.tolist() == [length - 1 for length in lengths]
@@ -363,6 +363,7 @@ def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pyt
         step=lambda selecting, dense: told.append(selecting), disregard=lambda: told.append("nobody's")
     )
     vars(groups)["_serving"] = replace(groups._serving, metrics=report)
-    engine.builder.build_for_cudagraph_capture(engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)]))
-    engine.builder.build(0, engine.metadata([Row(0, 151), Row(1, 100)]))
+    common = engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)])
+    engine.layers_of(engine.builder.build_for_cudagraph_capture(common), common, engine.random_qkv(4))
+    engine.prepared(engine.metadata([Row(0, 151), Row(1, 100)]))
     assert told == ["nobody's", [151, 100]]

@@ -10,8 +10,10 @@ from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
 from ..adapters.vllm.cache_dtype import as_numbers
+from ..adapters.vllm.options import given_to
 from ..adapters.vllm.worker.backend import SparseLayer
 from ..adapters.vllm.worker.step import Written
+from ..adapters.vllm.worker.worker import Attended, serving_of
 from ..types import Rows
 
 FILLED = 256
@@ -21,15 +23,17 @@ FILLED = 256
 class SkippedModel:
     """Stands in for a model and answers every token with zeros; all but the call is the model's own."""
 
-    def __init__(self, real: Any, hidden: int, dtype: torch.dtype) -> None:
+    def __init__(self, real: Any, hidden: int, dtype: torch.dtype, attended: Attended | None) -> None:
         self.real = real
-        self._hidden, self._dtype = hidden, dtype
+        self._hidden, self._dtype, self._attended = hidden, dtype, attended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     def __call__(self, input_ids: Tensor, **rest: Any) -> Tensor:
         """Hidden states `[tokens, hidden]`, which take no memory."""
+        if self._attended is not None:
+            self._attended.due = False
         zero = torch.zeros((1, 1), dtype=self._dtype, device=input_ids.device)
         return zero.expand(input_ids.shape[0], self._hidden)
 
@@ -75,7 +79,8 @@ class SyntheticWorker:
         runner, config = self.model_runner, self.vllm_config.model_config
         graphs = getattr(runner, "cudagraph_manager", None)
         if skip:
-            runner.model = SkippedModel(runner.model, config.get_hidden_size(), config.dtype)
+            attended = serving_of(self.vllm_config).attended if given_to(self.vllm_config) else None
+            runner.model = SkippedModel(runner.model, config.get_hidden_size(), config.dtype, attended)
             if graphs is not None:
                 graphs.run_pw_graph = lambda model, inputs: model(**inputs)
         else:

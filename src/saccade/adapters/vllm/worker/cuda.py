@@ -32,8 +32,7 @@ logger = logging.getLogger("saccade")
 class SaccadeFlashBackend(SparseBackend, FlashAttentionBackend):
     """vLLM's FLASH_ATTN, decoding sparsely."""
 
-    supports_kv_cache_update_bypass = False
-    """Or vLLM may write the cache in a model's own kernel, and call us without keys."""
+    supports_kv_cache_update_bypass = False  # or vLLM 0.33 may call us without keys, which a model's kernel has written
 
     @staticmethod
     def get_impl_cls() -> type[SaccadeFlashAttention]:

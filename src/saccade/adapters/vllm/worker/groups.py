@@ -169,6 +169,7 @@ class Groups:
         ]
         chosen = [row for row, decodes in enumerate(decoding) if decodes]
         self._report(batch, chosen, known=known)
+        self._serving.attended.begin(bool(chosen) or not known, len(decoding), warms=not known)
         return [queries == 1 and not decodes for queries, decodes in zip(batch.queries, decoding, strict=True)]
 
     def all_of(self, batch: Batch, whole: list[bool], rows: Rows) -> Group:
@@ -220,6 +221,7 @@ class Groups:
         """
         known = self._announced(batch)
         self._report(batch, sparse, known=known)
+        self._serving.attended.begin(bool(sparse))
         selector = self._serving.plan.selector
         if not sparse:
             return []

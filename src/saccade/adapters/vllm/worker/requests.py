@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ....errors import ServingError
 from ..checks import refuse_detached
 from ..options import KEY, OFF, given_to, held_by, opted_out
 from ..vllm_api import borrowed, problem
@@ -20,6 +21,8 @@ SlotProcessor = borrowed("vllm.v1.worker.gpu.sample.logits_processor.interface",
 MoveDirectionality = borrowed(_INTERFACE, "MoveDirectionality", None)
 VLLMValidationError = borrowed("vllm.exceptions", "VLLMValidationError", ValueError)
 
+SERVING = "_saccade_serving"
+"""What the attention layers of a worker keep, beside what vLLM registers of them."""
 _OURS = 2
 """References to the output tokens of a request that vLLM has forgotten: the row's, and the question's own."""
 
@@ -64,7 +67,7 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """Called when the last request has left the batch of model runner V1; V2 does not say when requests leave."""
         self._slots = rest[0] if rest else None
         self._away: dict[int, RequestRow] = {}
-        self._follows = given_to(vllm_config)
+        self._follows, self._config = given_to(vllm_config), vllm_config
         if self._follows:
             refuse_detached(vllm_config)
             publish(vllm_config, self)
@@ -130,6 +133,8 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         return None if held is None else held.gpu
 
     def _enter(self, index: int, row: RequestRow) -> None:
+        if SERVING not in held_by(self._config):
+            raise ServingError("vLLM has made no attention layer of saccade's: every answer would be dense")
         before = self.rows.get(index)
         if before is not None and before is not row and before.memory is not None:
             before.memory.leave()

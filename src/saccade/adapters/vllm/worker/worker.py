@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import vllm
 from torch import Tensor
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.utils import extract_layer_index
 
 from ....checkpoints.text import delimiter_table
 from ....decode.counters import Counters
@@ -21,14 +25,48 @@ from ..metrics import StepMetrics
 from ..options import KEY, OFF, ServeOptions, held_by
 from ..vllm_api import check_interfaces
 from .page_bounds import PagedIndexes
-from .requests import requests_of
+from .requests import SERVING, requests_of
 from .tensor_parallel import plan_of_rank
 
 logger = logging.getLogger("vllm.saccade")
 
-_ATTRIBUTE = "_saccade_serving"
 _PAUSE = 1.0
 """Seconds between two looks at counters on an accelerator; each waits for the step that is running there."""
+
+
+@dataclass(slots=True, eq=False)
+class Attended:
+    """How far the step at hand has come through a plan's layers: to the end, if `due`.
+
+    A replayed graph calls no layer; it is as whole as the warm-up of its size was.
+    """
+
+    vllm_config: Any
+    layers: tuple[int, ...]
+    due: bool = False
+    done: int = 0
+    rows: int = 0
+    warms: bool = False
+    captured: int = 0
+
+    def begin(self, due: bool, rows: int = 0, *, warms: bool = False) -> None:
+        """Hold the step before to its end. `rows`: of one that a graph may hold; `warms` says that it is nobody's."""
+        if self.done or not 0 < self.rows <= self.captured:
+            self.come_to(len(self.layers))
+        if self.warms and self.done:
+            self.captured = max(self.captured, self.rows)
+        self.due, self.done, self.rows, self.warms = due, 0, rows, warms
+
+    def come_to(self, place: int) -> None:
+        """Raise if the step needs all layers before this one, and one has not attended."""
+        missing = self.layers[self.done : place]
+        if self.due and missing:
+            layers = get_layers_from_vllm_config(self.vllm_config, Attention).items()
+            found = {type(layer.impl).__name__ for name, layer in layers if extract_layer_index(name) in missing}
+            raise ServingError(
+                f"vLLM {vllm.__version__} left saccade out of layers {', '.join(map(str, missing))} in a step that "
+                f"decodes under the policy (attention there: {', '.join(sorted(found))}): its answer would be dense"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +78,7 @@ class Serving:
         covered: the longest row of which every head attends to all tokens.
         levels: delimiter levels of the vocabulary, for policies that read text.
         recall, metrics: who measures it, who reports the steps; None: nobody.
+        attended: what has run in the step at hand.
         indexes: those that lie in the cache, by layer.
     """
 
@@ -47,6 +86,7 @@ class Serving:
     plan: Plan
     covered: int
     counters: Counters
+    attended: Attended
     levels: Sequence[int] | None = None
     recall: RecallObserver | None = None
     metrics: StepMetrics | None = None
@@ -70,9 +110,9 @@ def serving_of(vllm_config: Any) -> Serving:
         ServingError: no options were given, or the engine cannot decode under the policy, with every reason.
     """
     held = held_by(vllm_config)
-    if _ATTRIBUTE not in held:
-        held[_ATTRIBUTE] = _start(vllm_config)
-    serving: Serving = held[_ATTRIBUTE]
+    if SERVING not in held:
+        held[SERVING] = _start(vllm_config)
+    serving: Serving = held[SERVING]
     return serving
 
 
@@ -101,7 +141,8 @@ def _start(vllm_config: Any) -> Serving:
             steps = StepMetrics(counters, recall, pause, plan.roles.concerned)
             _count_requests(vllm_config, str(options.policy), steps)
     covered = covered_length(plan.selector, vllm_config.model_config.max_model_len)
-    return Serving(options, plan, covered, counters, _levels(vllm_config, plan), recall, steps)
+    attended = Attended(vllm_config, plan.roles.concerned)
+    return Serving(options, plan, covered, counters, attended, _levels(vllm_config, plan), recall, steps)
 
 
 def _count_requests(vllm_config: Any, policy: str, steps: StepMetrics) -> None:
