@@ -13,6 +13,7 @@ from claims.gates.variants import VARIANTS
 from claims.judging import page as verdicts
 from claims.judging.claim import PAPERS
 from saccade.adapters.vllm.vllm_api import VERSIONS
+from saccade.checkpoints.versions import TRIED
 from saccade.files import replace_text
 
 from . import counted, decoding, front, pictures, quality, serving
@@ -130,6 +131,7 @@ BLOCKS: Mapping[str, Made] = {
     "texts-needed": Made(counted.texts),
     "recipes": Made(counted.recipes),
     "versions-vllm": Made(partial(counted.versions, of="vLLM", tried=VERSIONS)),
+    "versions-transformers": Made(partial(counted.versions, of="transformers", tried=TRIED["transformers"])),
 }
 
 

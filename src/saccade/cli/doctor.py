@@ -40,13 +40,14 @@ def findings() -> list[Finding]:
 
 
 def _versions() -> list[Finding]:
-    from ..checkpoints.versions import outdated
+    from ..checkpoints.versions import TRIED, outdated
     from ..machine import versions
 
     found = versions()
+    held = ", ".join(f"{name} {found[name]} (tried: {', '.join(tried)})" for name, tried in TRIED.items())
     return [
         Finding("saccade", f"{found['saccade']} on Python {found['python']}", _namesake()),
-        Finding("libraries", f"torch {found['torch']}, transformers {found['transformers']}", outdated() or ""),
+        Finding("libraries", held, outdated() or ""),
     ]
 
 

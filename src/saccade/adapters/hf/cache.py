@@ -185,13 +185,6 @@ def filled(cache: Any, positions: Tensor | None = None) -> int:
     return int((cache if first is None else first).get_seq_length())
 
 
-def filled_for_sure(cache: Any) -> int | None:
-    """Slots that hold a token; None for a static cache of transformers 4, which counts keys that are not 0."""
-    layers = getattr(cache, "layers", ())
-    guessing = any(isinstance(layer, StaticLayer) and not hasattr(layer, "cumulative_length") for layer in layers)
-    return None if guessing else filled(cache)
-
-
 def _first(cache: Any) -> GrowingLayer | IndexedStaticLayer | None:
     ours = (GrowingLayer, IndexedStaticLayer)
     return next((layer for layer in getattr(cache, "layers", ()) if isinstance(layer, ours)), None)

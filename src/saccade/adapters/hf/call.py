@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers import DynamicCache
 
 from ...checkpoints.versions import FORMER
 from .effect import Text
@@ -115,18 +115,13 @@ class Callers:
         finally:
             self._known.reset(before)
 
-    def watched(
-        self, generate: Callable[..., Any], check: Callable[[dict[str, Any]], None], filled: Callable[[Any], int | None]
-    ) -> Callable[..., Any]:
-        """`generate` behind a `check` of what it is told: it says where its prompt ends, and its tokens are counted.
-
-        `filled` says how many slots of a cache hold a token, None if it cannot tell.
-        """
+    def watched(self, generate: Callable[..., Any], check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+        """`generate` behind a `check` of what it is told: it says where its prompt ends, and its tokens are counted."""
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
             check(kwargs)
-            prompt, unread = _prompt(inputs, kwargs, filled)
+            prompt, unread = _prompt(inputs, kwargs)
             text = Text(unread)
             with self.knowing(prompt=prompt, text=text):
                 output = generate(inputs, *args, **kwargs)
@@ -139,15 +134,19 @@ class Callers:
         return wrapper
 
 
-def _prompt(inputs: Any, kwargs: dict[str, Any], filled: Callable[[Any], int | None]) -> tuple[int, int]:
+def _prompt(inputs: Any, kwargs: dict[str, Any]) -> tuple[int, int]:
     """Slots before the first token that `generate` makes, and how many of them it may still have to read.
 
-    With a mask longer than the input, transformers takes the input for what comes behind the cache.
+    With a mask longer than the input, transformers takes the input for what comes behind the cache, and so do we: the
+    mask tells where it ends only for caches that cannot tell themselves, as static ones of transformers 4.
     """
     given = [inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     length = max((int(tensor.shape[1]) for tensor in given if tensor is not None), default=1)
-    mask, caches = kwargs.get("attention_mask"), (one for one in kwargs.values() if isinstance(one, Cache))
-    held, seen = next(map(filled, caches), 0), mask.shape[1] if mask is not None and mask.dim() == 2 else 0
+    mask, caches = kwargs.get("attention_mask"), (one for one in kwargs.values() if isinstance(one, DynamicCache))
+    held, seen = (
+        next((one.get_seq_length() for one in caches), 0),
+        0 if mask is None or mask.dim() > 2 else mask.shape[1],
+    )
     if seen > length:
-        return (seen if held is None else held + length), length
-    return length, length - held if held and held < length else length
+        return held + length if held else seen, length
+    return length, length - held if held < length else length

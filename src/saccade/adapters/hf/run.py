@@ -25,7 +25,7 @@ from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...recipes.resolve import PolicyLike, resolve
 from ...selection.history import UNREAD
-from . import attention, cache, support
+from . import attention, support
 from .hook import ForwardHook
 from .linear import NativeLinears
 from .rectify import Rectifier
@@ -174,7 +174,7 @@ class Run:
                 generate = verifier.generate(generate)
                 self._set_attribute(model, "forward", verifier.forward)
             check = partial(support.refuse_generation, model)
-            self._set_attribute(model, "generate", hook.callers.watched(generate, check, cache.filled_for_sure))
+            self._set_attribute(model, "generate", hook.callers.watched(generate, check))
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
             self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
             for name in _BATCH_METHODS:
