@@ -21,7 +21,7 @@ from counting import used
 from saccade import sparsify
 from saccade.adapters.vllm import metrics
 from saccade.adapters.vllm.metrics import VARIABLE, StepMetrics, exporting, leftovers
-from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
+from saccade.adapters.vllm.worker.requests import SERVING, RequestRow, RequestRows
 from saccade.checkpoints.bundled import model_path
 from saccade.decode.counters import Counters
 from saccade.decode.recall import MeanRecall
@@ -194,7 +194,7 @@ def test_an_accelerator_is_read_once_in_a_while(read: Read, monkeypatch: pytest.
 
 @pytest.fixture
 def rows() -> RequestRows:
-    made = RequestRows(SimpleNamespace(additional_config={}))
+    made = RequestRows(SimpleNamespace(additional_config={}, compilation_config=SimpleNamespace(**{SERVING: None})))
     made._follows = True
     return made
 

@@ -276,6 +276,7 @@ def test_model_runner_v2_gives_a_request_its_slot_back() -> None:
     state, ids = RequestState.__new__(RequestState), StagedWriteTensor.__new__(StagedWriteTensor)
     for part in ("indices", "starts", "contents", "cu_lens"):
         setattr(ids, f"_staged_write_{part}", [])
+    ids._staged_write_max_len = state.num_speculative_steps = 0  # of vLLM 0.33
     fields = ("max_seq_len", "prompt_len", "prefill_len", "total_len", "num_computed_prefill_tokens", "draft_tokens")
     names = {"a": 0, "b": 1, "c": 2}
     vars(state).update({name: MagicMock() for name in (*fields, "num_computed_tokens_np", "num_computed_tokens")})

@@ -23,19 +23,16 @@ FILLED = 256
 class SkippedModel:
     """Stands in for a model and answers every token with zeros; all but the call is the model's own."""
 
-    def __init__(self, real: Any, hidden: int, dtype: torch.dtype, attended: Attended | None) -> None:
-        self.real = real
-        self._hidden, self._dtype, self._attended = hidden, dtype, attended
+    def __init__(self, real: Any, hidden: int, dtype: torch.dtype, attended: Attended) -> None:
+        self.real, self._hidden, self._dtype, self._attended = real, hidden, dtype, attended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     def __call__(self, input_ids: Tensor, **rest: Any) -> Tensor:
         """Hidden states `[tokens, hidden]`, which take no memory."""
-        if self._attended is not None:
-            self._attended.due = False
-        zero = torch.zeros((1, 1), dtype=self._dtype, device=input_ids.device)
-        return zero.expand(input_ids.shape[0], self._hidden)
+        self._attended.due = False
+        return torch.zeros((1, 1), dtype=self._dtype, device=input_ids.device).expand(len(input_ids), self._hidden)
 
 
 class SyntheticWorker:
@@ -46,10 +43,9 @@ class SyntheticWorker:
 
     def graph_facts(self) -> dict[str, Any]:
         """What only the worker knows: the kind of its CUDA graphs, the bytes set aside for them, and who attends."""
-        kind = self.vllm_config.compilation_config.cudagraph_mode.name
         layers = get_layers_from_vllm_config(self.vllm_config, Attention).values()
         return {
-            "cudagraph_mode": kind,
+            "cudagraph_mode": self.vllm_config.compilation_config.cudagraph_mode.name,
             "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", 0),
             "attention": sorted({layer.attn_backend.get_name() for layer in layers}),
         }
@@ -58,10 +54,9 @@ class SyntheticWorker:
     def fill_cache(self) -> None:
         """Random keys and values, the same in every engine, and the page bounds of them where a policy has some."""
         dtype = self.vllm_config.model_config.dtype
-        layers = list(get_layers_from_vllm_config(self.vllm_config, Attention).values())
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention).values()
         # Layers of other kinds may lie in the same memory: ours come last, so that bounds are of what lies there.
-        layers.sort(key=lambda layer: isinstance(layer.impl, SparseLayer))
-        for seed, layer in enumerate(layers):
+        for seed, layer in enumerate(sorted(layers, key=lambda layer: isinstance(layer.impl, SparseLayer))):
             cache = as_numbers(layer.kv_cache, layer.kv_cache_dtype)
             generator = torch.Generator(cache.device).manual_seed(seed)
             for start in range(0, cache.shape[0], FILLED):
@@ -79,7 +74,7 @@ class SyntheticWorker:
         runner, config = self.model_runner, self.vllm_config.model_config
         graphs = getattr(runner, "cudagraph_manager", None)
         if skip:
-            attended = serving_of(self.vllm_config).attended if given_to(self.vllm_config) else None
+            attended = serving_of(self.vllm_config).attended if given_to(self.vllm_config) else Attended(None, ())
             runner.model = SkippedModel(runner.model, config.get_hidden_size(), config.dtype, attended)
             if graphs is not None:
                 graphs.run_pw_graph = lambda model, inputs: model(**inputs)
