@@ -1,6 +1,8 @@
 """The bundled model's tokenizer: byte-level BPE in which digits come in pairs and key words are one token."""
 
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import tokenizers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -55,5 +57,14 @@ def train_tokenizer(
         pad_token=END,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
         model_max_length=positions,
     )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
+    """Write its files, with the one name of its class that transformers 4.57 and 5 both know."""
+    tokenizer.save_pretrained(folder)
+    path = Path(folder, "tokenizer_config.json")
+    written = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**written, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n", "utf-8")

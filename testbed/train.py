@@ -24,7 +24,7 @@ from .muon import Muon
 from .network import Network, model_config
 from .recipe import RECIPE, Stage
 from .tasks import TaskMaker, encode_texts
-from .tokenizer import train_tokenizer
+from .tokenizer import save_tokenizer, train_tokenizer
 
 CHECKPOINT_SECONDS = 240.0
 LOG_EVERY = 50
@@ -262,7 +262,7 @@ def prepare(folder: Path) -> tuple[PreTrainedTokenizerFast, TaskMaker]:
     folder.mkdir(parents=True, exist_ok=True)
     if not texts.exists():
         trained = train_tokenizer()
-        trained.save_pretrained(folder)
+        save_tokenizer(trained, folder)
         arrays = encode_texts(trained)
         numpy.savez_compressed(texts, **arrays)  # type: ignore[arg-type]
     tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(folder))

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from saccade.errors import SaccadeError
 from saccade.eval.tokens import encode
 
-from ..tokenizer import END, train_tokenizer
+from ..tokenizer import END, save_tokenizer, train_tokenizer
 from .packages import HELD_OUT, STANDARD_LIBRARY, TRAINING
 from .recipe import VOCABULARY
 from .sources import Source, is_code, package_files, training_files
@@ -102,7 +102,7 @@ def make(
     texts = training_texts(packages, most)
     learned = (joined(files)[:TOKENIZER_CHARACTERS] for _, files in texts)
     folder.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(learned, vocabulary=vocabulary, positions=POSITIONS).save_pretrained(folder)
+    save_tokenizer(train_tokenizer(learned, vocabulary=vocabulary, positions=POSITIONS), folder)
     tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(folder))
     pairs = [
         pair

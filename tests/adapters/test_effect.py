@@ -17,6 +17,7 @@ from saccade.adapters.hf.effect import Text
 from saccade.checkpoints.versions import cache_argument
 
 from .tiny import by_hand, fresh, padded, prompt
+from .ways import MAJOR
 
 SMALL = {
     "window": "streaming:budget=12",
@@ -77,6 +78,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "beams": lambda model: generate(model, input_ids=prompt(), num_beams=3),
     "as a dictionary": lambda model: generate(model, input_ids=prompt(), return_dict_in_generate=True),
 }
+if MAJOR < 5:
+    # Stock itself ends with an error there.
+    del WAYS["compressed"]
 
 
 @pytest.mark.parametrize("way", WAYS)
