@@ -35,7 +35,8 @@ WORKERS := --numprocesses auto --dist worksteal
 ENGINES := --numprocesses auto --dist loadfile
 # Beside the version of constraints.txt: `saccade.checkpoints.versions.TRIED` names them all.
 OTHERS := transformers==4.57.6 transformers==5.24.0
-CONTRACT := tests/test_readme.py tests/adapters/test_effect.py tests/adapters/test_equality.py -k "not equality or tidal-sparse"
+CONTRACT := tests/test_readme.py tests/adapters/test_effect.py tests/adapters/test_equality.py tests/adapters/test_model_types.py \
+	-k "tidal-sparse or readme or effect or test_page"
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.

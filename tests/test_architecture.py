@@ -29,8 +29,9 @@ LIMITS = {
     # passes: their kernel, scheduled ahead, together, and timed; caches of 8-bit floats; indexes of text that captured
     # steps search; passes as graphs. Then pages and clusters, narrowed by one program a row. Then what claims needed:
     # scales of gates' multipliers, lengths of answers, texts of records, a random head's set.
-    "lines of Python in src": 31_300,
-    "of them measuring": 10_010,
+    # 31,300 before; 120 more for today's transformers and vLLM.
+    "lines of Python in src": 31_420,
+    "of them measuring": 9_925,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
 }
@@ -104,8 +105,6 @@ LIBRARIES: dict[str, set[str]] = {
     "prometheus_client": {"adapters.vllm"},
     "lm_eval": {"lm_eval"},
     "pyarrow": {"eval"},
-    "rapidfuzz": {"eval"},
-    "rouge_score": {"eval"},
     "uvloop": {"adapters.vllm"},
     "numpy": {"eval", "calibrate", "report"},
     "scipy": {"eval", "calibrate"},

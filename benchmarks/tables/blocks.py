@@ -77,6 +77,9 @@ BLOCKS: Mapping[str, Made] = {
     "eviction": Made(eviction, "eviction", "python -m claims eviction"),
     "growth": Made(quality.growth, "growth", "python -m benchmarks growth --json docs/results/growth.json"),
     "serve-h200": Made(partial(serving.speed, file="serve_h200"), "serve_h200", "saccade bench serve"),
+    "serve-h200-versions": Made(
+        partial(serving.versions, file="serve_versions_h200"), "serve_versions_h200", "saccade bench serve"
+    ),
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),

@@ -62,6 +62,20 @@ def speed(results: Results, file: str) -> list[str]:
     return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command, file)}"]
 
 
+def versions(results: Results, file: str) -> list[str]:
+    """As `speed`, of several runs on one card in turn; floors are left out."""
+    runs = results["runs"]
+    chosen, body = policies(runs[0]), []
+    for context, batch in points(runs[0]):
+        for run in runs if context > SHORT else ():
+            (version,) = {one["vllm"] for one in run["engines"].values()}
+            rows = points(run)[context, batch]
+            body.append([f"{size(context)} × {batch}", version, *compared(rows, chosen, "{:.2f}", " ({:.2f})")])
+    lines = table(["context × batch", "vLLM", "stock vLLM", *named(chosen).values()], body)
+    where = told(runs[0]["environment"], runs[0]["command"], file)
+    return [*lines, "", f"Versions in turn on one card, {runs[0]['shape']} with random weights, {where}"]
+
+
 def compared(rows: dict[str, Row], chosen: Sequence[str], time: str, faster: str) -> list[str]:
     """Stock's time in a format, then those of `chosen` and, where stock's two runs agree, how many times faster."""
     base, times = stock(rows), [rows[one]["ms_per_token"] for one in chosen]

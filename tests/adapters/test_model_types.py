@@ -11,9 +11,18 @@ import transformers
 
 from acceptance import model_types
 from acceptance.model_types import ACCEPTED, NOT_BUILT, REFUSED, WRONG, Outcome
+from saccade.checkpoints.versions import TRIED
 
 ON_PAGE = model_types.listed(model_types.on_page())
 REWRITE = "run tests/acceptance/model_types.py --write"
+NEWEST = TRIED["transformers"][-1]
+OF_PAGE = f"{transformers.__version__}.".startswith(f"{NEWEST}.")
+"""The page is of the newest version that was tried: `make contract` and the nightly run hold it to that one."""
+
+
+def agrees(name: str, outcome: Outcome) -> bool:
+    """Whether the page says what became of a type; of other versions it says nothing."""
+    return not OF_PAGE or ON_PAGE.get(name) == model_types.said_of(outcome)
 
 
 @pytest.mark.parametrize("kind", model_types.causal())
@@ -21,7 +30,7 @@ def test_causal_type(kind: str) -> None:
     """It decodes as stock does or is refused; and the page says which."""
     outcome = model_types.outcome_of(kind)
     assert outcome.word != WRONG, outcome.reason
-    assert ON_PAGE.get(kind) == model_types.said_of(outcome), REWRITE
+    assert agrees(kind, outcome), REWRITE
 
 
 @pytest.mark.parametrize("name", model_types.others())
@@ -30,21 +39,23 @@ def test_other_text_model(name: str) -> None:
     outcome = model_types.outcome_of_other(name)
     assert outcome.word != WRONG, outcome.reason
     if outcome.word == ACCEPTED:
-        assert ON_PAGE.get(name) == model_types.said_of(outcome), REWRITE
+        assert agrees(name, outcome), REWRITE
 
 
-def test_page_is_of_what_is_installed() -> None:
-    types = {kind: said for kind, said in ON_PAGE.items() if kind not in model_types.others()}
-    assert sorted(types) == sorted(model_types.causal()), REWRITE
+def test_page_is_of_the_newest_version_tried() -> None:
     section = model_types.on_page()
-    assert f"transformers {transformers.__version__}, {len(types)} types" in section, REWRITE
-    assert f"**Others, {len(model_types.others())}**" in section, REWRITE
+    told = re.search(rf"transformers {re.escape(NEWEST)}\.\d+, (\d+) types", section)
+    assert told is not None, REWRITE
+    types = [kind for kind in ON_PAGE if kind[:1].islower()]
+    assert len(types) == int(told[1])
     counts = [int(count) for count in re.findall(r"^\*\*(?:Accepted|Refused|Not built), (\d+)", section, re.MULTILINE)]
     assert sum(counts) == len(types)
-    assert counts[0] == sum(said.startswith(ACCEPTED) for said in types.values())
-    short = transformers.__version__.rpartition(".")[0]
+    assert counts[0] == sum(ON_PAGE[kind].startswith(ACCEPTED) for kind in types)
     readme = " ".join((model_types.PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
-    assert f"{counts[0]} of the {len(types)} types of causal language models in transformers {short}" in readme
+    assert f"{counts[0]} of the {len(types)} types of causal language models in transformers {NEWEST}" in readme
+    if OF_PAGE:
+        assert sorted(types) == sorted(model_types.causal()), REWRITE
+        assert f"**Others, {len(model_types.others())}**" in section, REWRITE
 
 
 def test_page_says_what_the_walk_found() -> None:

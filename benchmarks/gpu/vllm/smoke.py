@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,11 @@ METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def skipped() -> float:
-    """Cached tokens left out so far, summed over the engine's processes."""
+    """Cached tokens left out so far, summed over the engine's processes, which look a second after their last step."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
 
+    time.sleep(3)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=os.environ[METRICS])
     samples = [sample for family in registry.collect() for sample in family.samples]

@@ -1,8 +1,7 @@
 """Copies of benchmarks that people have run elsewhere: local files in the columns that kvpress reads.
 
 Rows of `context, question, answer_prefix, answer, max_new_tokens`, as Parquet or JSON Lines; an answer is a text or a
-list of them. Other columns are left alone but for `task` and `metric`, which say how a row is scored, and
-`all_classes`.
+list of them. Other columns are left alone but for `task` and `metric`, which say how a row is scored.
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ class BenchmarkRow:
     answers: tuple[str, ...]
     max_new_tokens: int
     metric: Metric | None
-    classes: tuple[str, ...]
 
     def score(self, said: str) -> float:
         """0 to 1, by the row's metric."""
         assert self.metric is not None, "asked for when the file was read"
-        return self.metric(said, self.answers, self.classes)
+        return self.metric(said, self.answers)
 
 
 def read_rows(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
@@ -120,12 +118,9 @@ def _checked(name: str, row: Mapping[str, Any], metric: str | None, scored: bool
         raise DocumentError(f"{name}: answer={row['answer']!r} is not valid; a text or a list of texts, none empty")
     for answer in answers:
         refuse_half_characters(name, "answer", answer)
-    classes = row.get("all_classes") or ()
     chosen = _metric(name, row, metric) if scored else None
-    if chosen is not None and chosen.classes and not classes:
-        raise DocumentError(f"{name} has no all_classes, which its metric looks at")
     asked = {column: row[column] for column in COLUMNS[:3]}
-    return BenchmarkRow(**asked, answers=tuple(answers), max_new_tokens=new, metric=chosen, classes=tuple(classes))
+    return BenchmarkRow(**asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
 
 
 def _metric(name: str, row: Mapping[str, Any], metric: str | None) -> Metric:
