@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from saccade.adapters.vllm.vllm_api import VERSIONS
+from saccade.checkpoints.versions import TRIED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -180,3 +182,23 @@ def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
     assert named.returncode == 2
     assert "no vLLM here" in named.stdout
     assert "left out" not in named.stdout
+
+
+def test_versions_that_were_tried_are_the_same_everywhere() -> None:
+    lanes = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))
+    nightly = lanes["jobs"]["versions"]["strategy"]["matrix"]["version"]
+    others = re.search(r"^OTHERS := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert others is not None and set(others[1].split()) <= set(nightly)
+    pinned = re.findall(
+        r"^(torch|transformers)==(\S+)$", (ROOT / CONSTRAINTS).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    run = {*nightly, *(f"{name}=={version}" for name, version in pinned)}
+    minors = {
+        name: {one.split("==")[1].rpartition(".")[0] for one in run if one.startswith(f"{name}==")} for name in TRIED
+    }
+    assert minors["transformers"] == set(TRIED["transformers"])
+    assert minors["torch"] == set(TRIED["torch"]) - {"2.11"}  # which the device machine of the docs has
+    for name, tried in TRIED.items():
+        major, minor = tried[-1].split(".")
+        (asked,) = (one for one in project()["project"]["dependencies"] if one.startswith(f"{name}>="))
+        assert asked.endswith(f",<{major}.{int(minor) + 1}")

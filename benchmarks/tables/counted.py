@@ -82,4 +82,4 @@ def recipes(_: Results) -> list[str]:
 
 def versions(_: Results, *, of: str, tried: Sequence[str]) -> list[str]:
     """Of a library, those that the tests were run with."""
-    return [f"Versions of {of} that all tests were run with: {', '.join(tried)}."]
+    return [f"Versions of {of} that were tried: {', '.join(tried)}."]

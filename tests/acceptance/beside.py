@@ -1,7 +1,8 @@
 """Another version of a library beside the environment of `make setup`: `beside.py transformers==5.24.0 -- pytest …`.
 
 Makes `.lanes/NAME`, an environment of its own that holds the versions asked for with what they need and finds all else,
-saccade too, in the environment that runs this script; then runs a module there. An environment that is there is kept.
+saccade too, in the environment that runs this script; then runs a module there. An environment is kept where every
+version is told and this one is still what it was made beside.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 def main(wanted: list[str], module: list[str]) -> int:
     folder = ROOT / ".lanes" / "-".join(sorted(wanted)).replace("==", "-")
     python, done = folder / "bin" / "python", folder / "done"
-    if not done.exists():
+    # Searched last, links of editable packages included.
+    outer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    if not all("==" in one for one in wanted) or not done.exists() or done.read_text(encoding="utf-8") != outer:
         venv.create(folder, clear=True, symlinks=True, with_pip=False)
         own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", capture_output=True).stdout
-        # Searched last, links of editable packages included.
-        outer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
         Path(own.strip(), "outer.pth").write_text(outer, encoding="utf-8")
         run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade", *wanted)
-        done.touch()
+        done.write_text(outer, encoding="utf-8")
     return subprocess.run([python, "-m", *module], cwd=ROOT, check=False).returncode
 
 

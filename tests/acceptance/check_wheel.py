@@ -206,12 +206,10 @@ def check_installed(checks: Checks, wheel: Path, python: Path, *, fetch: bool) -
 
 
 def check_newest(checks: Checks, wheel: Path, environment: Path) -> None:
-    """As a user installs it today: everything but transformers is linked, and that pip chooses."""
+    """As a user installs it today: torch is linked, with what it asks for, and all else is pip's choice."""
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
-    wanted = [one for one in requirements(wheel) if one.name != "transformers"]
-    # Those of transformers that others do not ask for are its own business, and so are their versions.
-    link(needed(wanted), python)
+    link(needed([Requirement("torch")]), python)
     run(
         [
             sys.executable,

@@ -77,6 +77,8 @@ FURTHER: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots1": {"n_shared_experts": 1},
+    # No wider than a head.
+    **{key: {"rotary_dim": 4} for key in ("codegen", "gptj")},
     # Above three layers that keep keys and values, three that read them.
     "gemma3n_text": {"num_kv_shared_layers": 3},
     "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **PLAIN}},

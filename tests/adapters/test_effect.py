@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AttentionInterface, DynamicCache
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import saccade
-from saccade.adapters.hf.call import Call, Caller
+from saccade.adapters.hf.call import Call, Caller, named
 from saccade.adapters.hf.effect import Text
 from saccade.checkpoints.versions import cache_argument
 
@@ -110,6 +111,46 @@ def test_inputs_by_position_are_those_by_name(model: Any) -> None:
     assert cache.get_seq_length() == 31
 
 
+def test_the_name_of_former_versions_is_that_of_this_one(model: Any) -> None:
+    cache = DynamicCache()
+    assert named(["ids", "cache"], "cache", [1], {"past_key_values": cache}) == {"ids": 1, "cache": cache}
+    with saccade.sparsify(model, SMALL["window"]) as run, torch.no_grad():
+        model.model(prompt(), past_key_values=cache)
+        model.model(prompt(1), past_key_values=cache)
+        assert run.stats().steps == 1
+
+
+def test_other_texts_inside_of_generate_are_none_of_its_own(model: Any) -> None:
+    """Guidance asks the model about a second text; without an input the first token is transformers' own."""
+    guided = generate(model, input_ids=prompt(), guidance_scale=1.5)
+    with saccade.sparsify(model, "exact_topk:budget=250") as run:
+        assert generate(model, input_ids=prompt(), guidance_scale=1.5).tolist() == guided.tolist()
+        assert run.stats().steps > 0
+    with saccade.sparsify(model, SMALL["window"]) as run:
+        generate(model)
+        assert run.stats().steps == NEW - 1
+
+
+def test_a_whole_call_may_be_a_checkpoint(model: Any) -> None:
+    inputs = model.get_input_embeddings()(prompt()).detach().requires_grad_()
+    with saccade.sparsify(model, SMALL["window"]):
+        checkpoint(
+            lambda x: model(inputs_embeds=x, use_cache=False).logits, inputs, use_reentrant=False
+        ).sum().backward()
+    assert inputs.grad is not None
+
+
+def test_layers_that_are_called_around_the_hook_are_refused(model: Any) -> None:
+    cache = DynamicCache()
+    with saccade.sparsify(model, SMALL["window"]), torch.no_grad():
+        model.model(prompt(), past_key_values=cache)
+        model.model(prompt(31))
+        with pytest.raises(
+            saccade.UnsupportedModelError, match="layer 0 sees 1 queries on 31 keys, the call 31 tokens"
+        ):
+            model.model.forward(prompt(1), **{cache_argument(model.model): cache})
+
+
 def test_a_cache_under_another_name_is_refused_before_any_work(model: Any) -> None:
     cache = DynamicCache()
     with saccade.sparsify(model, SMALL["window"]), torch.no_grad():
@@ -121,9 +162,10 @@ def test_a_cache_under_another_name_is_refused_before_any_work(model: Any) -> No
     assert cache.get_seq_length() == 30
 
 
-def hidden_cache(model: Any) -> None:
+def hidden_cache(model: Any, fixed: bool = False) -> None:
     """The decoder decodes from a cache of its own that no argument brings."""
-    cache, stock, name = DynamicCache(), model.model.forward, cache_argument(model)
+    cache = StaticCache(config=model.config, max_cache_len=50) if fixed else DynamicCache()
+    stock, name = model.model.forward, cache_argument(model)
 
     def forward(**inputs: Any) -> Any:
         output = stock(**{**inputs, name: cache})
@@ -159,9 +201,10 @@ def left_out(model: Any) -> None:
 
 
 TAMPERED: dict[str, tuple[Callable[[Any], None], str]] = {
-    "a hidden cache": (hidden_cache, "sees 31 keys, and the call was taken for 1 tokens behind 0"),
+    "a hidden cache": (hidden_cache, "layers 0, 1, 2, 3 stored no keys"),
+    "a hidden static cache": (lambda model: hidden_cache(model, fixed=True), "layers 0, 1, 2, 3 stored no keys"),
     "replaced attention": (replaced_attention, "layers 0, 1, 2, 3 did not call the attention 'saccade'"),
-    "one replaced layer": (lambda model: replaced_attention(model, slice(2, 3)), "layers 2 did not call"),
+    "one replaced layer": (lambda model: replaced_attention(model, slice(2, 3)), "layer 2 did not call the attention"),
     "another function": (other_function, "layers 0, 1, 2, 3 did not call the attention 'saccade'"),
     "layers left out": (left_out, "layers 2, 3 did not call"),
 }
@@ -181,8 +224,10 @@ def test_what_takes_the_policy_off_is_an_error_at_that_step(model: Any, how: str
     tamper, told = TAMPERED[how]
     with saccade.sparsify(model, SMALL["window"]) as run:
         tamper(model)
+        fixed = how == "a hidden static cache"
+        cache = StaticCache(config=model.config, max_cache_len=50) if fixed else DynamicCache()
         with pytest.raises(saccade.UnsupportedModelError) as raised:
-            by_hand(model, prompt(), NEW, DynamicCache())
+            by_hand(model, prompt(), NEW, cache)
         assert run.stats().steps == 0
     line = str(raised.value)
     assert told in line

@@ -150,12 +150,12 @@ class Variant:
 
     def _decode(self, ahead: int) -> Step:
         position = torch.full((self.batch, 1), self.context + ahead, device=self.model.device)
-        inputs = cached(self.model, self.cache)
+        inputs = {"position_ids": position, **cached(self.model, self.cache)}
         synchronize(self.model.device)
         if self.clock is not None:
             self.clock.read()
         passes, start = self.passes, time.perf_counter()
-        output = self.model(self._token, position_ids=position, **inputs)
+        output = self.model(self._token, **inputs)
         synchronize(self.model.device)
         seconds = time.perf_counter() - start
         if ahead == 0:

@@ -12,9 +12,7 @@ from ..errors import SaccadeError
 LEAST = {"torch": (2, 6), "transformers": (4, 57)}
 """`pyproject.toml` says the same, but may not have been asked."""
 TRIED = {"torch": ("2.11", "2.13", "2.14"), "transformers": ("4.57", "5.19", "5.24")}
-"""With these the tests have run."""
-FORMER = "past_key_values"
-"""What transformers called the cache before 5.24; callers may still say so."""
+FORMER = "past_key_values"  # what transformers called the cache before 5.24, and callers may still say
 
 
 def cache_argument(module: Any) -> str:

@@ -62,10 +62,8 @@ def _namesake() -> str:
         return ""
     former = any(point.value.startswith("saccade.adapters.vllm.") for point in other.entry_points)
     what = "this project by its former name" if former else "another project"
-    return (
-        f"the distribution saccade {other.version}, {what}, is installed beside saccade-attention, and both write the "
-        "package saccade: pip uninstall saccade, then pip install . in a checkout of saccade-attention"
-    )
+    told = f"saccade {other.version}, {what}, is installed beside saccade-attention, and both write the package saccade"
+    return f"the distribution {told}: pip uninstall saccade, then pip install . in a checkout of saccade-attention"
 
 
 def _processor() -> list[Finding]:

@@ -29,7 +29,6 @@ TASKS: Mapping[str, str] = {
     **dict.fromkeys([*(f"niah_{kind}" for kind in _NEEDLES.split()), "vt", "cwe", "fwe"], "string_match_all"),
     **dict.fromkeys(("qa_1", "qa_2"), "string_match_part"),
 }
-"""The metric of every task of RULER."""
 
 
 def metric_of(name: str, where: str) -> Metric:

@@ -17,7 +17,7 @@ from ...decode.attend import attend
 from ...errors import AttachmentError, UnsupportedModelError
 from ...kernels.dense_pass.api import dense_pass
 from .call import Call
-from .effect import require_keys
+from .effect import require_shape
 from .session import AtHand, Session, lasting
 
 NAME, EAGER = "saccade", "saccade_eager"
@@ -103,8 +103,8 @@ def attention_forward(
     cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")
     sinks, prompt = kwargs.get("s_aux"), call.prompt
     if session is not None:
-        require_keys(module.layer_idx, key.shape[2], call.past, call.queries, fixed=session.fixed)
-        session.answered[module.layer_idx] = total
+        require_shape(module.layer_idx, (total, key.shape[2]), call.past, call.queries, fixed=session.fixed)
+        session.answered.add(module.layer_idx)
     if session is not None and call.again:
         with lasting():
             (view,) = session.views(key, value, attention_mask, sinks, cap)
@@ -149,13 +149,17 @@ class _Decoded(torch.autograd.Function):
         )
 
 
+def is_backward() -> bool:
+    """Whether a backward pass runs checkpoints again."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+
+
 def _session(module: Any) -> Session | None:
     """The session of the call that a layer takes part in; None in a backward pass, which runs checkpoints again."""
     at_hand: AtHand | None = getattr(module, SESSION_ATTRIBUTE, None)
-    backward = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
-    if at_hand is None or (at_hand.session is None and not backward):
+    if at_hand is None or (at_hand.session is None and not is_backward()):
         raise AttachmentError(
             f"a layer asks for the attention implementation {NAME!r}, but its model is not attached; "
             "use saccade.sparsify(model, policy)"
         )
-    return None if backward else at_hand.session
+    return None if is_backward() else at_hand.session

@@ -56,6 +56,7 @@ class GrowingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         past = self.get_seq_length()
         length = past + key_states.shape[-2]
+        self.session.stored.add(self.layer)
         keys, values = self._room(key_states, value_states, past, length)
         keys[:, :, past:length].copy_(key_states)
         values[:, :, past:length].copy_(value_states)
@@ -135,6 +136,7 @@ class IndexedStaticLayer(StaticLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         slots = self.session.slots
+        self.session.stored.add(self.layer)
         if slots is None:
             held: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return held
@@ -259,7 +261,7 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
     # A lazily growing cache may hold fewer layers yet, and knows no others than these.
     last = keeping[-1] if reach is None else own[-1]
     layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), last + 1))]
-    session.fixed = isinstance(layers[keeping[0]], StaticLayer)
+    session.cached, session.fixed = True, isinstance(layers[keeping[0]], StaticLayer)
     for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)

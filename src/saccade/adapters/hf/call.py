@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import Cache, StaticLayer
 
 from ...checkpoints.versions import FORMER
 from .effect import Text
@@ -19,7 +19,9 @@ from .effect import Text
 def named(takes: Sequence[str], kept: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments by the names that its callee `takes`, in order; the cache by that of today, `kept`."""
     given = {**dict(zip(takes, args, strict=False)), **kwargs}
-    return given if kept in given or FORMER not in given else {**given, kept: given.pop(FORMER)}
+    if kept not in given and FORMER in given:
+        given[kept] = given.pop(FORMER)
+    return given
 
 
 Purpose = Literal["plain", "dense", "draft", "check"]
@@ -84,12 +86,12 @@ class Caller:
         decodes = self.decoding or (past > 0 and queries == 1)
         return Call(past, queries, 0 if decodes else queries)
 
-    def feed(self, call: Call) -> None:
-        """Count a call for the text that `generate` makes; drafts count once they are checked."""
+    def feed(self, call: Call, cache: object = None) -> None:
+        """Count a call on a cache for the text that `generate` makes; drafts count once they are checked."""
         if self.text is not None and self.purpose != "draft":
             # What verification runs densely, it has found to be what the policy's promise asks for.
             asked = call if self.purpose == "plain" else replace(self, purpose="plain").call(call.past, call.queries)
-            self.text.feed(call.queries, call.queries - asked.prompt)
+            self.text.feed(call.queries, call.queries - asked.prompt, cache)
 
 
 class Callers:
@@ -115,20 +117,21 @@ class Callers:
         finally:
             self._known.reset(before)
 
-    def watched(self, generate: Callable[..., Any], check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
-        """`generate` behind a `check` of what it is told: it says where its prompt ends, and its tokens are counted."""
+    def watched(self, generate: Any, check: Callable[..., None], ending: Callable[..., Ending] | None) -> Any:
+        """`generate` behind a `check` of what it is told: it says where prompt and text end, and tokens are counted."""
 
         @functools.wraps(generate)
         def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
             check(kwargs)
             prompt, unread = _prompt(inputs, kwargs)
             text = Text(unread)
-            with self.knowing(prompt=prompt, text=text):
+            with self.knowing(prompt=prompt, text=text), self.knowing(ending=ending and ending(args, kwargs)):
                 output = generate(inputs, *args, **kwargs)
-            made = getattr(output, "sequences", output)
-            if isinstance(made, Tensor):
-                ids = inputs if inputs is not None else kwargs.get("input_ids")
-                text.end(made.shape[1] - (0 if ids is None else ids.shape[1]))
+            made, ids = getattr(output, "sequences", output), kwargs.get("input_ids") if inputs is None else inputs
+            # A loop of the caller's own may leave more than its last token unfed.
+            if isinstance(made, Tensor) and kwargs.get("custom_generate") is None:
+                begun = 0 if kwargs.get("inputs_embeds") is not None else 1
+                text.end(made.shape[1] - (begun if ids is None else ids.shape[1]))
             return output
 
         return wrapper
@@ -137,16 +140,18 @@ class Callers:
 def _prompt(inputs: Any, kwargs: dict[str, Any]) -> tuple[int, int]:
     """Slots before the first token that `generate` makes, and how many of them it may still have to read.
 
-    With a mask longer than the input, transformers takes the input for what comes behind the cache, and so do we: the
-    mask tells where it ends only for caches that cannot tell themselves, as static ones of transformers 4.
+    With a mask longer than the input, transformers takes the input for what comes behind the cache, and so do we.
     """
     given = [inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     length = max((int(tensor.shape[1]) for tensor in given if tensor is not None), default=1)
-    mask, caches = kwargs.get("attention_mask"), (one for one in kwargs.values() if isinstance(one, DynamicCache))
-    held, seen = (
-        next((one.get_seq_length() for one in caches), 0),
-        0 if mask is None or mask.dim() > 2 else mask.shape[1],
-    )
-    if seen > length:
-        return held + length if held else seen, length
-    return length, length - held if held < length else length
+    mask, caches = kwargs.get("attention_mask"), (one for one in kwargs.values() if isinstance(one, Cache))
+    held = next(map(_filled, caches), 0)
+    if mask is not None and mask.dim() == 2 and mask.shape[1] > length:
+        return int(mask.shape[1]) if held is None else held + length, length
+    return length, length - held if held and held < length else length
+
+
+def _filled(cache: Cache) -> int | None:
+    """Slots that hold a token; None for a static cache of transformers 4, which counts keys that are not 0."""
+    counts = all(hasattr(layer, "cumulative_length") or not isinstance(layer, StaticLayer) for layer in cache.layers)
+    return int(cache.get_seq_length()) if counts else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,17 @@ from ...errors import UnsupportedModelError
 
 @dataclass(slots=True, eq=False)
 class Text:
-    """What a `generate` call has fed to the model: its input has `unread` positions yet, and tokens were `decoded`."""
+    """What `generate` has fed to the model on its `cache`: `unread` positions of its input are left, `decoded` made."""
 
     unread: int
     decoded: int = 0
+    cache: object = None
 
-    def feed(self, queries: int, decoded: int) -> None:
+    def feed(self, queries: int, decoded: int, cache: object = None) -> None:
         """Note a call of `queries` positions, of which `decoded` were decoded; a new token must be."""
+        if self.cache not in (None, cache):
+            return  # another text, as guidance and criteria ask about
+        self.cache = cache
         if decoded == 0 and queries == 1 and self.unread < 1:
             raise _refusal("a new token of generate was taken for a part of its prompt")
         self.unread, self.decoded = self.unread - (queries - decoded), self.decoded + decoded
@@ -38,18 +42,20 @@ def require_known(kept: str, arguments: Mapping[str, Any]) -> None:
             raise _refusal(f"the cache comes as {name!r}, and {kept!r} is where this model takes it")
 
 
-def require_keys(layer: int, keys: int, past: int, queries: int, *, fixed: bool) -> None:
-    """Require that a layer sees keys of `past` tokens and `queries` new ones; a `fixed` cache has room behind them."""
-    if keys < past + queries or (keys > past + queries and not fixed):
-        raise _refusal(f"layer {layer} sees {keys} keys, and the call was taken for {queries} tokens behind {past}")
+def require_shape(layer: int, seen: tuple[int, int], past: int, queries: int, *, fixed: bool) -> None:
+    """Require that a layer has `seen` as many queries and keys as the call; a `fixed` cache has room behind them."""
+    asked, keys = seen
+    if asked != queries or keys < past + queries or (keys > past + queries and not fixed):
+        raise _refusal(f"layer {layer} sees {asked} queries on {keys} keys, the call {queries} tokens behind {past}")
 
 
-def require_answers(answered: Mapping[int, int], queries: int, layers: Collection[int], implementation: str) -> None:
-    """Require that saccade's attention has `answered` for `queries` positions in each of some layers."""
-    missing = [layer for layer in layers if answered.get(layer, 0) < queries]
+def require_all(layers: Iterable[int], done: Collection[int], told: str) -> None:
+    """Require that all of some layers are among those that have `done` what the others are told to have left out."""
+    missing = [layer for layer in layers if layer not in done]
     if missing:
-        told = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        raise _refusal(f"layers {told} did not call the attention {implementation!r}; was their forward replaced?")
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        name = f"layer{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:4]))}{more}"
+        raise _refusal(f"{name} {told}")
 
 
 def _refusal(found: str) -> UnsupportedModelError:

@@ -16,9 +16,9 @@ from ...errors import AttachmentError, UnsupportedModelError
 from ...plans.plan import Plan
 from ...selection.history import TokenHistory
 from . import cache
-from .attention import EAGER, NAME
+from .attention import EAGER, NAME, is_backward
 from .call import Call, Callers, named
-from .effect import require_answers, require_known
+from .effect import require_all, require_known
 from .rectify import Rectifier, make_up_for
 from .session import AtHand, Session, lasting
 from .support import COMPILED, NO_CACHE
@@ -85,22 +85,21 @@ class ForwardHook:
                     at = torch.arange(past, past + queries, device=module.device)[None]
                 session.state.history.record(past, queries, batch, tokens, at)
         call = caller.call(past, queries)
-        caller.feed(call)
+        caller.feed(call, session)
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
         return self.rectifier.begin(session, held, call, tokens, kwargs)
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
-        """What the caller gets of a call's output, once every layer has done its part.
-
-        Raises:
-            UnsupportedModelError: if one has not.
-        """
+        """What the caller gets of a call's output, once every layer has done its part."""
         session = self.at_hand.session
-        if session is None:
+        if session is None or is_backward():
             return output
-        require_answers(session.answered, session.call.queries, self.plan.roles.concerned, NAME)
+        layers = self.plan.roles.concerned
+        require_all(layers, session.answered, f"did not call the attention {NAME!r}")
+        if session.cached:
+            require_all({*layers} - {*self.plan.sources}, session.stored, "stored no keys in the cache of the call")
         return output if self.rectifier is None else self.rectifier.end(session, output)
 
     def decoding_from(self, held: Any) -> Session | None:

@@ -168,13 +168,13 @@ class Run:
                     self._set_attribute(module, attention.SESSION_ATTRIBUTE, hook.at_hand)
                 if own:
                     self._set_attribute(module, attention.STOCK_ATTRIBUTE, attention.stock_of(module, stock))
-            generate = model.generate
+            ending = None
             if rectify is not None and rectify.mode == "verify":
                 verifier = Verifier(model, rectify.every, self._rectified, hook)
-                generate = verifier.generate(generate)
+                ending = verifier.ending
                 self._set_attribute(model, "forward", verifier.forward)
             check = partial(support.refuse_generation, model)
-            self._set_attribute(model, "generate", hook.callers.watched(generate, check))
+            self._set_attribute(model, "generate", hook.callers.watched(model.generate, check, ending))
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
             self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
             for name in _BATCH_METHODS:

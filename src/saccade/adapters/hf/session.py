@@ -59,20 +59,20 @@ class Session:
     `rectified`: sparse steps are made good, so that until then they count as unclean.
 
     Attributes:
-        fixed: the cache is static: it shows more slots than are filled.
+        cached, fixed: there is a cache; it is static, and shows more slots than are filled.
         pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
             interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
         calls: how many forward calls there were, replays of a graph not among them.
         slots: where the tokens of a call go whose lengths only the device knows; None in every other call.
-        answered: by layer, for how many positions of the call at hand saccade's attention has answered.
+        answered, stored: layers that saccade's attention has answered in the call at hand, and that the cache has.
         promised: tokens of a row that the next such call brings, as `Upkeep` has prepared it; 0 if nobody has.
     """
 
     def __init__(self, state: DecodeState, *, rectified: bool) -> None:
         self.state, self.call, self.calls = state, Call(0, 0, 0), 0
-        self.answered: dict[int, int] = {}
-        self.fixed = False
+        self.answered, self.stored = set[int](), set[int]()
+        self.cached = self.fixed = False
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slots: Tensor | None = None
@@ -140,7 +140,8 @@ class Session:
         return [KVView(k, v, rows, sinks=sinks, soft_cap=soft_cap) for rows in self._steps]
 
     def _start(self, call: Call, slots: Tensor | None, steps: list[Rows]) -> None:
-        self.call, self.slots, self._steps, self.answered = call, slots, steps, {}
+        self.call, self.slots, self._steps = call, slots, steps
+        self.answered, self.stored = set(), set()
         self.promised = 0
         self.calls += 1
         self.state.begin(call.past)

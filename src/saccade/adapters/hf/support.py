@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.unsupported import reasons_in, reasons_in_kinds, reasons_in_sizes
@@ -163,7 +163,7 @@ def _structure(model: Any) -> list[str]:
         return ["encoder-decoder models are not supported, only decoders"]
     if not hasattr(model, "generate") or not getattr(model, "can_generate", bool)():
         return ["it has no language-model head; load it with AutoModelForCausalLM"]
-    if not isinstance(model, GenerationMixin):
+    if not hasattr(model, "_supports_default_dynamic_cache"):
         return ["it generates by code of its own and not by transformers' generate"]
     if not hasattr(model, "set_attn_implementation") or not model._can_set_attn_implementation():
         return ["its code does not go through transformers' AttentionInterface"]

@@ -48,17 +48,7 @@ class Verifier:
 
         return forward
 
-    def generate(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """`generate` that looks at the call before any work: what ends a row, and how many tokens it can come to."""
-
-        @functools.wraps(stock)
-        def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            with self._hook.callers.knowing(ending=self._ending(args, kwargs)):
-                return stock(inputs, *args, **kwargs)
-
-        return wrapper
-
-    def _ending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ending:
+    def ending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ending:
         """Where the text ends that a `generate` call is to make; raises for what drafts cannot follow."""
         given = kwargs.get("generation_config") or (args[0] if args else None)
 

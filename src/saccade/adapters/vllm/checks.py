@@ -93,8 +93,8 @@ def _engine(vllm_config: Any) -> list[str]:
         reasons.append("pipeline parallelism separates the layers that share a selection; use --tensor-parallel-size")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         reasons.append("context parallelism spreads a row's tokens over ranks, and selection ranks them all")
-    if parallel.enable_dbo:
-        reasons.append("dual-batch overlap runs two batches in one step (--enable-dbo)")
+    if parallel.use_ubatching:
+        reasons.append("micro-batches run several batches in one step (--enable-dbo, --ubatch-size)")
     kv_heads, ranks = vllm_config.model_config.get_total_num_kv_heads(), parallel.tensor_parallel_size
     if kv_heads % ranks:
         split = "unevenly, and a head's group cannot be split"

@@ -103,7 +103,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_memory_bytes
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
-        vllm.config ParallelConfig: prefill_context_parallel_size enable_dbo
+        vllm.config ParallelConfig: prefill_context_parallel_size use_ubatching
         vllm.config SchedulerConfig: async_scheduling max_num_batched_tokens max_num_scheduled_tokens
         vllm.config SchedulerConfig: long_prefill_token_threshold get_scheduler_cls max_num_seqs
         vllm.config CompilationConfig: max_cudagraph_capture_size cudagraph_capture_sizes
