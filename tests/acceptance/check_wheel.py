@@ -187,9 +187,8 @@ def site_packages(python: Path) -> Path:
 
 def check_installed(checks: Checks, wheel: Path, python: Path, *, fetch: bool) -> None:
     """The command, its `doctor`, and text under a policy, by the wheel that pip has installed."""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
     started = time.monotonic()
-    run([*pip, "install", "--quiet", *([] if fetch else ["--no-index"]), str(wheel)])
+    install(wheel, python, *([] if fetch else ["--no-index"]))
     place = site_packages(python)
     size = sum(file.stat().st_size for file in (place / "saccade").rglob("*") if file.is_file())
     whole = sum(file.stat().st_size for file in place.rglob("*") if file.is_file()) if fetch else size
@@ -205,24 +204,17 @@ def check_installed(checks: Checks, wheel: Path, python: Path, *, fetch: bool) -
     check_steps(checks, python)
 
 
+def install(wheel: Path, python: Path, *options: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    run([*pip, "install", "--quiet", *options, str(wheel)])
+
+
 def check_newest(checks: Checks, wheel: Path, environment: Path) -> None:
     """As a user installs it today: torch is linked, with what it asks for, and all else is pip's choice."""
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
     link(needed([Requirement("torch")]), python)
-    run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "--python",
-            str(python),
-            "install",
-            "-q",
-            str(wheel),
-        ]
-    )
+    install(wheel, python)
     print(f"with transformers {check_steps(checks, python)}, the newest that the wheel allows")
 
 

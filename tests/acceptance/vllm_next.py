@@ -1,7 +1,7 @@
 """Tomorrow's vLLM on the compiled libraries of today's CPU build: `python vllm_next.py FOLDER`.
 
-Fetches the wheel that vllm_next.txt names, by its hash, and lays its Python beside links to the libraries
-of the installed CPU build. `PYTHONPATH=FOLDER VLLM_TARGET_DEVICE=cpu` runs it, in the same environment.
+Fetches the wheel that the last line of benchmarks/gpu/vllm/versions.txt names, by its hash, and lays its Python beside
+links to the libraries of the installed CPU build. `PYTHONPATH=FOLDER VLLM_TARGET_DEVICE=cpu` runs it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from importlib.metadata import distribution
 from pathlib import Path
 from zipfile import ZipFile
 
-LOCK = Path(__file__).with_suffix(".txt")
-MISSING = ("orjson==3.13.0",)
-"""What it imports and the CPU build's lock file does not bring."""
+VERSIONS = Path(__file__).parents[2] / "benchmarks" / "gpu" / "vllm" / "versions.txt"
 
 
 def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    _pip("install", "--no-deps", "--only-binary", ":all:", "--target", folder, *MISSING)
-    anywhere = ("--platform", "manylinux_2_28_x86_64", "--platform", "any")
-    _pip("download", "--no-deps", "--require-hashes", *anywhere, "--dest", folder, "--requirement", LOCK)
+    version, sha256, *missing = VERSIONS.read_text(encoding="utf-8").splitlines()[-1].split()
+    _pip("install", "--no-deps", "--only-binary", ":all:", "--target", folder, *missing)
+    lock = folder / "lock.txt"
+    lock.write_text(f"vllm=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
+    anywhere = ("--only-binary", ":all:", "--platform", "manylinux_2_28_x86_64", "--platform", "any")
+    _pip("download", "--no-deps", "--require-hashes", *anywhere, "--dest", folder, "--requirement", lock)
     (wheel,) = folder.glob("vllm-*.whl")
-    version = wheel.name.split("-")[1]
     with ZipFile(wheel) as packed:
         names = [name for name in packed.namelist() if name.endswith(".py") or ".dist-info/" in name]
         packed.extractall(folder, names)

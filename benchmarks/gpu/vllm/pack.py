@@ -40,9 +40,11 @@ NEVER_READ = (
     "*.dist-info/RECORD",
     "tvm_ffi/3rdparty/*",
     "tvm_ffi/include/*",
+    "tvm_ffi/lib/libtvm_ffi_testing.so",
+    "vllm/models/*/amd/*",
     "*/swagger-ui*",
 )
-"""Lists of hashes, sources of a library, pages of documentation: whoever looks for them does without."""
+"""Lists of hashes, sources and tests of a library, models' code for AMD, documentation: who looks does without."""
 
 
 def unpack(wheel: Path, site: Path) -> None:

@@ -1,4 +1,4 @@
-"""Versions of libraries: the oldest that the package runs with, those that were tried, and what they call things."""
+"""Versions of libraries: the oldest that run, as `pyproject.toml` has them, those that were tried, and their names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import SaccadeError
 
 LEAST = {"torch": (2, 6), "transformers": (4, 57)}
-"""`pyproject.toml` says the same, but may not have been asked."""
-TRIED = {"torch": ("2.11", "2.13", "2.14"), "transformers": ("4.57", "5.19", "5.24")}
+TRIED = {"torch": ("2.13", "2.14"), "transformers": ("4.57", "5.19", "5.24")}
 FORMER = "past_key_values"  # what transformers called the cache before 5.24, and callers may still say
 
 

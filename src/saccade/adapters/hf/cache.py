@@ -261,7 +261,7 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
     # A lazily growing cache may hold fewer layers yet, and knows no others than these.
     last = keeping[-1] if reach is None else own[-1]
     layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), last + 1))]
-    session.cached, session.fixed = True, isinstance(layers[keeping[0]], StaticLayer)
+    session.keeping, session.fixed = tuple(keeping), isinstance(layers[keeping[0]], StaticLayer)
     for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)

@@ -138,20 +138,18 @@ class Callers:
 
 
 def _prompt(inputs: Any, kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Slots before the first token that `generate` makes, and how many of them it may still have to read.
-
-    With a mask longer than the input, transformers takes the input for what comes behind the cache, and so do we.
-    """
+    """Slots before the first token that `generate` makes, and how many of them it may still have to read."""
     given = [inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     length = max((int(tensor.shape[1]) for tensor in given if tensor is not None), default=1)
     mask, caches = kwargs.get("attention_mask"), (one for one in kwargs.values() if isinstance(one, Cache))
     held = next(map(_filled, caches), 0)
     if mask is not None and mask.dim() == 2 and mask.shape[1] > length:
+        # As transformers has it: then the input is what comes behind the cache.
         return int(mask.shape[1]) if held is None else held + length, length
     return length, length - held if held and held < length else length
 
 
 def _filled(cache: Cache) -> int | None:
     """Slots that hold a token; None for a static cache of transformers 4, which counts keys that are not 0."""
-    counts = all(hasattr(layer, "cumulative_length") or not isinstance(layer, StaticLayer) for layer in cache.layers)
-    return int(cache.get_seq_length()) if counts else None
+    static = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, StaticLayer)]
+    return int(cache.get_seq_length()) if all(hasattr(layer, "cumulative_length") for layer in static) else None

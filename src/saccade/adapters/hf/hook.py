@@ -89,17 +89,15 @@ class ForwardHook:
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
-        return self.rectifier.begin(session, held, call, tokens, kwargs)
+        return (), self.rectifier.begin(session, held, call, tokens, kwargs)
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """What the caller gets of a call's output, once every layer has done its part."""
         session = self.at_hand.session
         if session is None or is_backward():
             return output
-        layers = self.plan.roles.concerned
-        require_all(layers, session.answered, f"did not call the attention {NAME!r}")
-        if session.cached:
-            require_all({*layers} - {*self.plan.sources}, session.stored, "stored no keys in the cache of the call")
+        require_all(self.plan.roles.concerned, session.answered, f"did not call the attention {NAME!r}")
+        require_all(session.keeping, session.stored, "stored no keys in the cache of the call")
         return output if self.rectifier is None else self.rectifier.end(session, output)
 
     def decoding_from(self, held: Any) -> Session | None:

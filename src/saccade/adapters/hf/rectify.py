@@ -28,7 +28,7 @@ class Rectifier:
 
     def begin(
         self, session: Session, held: Any, call: Call, ids: Tensor | None, kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> dict[str, Any]:
         """Start a call on the cache `held` that comes with `ids` `[B, queries]`; the inputs that it is to run on.
 
         Raises:
@@ -41,12 +41,12 @@ class Rectifier:
         takes_along = unclean > 0 and call.prompt > 0
         if not takes_along and not self.phase.due(unclean, call.queries - call.prompt):
             session.begin(call)
-            return (), kwargs
+            return kwargs
         if unclean == 0 or not session.state.needs_selection(past):
             # Nothing to run again: a call of many tokens, or tokens that were dense because the budget covers them.
             session.state.history.clean = past
             session.begin(Call(past, call.queries, call.queries))
-            return (), kwargs
+            return kwargs
         refuse_unmovable(kwargs, ids)
         start, history = past - unclean, session.state.history
         again, positions = history.ids(start, stop), history.positions(start, stop)
@@ -56,7 +56,7 @@ class Rectifier:
         cache.end_at(held, start)
         history.clean = start
         session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0))
-        return (), kwargs
+        return kwargs
 
     def end(self, session: Session, output: Any) -> Any:
         """Take off what was run again: the caller gets hidden states for its own tokens only."""

@@ -61,8 +61,8 @@ class Run:
         self._observers = (*observers, self._recall) if self._recall is not None else tuple(observers)
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
         decoder, own_cache = support.decoder_of(model), support.has_own_cache(model)
-        takes = [*inspect.signature(decoder.forward).parameters], cache_argument(decoder)
-        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, *takes, own_cache)
+        takes, kept = [*inspect.signature(decoder.forward).parameters], cache_argument(decoder)
+        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, takes, kept, own_cache)
         self._undo: list[Callable[[], None]] = []
         self._attach()
 

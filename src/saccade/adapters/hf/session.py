@@ -59,7 +59,8 @@ class Session:
     `rectified`: sparse steps are made good, so that until then they count as unclean.
 
     Attributes:
-        cached, fixed: there is a cache; it is static, and shows more slots than are filled.
+        keeping: layers whose keys its cache holds; none where there is no cache.
+        fixed: that cache is static, and shows more slots than are filled.
         pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
             interrupted leaves it set.
         drafts: what verification has found and nobody has asked for yet.
@@ -72,7 +73,7 @@ class Session:
     def __init__(self, state: DecodeState, *, rectified: bool) -> None:
         self.state, self.call, self.calls = state, Call(0, 0, 0), 0
         self.answered, self.stored = set[int](), set[int]()
-        self.cached = self.fixed = False
+        self.keeping, self.fixed = tuple[int, ...](), False
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slots: Tensor | None = None

@@ -146,7 +146,7 @@ def empty_cache(model: Any) -> DynamicCache | None:
 
 
 def cached(model: Any, cache: Any) -> dict[str, Any]:
-    """The arguments of a call of a model, or of its `generate`, that reads and fills a cache."""
+    """The arguments of a call of a model that reads and fills a cache."""
     return {cache_argument(model): cache, "use_cache": True}
 
 

@@ -155,8 +155,7 @@ class SparseLayer:
         if attn_metadata is None:
             return self.stock(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
         step, number = attn_metadata, extract_layer_index(layer.layer_name)
-        attended, place = self.serving.attended, self.serving.attended.layers.index(number)
-        attended.come_to(place)
+        self.serving.attended.note(number)
         # Here, and not with the cache's update, which vLLM may capture in piecewise graphs.
         for written in step.written:
             self.refresh(layer, kv_cache, written)
@@ -177,7 +176,6 @@ class SparseLayer:
             else:
                 answered = attend(group.state, number, query.index_select(0, own), kv, scale=self.scale)
                 output.index_copy_(0, own, answered)
-        attended.done = place + 1
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)
         return output

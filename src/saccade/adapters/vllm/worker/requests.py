@@ -21,8 +21,7 @@ SlotProcessor = borrowed("vllm.v1.worker.gpu.sample.logits_processor.interface",
 MoveDirectionality = borrowed(_INTERFACE, "MoveDirectionality", None)
 VLLMValidationError = borrowed("vllm.exceptions", "VLLMValidationError", ValueError)
 
-SERVING = "_saccade_serving"
-"""What the attention layers of a worker keep, beside what vLLM registers of them."""
+SERVING = "_saccade_serving"  # what a worker's attention layers share, beside what vLLM registers of them
 _OURS = 2
 """References to the output tokens of a request that vLLM has forgotten: the row's, and the question's own."""
 

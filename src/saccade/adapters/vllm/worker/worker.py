@@ -38,7 +38,7 @@ _PAUSE = 1.0
 class Attended:
     """How far the step at hand has come through a plan's layers: to the end, if `due`.
 
-    A replayed graph calls no layer; it is as whole as the warm-up of its size was.
+    A replayed graph calls no layer: it is held to the largest warm-up that ran whole. Whether it ran, nobody sees.
     """
 
     vllm_config: Any
@@ -56,6 +56,13 @@ class Attended:
         if self.warms and self.done:
             self.captured = max(self.captured, self.rows)
         self.due, self.done, self.rows, self.warms = due, 0, rows, warms
+
+    def note(self, layer: int) -> None:
+        """Count a layer that is about to attend, behind all before it."""
+        if self.layers[self.done : self.done + 1] != (layer,):
+            self.come_to(self.layers.index(layer))
+            self.done = self.layers.index(layer)
+        self.done += 1
 
     def come_to(self, place: int) -> None:
         """Raise if the step needs all layers before this one, and one has not attended."""
