@@ -22,9 +22,9 @@ ARCHITECTURE = 90
 WITH_KERNELS: dict[str, bytes | None] = {
     "vllm/_C_stable_libtorch.abi3.so": None,
     "vllm/_moe_C_stable_libtorch.abi3.so": None,
-    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": rb"EEELi(96|192|512)EN",
+    "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": rb"EEELi(96|192|512)EN|EEELi256EN\w+_12float_e4m3_t",
 }
-"""Libraries, and by which words in names their kernels stay out: values 96, 192 and 512 wide, of few models."""
+"""Libraries, and by which words in names their kernels stay out: values 96, 192 and 512 wide, and 256 in 8 bits."""
 LIBRARIES = (*WITH_KERNELS, "vllm/cumem_allocator.abi3.so", "vllm/fs_io_C.abi3.so", "vllm/spinloop.abi3.so")
 """All other libraries stay out: FlashAttention 2, which Hopper does not take, and those of other models and GPUs."""
 
@@ -40,11 +40,11 @@ NEVER_READ = (
     "*.dist-info/RECORD",
     "tvm_ffi/3rdparty/*",
     "tvm_ffi/include/*",
-    "tvm_ffi/lib/libtvm_ffi_testing.so",
     "vllm/models/*/amd/*",
+    "*.pyi",
     "*/swagger-ui*",
 )
-"""Lists of hashes, sources and tests of a library, models' code for AMD, documentation: who looks does without."""
+"""Lists of hashes, a library's sources, models' code for AMD, types, documentation: who looks does without."""
 
 
 def unpack(wheel: Path, site: Path) -> None:
