@@ -20,7 +20,7 @@ def model_config(
     vocabulary: int, *, layers: int = 12, hidden: int = 224, feed_forward: int = 448, positions: int = 32768
 ) -> Qwen3Config:
     """The configuration of the bundled model, or of another one with heads like its own."""
-    return Qwen3Config(
+    config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=feed_forward,
@@ -38,6 +38,8 @@ def model_config(
         architectures=["Qwen3ForCausalLM"],
         dtype="bfloat16",
     )
+    config.rope_theta = 1_000_000.0  # where transformers 4 reads it
+    return config
 
 
 @dataclass(frozen=True)

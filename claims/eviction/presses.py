@@ -141,7 +141,8 @@ class Compression:
                 hook.remove()
 
     def _behind(self, module: Any, arguments: Any, options: dict[str, Any], output: Any) -> None:
-        layer = options["past_key_values"].layers[module.layer_idx]
+        # Its name since transformers 5.24, and before.
+        layer = next(options[name] for name in ("cache", "past_key_values") if name in options).layers[module.layer_idx]
         hidden, rotations = options["hidden_states"], options["position_embeddings"]
         if self._past is not None:
             hidden = torch.cat((self._past.hidden[module.layer_idx], hidden), 1)

@@ -12,6 +12,7 @@ is a mistake of ours. What transformers itself cannot build, or cannot run, is l
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import sys
@@ -186,7 +187,7 @@ def tiny(config_class: Any, kind: str, window: int, sizes: Mapping[str, Any] = S
         held = ((name, getattr(whole, name, None)) for name in whole.sub_configs)
         parts = {name: _part(part, window, sizes) for name, part in held if part is not None}
         return config_class(**{**parts, **FURTHER.get(kind, {})})
-    fields, aliases = {field.name for field in dataclasses.fields(config_class)}, config_class.attribute_map
+    fields, aliases = _fields(config_class), config_class.attribute_map
     given = {aliases.get(name, name): size for name, size in {**sizes, "sliding_window": window}.items()}
     others = sorted(set(getattr(config_class(), "layer_types", None) or ()) - {FULL})
     if others and "layer_types" in fields:
@@ -199,8 +200,13 @@ def _part(config: Any, window: int, sizes: Mapping[str, Any]) -> Any:
     """A tiny one of a part's kind: the decoder, or what reads images or sounds."""
     if config.model_type in causal() or config.model_type.endswith("_text"):
         return tiny(type(config), config.model_type, window, sizes)
-    fields = {field.name for field in dataclasses.fields(type(config))}
+    fields = _fields(type(config))
     return type(config)(**{name: size for name, size in SENSES.items() if name in fields})
+
+
+def _fields(config_class: Any) -> set[str]:
+    """What a configuration takes; those of transformers 4 are no dataclasses."""
+    return {*inspect.signature(config_class).parameters}
 
 
 def _without_weights(made: Any, config: Any) -> Any:
@@ -232,9 +238,10 @@ def _refused(model: Any) -> Outcome | None:
 def _run(made: Any, config: Any) -> Outcome:
     """Decode with and without saccade, and compare."""
     torch.manual_seed(0)
-    model = made._from_config(
-        config, attn_implementation="sdpa" if made._supports_sdpa else "eager", experts_implementation="eager"
-    ).eval()
+    # Since transformers 5.
+    experts = {"experts_implementation": "eager"} if hasattr(config, "_experts_implementation") else {}
+    attention = "sdpa" if made._supports_sdpa else "eager"
+    model = made._from_config(config, attn_implementation=attention, **experts).eval()
     try:
         tokens, stock = _decoded(model)
     except Exception as error:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from . import tiny
+
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
@@ -16,3 +18,12 @@ def poisoned_memory() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _detached() -> Iterator[None]:
+    """What a test that failed has left on the shared model, the next one does not meet."""
+    yield
+    run = vars(tiny.llama()).get("_saccade_run")
+    if run is not None:
+        run.restore()

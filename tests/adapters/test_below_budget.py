@@ -15,11 +15,11 @@ from saccade.types import KVView, Selection
 
 from . import tiny
 from .checking import OracleObserver
-from .ways import NEW, WAYS, generate
+from .ways import NEW, WAYS, generate, offered
 
 BUDGET = 9
 
-SAME_AS_GREEDY = [
+SAME_AS_GREEDY = offered(
     "chunked prefill",
     "prompt lookup",
     "assisted",
@@ -28,12 +28,12 @@ SAME_AS_GREEDY = [
     "embeddings",
     "by hand",
     "by hand, static",
-]
+)
 
 STEPS = {"several turns": 2 * (NEW - 1), "new turn alone": 2 * (NEW - 1)}
 """Decode steps where it is not `NEW - 1`: the first token of every `generate` comes from its prompt, which is dense."""
 
-SPECULATIVE = ("prompt lookup", "assisted")
+SPECULATIVE = offered("prompt lookup", "assisted")
 
 
 def run(policy: str, way: str) -> tuple[torch.Tensor, saccade.RunStats, OracleObserver]:

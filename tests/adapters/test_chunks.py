@@ -12,13 +12,14 @@ from transformers import DynamicCache
 
 import saccade
 from saccade.selection.chunks.bounds import ChunkBounds
+from walking import in_turn
 
 from . import tiny
-from .ways import WAYS, assistant
+from .ways import WAYS, assistant, offered
 
 SPEC = "composed:scorer=page_bounds,chunking=text,page=4,dense_layers=1,budget=12"
 CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,replant=4,dense_layers=1,budget=16"
-SAME = ["by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill"]
+SAME = offered("by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill")
 
 
 class Letters:
@@ -56,8 +57,9 @@ def test_ways_of_generating_agree(way: str, spec: str) -> None:
     assert tokens(way, spec)[0].tolist() == greedy(spec)
 
 
-@pytest.mark.parametrize("spec", [SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("spec", "seed"), in_turn([SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")], range(4))
+)
 def test_rejected_drafts_leave_no_trace(spec: str, seed: int) -> None:
     """An assistant that is often wrong, over many flushes of the buffer, against plain decoding."""
     ids, plain = tiny.prompt(40, seed=seed), {"do_sample": False, "max_new_tokens": 60}

@@ -18,7 +18,7 @@ from saccade.adapters.hf.effect import Text
 from saccade.checkpoints.versions import cache_argument
 
 from .tiny import by_hand, fresh, padded, prompt
-from .ways import MAJOR
+from .ways import VERSION
 
 SMALL = {
     "window": "streaming:budget=12",
@@ -73,7 +73,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "beams": lambda model: generate(model, input_ids=prompt(), num_beams=3),
     "as a dictionary": lambda model: generate(model, input_ids=prompt(), return_dict_in_generate=True),
 }
-if MAJOR < 5:
+if VERSION < (5,):
     # Stock itself ends with an error there.
     del WAYS["compressed"]
 

@@ -17,6 +17,7 @@ import saccade
 
 from . import tiny
 from .checking import OracleObserver
+from .ways import VERSION
 
 BUDGET = 9
 
@@ -269,15 +270,19 @@ def test_a_reset_cache_starts_again(kind: str) -> None:
 
 @torch.no_grad()
 def test_a_static_cache_may_be_rewound() -> None:
-    """`StaticLayer` has no `crop`: callers set its length, and no hook tells us."""
+    """`StaticLayer` has no `crop`: callers set its length, or on transformers 4 the slot, and no hook tells us."""
     model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
     cache = StaticCache(config=model.config, max_cache_len=50)
     with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
         model(tiny.prompt(20), past_key_values=cache)
+        slot = 20
         for first, steps in ((2, 9), (30, 15)):
             for token in range(first, first + steps):
-                model(torch.tensor([[token]]), past_key_values=cache)
-            for layer in cache.layers:
+                at = {"cache_position": torch.tensor([slot])} if VERSION < (5,) else {}
+                model(torch.tensor([[token]]), past_key_values=cache, **at)
+                slot += 1
+            slot -= 9
+            for layer in cache.layers if VERSION >= (5,) else ():
                 layer.cumulative_length -= 9
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ import transformers
 from acceptance import model_types
 from acceptance.model_types import ACCEPTED, NOT_BUILT, REFUSED, WRONG, Outcome
 from saccade.checkpoints.versions import TRIED
+from walking import walk
+
+from .ways import VERSION
 
 ON_PAGE = model_types.listed(model_types.on_page())
 REWRITE = "run tests/acceptance/model_types.py --write"
@@ -25,7 +29,30 @@ def agrees(name: str, outcome: Outcome) -> bool:
     return not OF_PAGE or ON_PAGE.get(name) == model_types.said_of(outcome)
 
 
-@pytest.mark.parametrize("kind", model_types.causal())
+KINDS = "llama qwen2 qwen3 mistral gemma2 gemma3_text gemma3n_text phi3 cohere2 granite olmo2 glm4 mixtral qwen3_moe"
+KINDS += " falcon mpt bloom gptj gpt_neox opt stablelm mamba jamba llama4_text deepseek_v3 gpt_oss gpt2 dbrx"
+OTHERS = "T5ForConditionalGeneration BertForMaskedLM LlavaForConditionalGeneration Qwen2_5_VLForConditionalGeneration"
+FLOAT32 = (RuntimeError, "Double|double")
+NOT_COMPARED: dict[str, tuple[type[Exception], str]] = {}
+"""What stock cannot do that the walk asks for, with its words."""
+if VERSION < (5,):
+    NOT_COMPARED = dict.fromkeys(("dots1", "ernie4_5_moe", "glm4_moe"), FLOAT32)  # experts mix dtypes
+    NOT_COMPARED["fuyu"] = (AssertionError, "never built tiny: AttributeError: 'PersimmonConfig'")
+    # Its float32 is 0.01 from its own float64.
+    NOT_COMPARED["PaliGemmaForConditionalGeneration"] = (AssertionError, "a set of 6 tokens changes logits by .* only")
+
+
+def walked(names: Iterable[str], every_time: str) -> list[Any]:
+    """Names to walk over, of which some are asked every time; of those not compared, the walk must end so."""
+    marks = {
+        name: [pytest.mark.xfail(raises=pytest.RaisesExc(kind, match=words), strict=True)]
+        for name, (kind, words) in NOT_COMPARED.items()
+    }
+    chosen = every_time.split()
+    return [pytest.param(name, marks=[*marks.get(name, ()), *([] if name in chosen else [walk])]) for name in names]
+
+
+@pytest.mark.parametrize("kind", walked(model_types.causal(), KINDS))
 def test_causal_type(kind: str) -> None:
     """It decodes as stock does or is refused; and the page says which."""
     outcome = model_types.outcome_of(kind)
@@ -33,7 +60,7 @@ def test_causal_type(kind: str) -> None:
     assert agrees(kind, outcome), REWRITE
 
 
-@pytest.mark.parametrize("name", model_types.others())
+@pytest.mark.parametrize("name", walked(model_types.others(), OTHERS))
 def test_other_text_model(name: str) -> None:
     """Encoders and encoder-decoders are refused, models of images and sound too or decode text as stock does."""
     outcome = model_types.outcome_of_other(name)

@@ -22,7 +22,7 @@ from trees import same
 
 from . import tiny
 from .rectified import EVERY, NEW, SMALLEST, exact_twin, specs, twin
-from .ways import WAYS, generate
+from .ways import STATIC_RECTIFIED, WAYS, generate
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
     model, checked = tiny.llama(), []
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        session, cache = run._hook.slot[0], kwargs.get("past_key_values")
+        session, cache = run._hook.slot[0], kwargs.get(run._hook.kept)
         if cache is None:
             return
         clean = min(session.state.history.clean, int(cache.get_seq_length()))
@@ -86,8 +86,12 @@ REWRITTEN_WAYS: dict[str, Callable[[PreTrainedModel], torch.Tensor]] = {
 
 @pytest.mark.parametrize("way", REWRITTEN_WAYS)
 @pytest.mark.parametrize("policy", SMALLEST)
-def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(policy: str, way: str) -> None:
+def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(
+    policy: str, way: str, request: pytest.FixtureRequest
+) -> None:
     model = tiny.llama()
+    if "static" in way:
+        request.applymarker(STATIC_RECTIFIED)
     with saccade.sparsify(model, specs(EVERY)[policy]) as run, clean_cache_is_dense(run) as checked:
         REWRITTEN_WAYS[way](model)
         done = run.stats()
@@ -97,7 +101,7 @@ def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(policy: str, way
     assert max(checked) > 30
 
 
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=STATIC_RECTIFIED)])
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("policy", SMALLEST)
 def test_left_padded_rows_are_rewritten_too(policy: str, beams: int, static: bool) -> None:
@@ -157,7 +161,7 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
     model = tiny.llama()
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        state, held = run._hook.slot[0].state, kwargs["past_key_values"]
+        state, held = run._hook.slot[0].state, kwargs[run._hook.kept]
         for layer, index in state.indexes._indexes.items():
             assert isinstance(index, PageBounds)
             covered = state.indexes._covered[layer]

@@ -23,9 +23,11 @@ from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
 from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.scorers.page_bounds import PageBounds
+from walking import among
 
 from . import tiny
 from .test_chunks import letters
+from .ways import ON_DEVICE, on_device
 
 CAPACITY, NEW = 64, 7
 CLUSTERS = "sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20"
@@ -70,7 +72,7 @@ class Decoding:
     def on_device(self, steps: int) -> None:
         upkeep = self.run.upkeep(self.cache, self.starts)
         for _ in range(steps):
-            fed = upkeep.before(int(self.cache.layers[0].cumulative_length), self.next())
+            fed = upkeep.before(self.mask.shape[1], self.next())
             self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
             with self.run.lengths_on_device(self.starts):
                 self.logits.append(forward(self.model, self.cache, fed, self.starts))
@@ -104,6 +106,7 @@ def assert_same(got: tuple[Tensor, RunStats], expected: tuple[Tensor, RunStats])
         assert one.tokens == pytest.approx(other.tokens) and one.share == pytest.approx(other.share)
 
 
+@ON_DEVICE
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("name", POLICIES)
 def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
@@ -118,15 +121,16 @@ def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
     assert_same(results[2], results[0])
 
 
+@ON_DEVICE
 def test_the_cache_is_a_plain_one_again_afterwards() -> None:
     """Another run, or stock attention, goes on where the steps ended."""
     model, results = tiny.fresh("llama"), []
-    for on_device in (False, True):
+    for replayed in (False, True):
         decoding = Decoding(model, "dense", "several")
-        (decoding.on_device if on_device else decoding.on_host)(2)
+        (decoding.on_device if replayed else decoding.on_host)(2)
         decoding.run.restore()
         decoding.on_host(3)
-        assert all(int(layer.cumulative_length) == 30 + 5 for layer in decoding.cache.layers)
+        assert all(int(layer.get_seq_length()) == 30 + 5 for layer in decoding.cache.layers)
         results.append(decoding.end())
     assert_same(results[1], results[0])
 
@@ -135,15 +139,18 @@ def to_meta(decoding: Decoding) -> None:
     """Everything that a device would hold, without its content."""
     decoding.model.to("meta")
     for layer in decoding.cache.layers:
-        for name in ("keys", "values", "cumulative_length"):
-            setattr(layer, name, getattr(layer, name).to("meta"))
+        held = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
+        vars(layer).update({name: value.to("meta") for name, value in held.items()})
         layer.device = torch.device("meta")
     decoding.starts = decoding.starts.to("meta")
     history = in_cache(decoding).state.history
     history._fed = None if history._fed is None else history._fed.to("meta")
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@ON_DEVICE
+@pytest.mark.parametrize(
+    "name", among(POLICIES, ("streaming", "tidal-query", "less_is_more", "quest", "top_p", "lychee_cluster"))
+)
 def test_a_step_reads_nothing_on_the_host(name: str) -> None:
     decoding = Decoding(tiny.fresh("llama"), POLICIES[name], "padded")
     starts, past = decoding.starts, decoding.mask.shape[1]
@@ -182,17 +189,18 @@ def in_cache(decoding: Decoding) -> Session:
     return session
 
 
-@pytest.mark.parametrize("upkept", [True, False])
+@pytest.mark.parametrize("upkept", [pytest.param(True, marks=ON_DEVICE), False])
 def test_an_index_of_text_is_let_take_in_before_each_step(upkept: bool) -> None:
     decoding = Decoding(tiny.llama(), POLICIES["lychee_cluster"], "several")
     if upkept:
         decoding.on_device(1)
-    told = pytest.raises(UnsupportedModelError, match="takes text in between steps")
+    told = pytest.raises(UnsupportedModelError, match=on_device("takes text in between steps"))
     with told, decoding.run.lengths_on_device(decoding.starts):
         forward(decoding.model, decoding.cache, decoding.next(), decoding.starts)
     decoding.run.restore()
 
 
+@ON_DEVICE
 def test_an_index_of_text_leaves_its_memory_when_rows_move() -> None:
     """What a graph has captured is no longer what the cache is decoded with; a new one begins anew."""
     decoding = Decoding(tiny.llama(), POLICIES["lychee_cluster"], "several")
@@ -217,6 +225,7 @@ def test_a_host_length_step_is_seen_to_read() -> None:
     decoding.run.restore()
 
 
+@ON_DEVICE
 def test_what_happens_undone_is_not_counted() -> None:
     """As around warm-ups."""
     decoding = Decoding(tiny.llama(), "dense", "one")
@@ -254,7 +263,10 @@ def test_recall_is_refused() -> None:
 @pytest.mark.parametrize("tokens", [torch.zeros((1, 2), dtype=torch.int64), torch.zeros((2, 1), dtype=torch.int64)])
 def test_other_calls_than_promised_are_refused(tokens: Tensor) -> None:
     decoding = Decoding(tiny.llama(), "dense", "one")
-    with decoding.run.lengths_on_device(decoding.starts), pytest.raises(UnsupportedModelError, match="promised"):
+    with (
+        decoding.run.lengths_on_device(decoding.starts),
+        pytest.raises(UnsupportedModelError, match=on_device("promised")),
+    ):
         decoding.model(tokens, past_key_values=decoding.cache)
     decoding.run.restore()
 
@@ -268,7 +280,8 @@ def _cache(kind: str, model: PreTrainedModel, run: saccade.Run) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("empty", "StaticCache"), ("dynamic", "StaticCache"), ("cpu", "CUDA device")]
+    ("kind", "reason"),
+    [("empty", "StaticCache"), ("dynamic", "StaticCache"), ("cpu", on_device("CUDA device"))],
 )
 def test_a_graph_needs_a_filled_static_cache_on_cuda(kind: str, reason: str) -> None:
     model = tiny.llama()

@@ -14,7 +14,7 @@ from forcing import sparse_below_the_budget
 
 from . import tiny
 from .rectified import SMALLEST, specs, twin
-from .ways import WAYS, generate
+from .ways import STATIC_RECTIFIED, WAYS, generate, offered
 
 LONG = 200
 
@@ -70,7 +70,13 @@ def test_verified_sampling_is_stock_sampling(policy: str, rows: tuple[int, ...],
     assert ours == sampled(twin())
 
 
-@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="dynamic"),
+        pytest.param({"cache_implementation": "static"}, id="static", marks=STATIC_RECTIFIED),
+    ],
+)
 @pytest.mark.parametrize("mode", ["overwrite", "verify"])
 def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> None:
     batch = tiny.padded([30, 7, 19])
@@ -107,6 +113,7 @@ def test_streaming_gives_every_token_once(mode: str) -> None:
     assert streamer.tokens == tokens[0].tolist()
 
 
+@STATIC_RECTIFIED
 def test_verify_in_a_static_cache_stops_at_its_end() -> None:
     with saccade.sparsify(tiny.llama(), specs(7, "verify")["quest"]) as run:
         tokens = generate(tiny.llama(), max_new_tokens=40, cache_implementation="static")
@@ -117,11 +124,9 @@ def test_verify_in_a_static_cache_stops_at_its_end() -> None:
 def test_verify_by_hand_and_over_turns() -> None:
     with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
         by_hand = tiny.by_hand(tiny.llama(), tiny.prompt(), 30)
-        turns = WAYS["several turns"](tiny.llama())
-        alone = WAYS["new turn alone"](tiny.llama())
+        turns = {way: WAYS[way](tiny.llama()) for way in offered("several turns", "new turn alone")}
     assert by_hand.tolist() == [row[:60] for row in dense_greedy()]
-    assert turns.tolist() == WAYS["several turns"](twin()).tolist()
-    assert alone.tolist() == WAYS["new turn alone"](twin()).tolist()
+    assert all(tokens.tolist() == WAYS[way](twin()).tolist() for way, tokens in turns.items())
 
 
 @torch.no_grad()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, StaticCache
 
 import saccade
 
@@ -101,8 +102,11 @@ def by_hand(model: PreTrainedModel, ids: torch.Tensor, new: int, cache: Any = No
     past = 0 if cache is None else int(cache.get_seq_length())
     step = ids[:, past:]
     mask = inputs.get("attention_mask")
+    # A static cache of transformers 4 counts keys that are not 0, as that of a padding token is.
+    counts = isinstance(cache, StaticCache) and "cache_position" in inspect.signature(model.forward).parameters
     for _ in range(new):
-        out = model(step, past_key_values=cache, use_cache=True, attention_mask=mask)
+        at = {"cache_position": torch.arange(ids.shape[1] - step.shape[1], ids.shape[1])} if counts else {}
+        out = model(step, past_key_values=cache, use_cache=True, attention_mask=mask, **at)
         cache, step = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat((ids, step), dim=1)
         mask = None if mask is None else torch.cat((mask, torch.ones_like(step)), dim=1)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, LlamaConfig
 from typer.testing import CliRunner
 
 from adapters.test_layer_kinds import hybrid
+from adapters.ways import VERSION
 from saccade.bench import baselines, decode, variants
 from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.presets import SHAPES, random_model, read_config
@@ -150,7 +151,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OWN_CACHE = pytest.mark.xfail(
+    VERSION < (5,),
+    # Through the command line the refusal ends in a test's assertion.
+    raises=pytest.RaisesExc((SaccadeError, AssertionError), match="qwen3_next makes a cache of its own class"),
+    strict=True,
+)
+MEASURED = [pytest.param(kind, marks=OWN_CACHE if kind == "qwen3_next" else ()) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", MEASURED)
 def test_layers_of_several_kinds(kind: str, tmp_path: Path) -> None:
     """Dense decoders agree, so that all read the same windows and states."""
     other, sizes = KINDS[kind]
@@ -174,7 +184,7 @@ def test_layers_of_several_kinds(kind: str, tmp_path: Path) -> None:
     assert found["stock"]["bytes"] == found["dense"]["bytes"] > found["tidal"]["bytes"] > found["quest"]["bytes"]
 
 
-@pytest.mark.parametrize(("kind", "tokens"), [("gemma3_text", 0), ("qwen3_next", 1)])
+@pytest.mark.parametrize(("kind", "tokens"), [("gemma3_text", 0), pytest.param("qwen3_next", 1, marks=OWN_CACHE)])
 def test_the_floor_is_a_step_like_the_others(kind: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recurrent layer without a state would read a prompt, which takes longer than a step."""
     contexts, real = [], variants.Memory
@@ -189,7 +199,7 @@ def test_the_floor_is_a_step_like_the_others(kind: str, tokens: int, monkeypatch
     assert contexts == [40, tokens]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MEASURED)
 def test_every_turn_begins_with_the_same_cache(kind: str) -> None:
     model = hybrid(kind)
     variant = variants.Variant(model, (memory := variants.Memory(model, 40, 2, 6)), memory.cache())

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.walk
+
 ROOT = Path(__file__).parents[2]
 
 

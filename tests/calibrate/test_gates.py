@@ -84,6 +84,16 @@ def integral(function: Callable[[Array], Array], low: float, high: float) -> flo
     return float(value)
 
 
+def p_zero(gates: Any) -> torch.Tensor:
+    """P(z = 0), equation 14."""
+    return gates.cdf(LOW)
+
+
+def p_one(gates: Any) -> torch.Tensor:
+    """P(z = 1), equation 15."""
+    return gates.survival(HIGH, *gates.parameters.values())
+
+
 def moment(oracle: Kuma | Concrete, power: int) -> float:
     """E[z^power]; P(z = 1) is 1 less what lies below, equation 15: densities may be infinite at s = 1."""
     inner = integral(lambda x: (P + (Q - P) * x) ** power * oracle.density(x), LOW, HIGH)
@@ -101,9 +111,9 @@ def test_probabilities_and_mean_against_integrals(kind: str, parameters: dict[st
     oracle = oracle_of(gates)
     zero, inner = integral(oracle.density, 0, LOW), integral(oracle.density, LOW, HIGH)
     for value, truth, (low, high) in (
-        (gates.p_zero(), zero, oracle.bracket(LOW, below=True)),
+        (p_zero(gates), zero, oracle.bracket(LOW, below=True)),
         (gates.expected_l0(), 1 - zero, oracle.bracket(LOW)),
-        (gates.p_one(), 1 - zero - inner, oracle.bracket(HIGH)),
+        (p_one(gates), 1 - zero - inner, oracle.bracket(HIGH)),
     ):
         assert value.dtype == torch.float32
         assert abs(value.item() - truth) <= high - low + 2 * QUAD  # what float32 may make of the closed form; integrals
@@ -116,7 +126,7 @@ def test_expected_l0_sums_over_gates() -> None:
     gates.load({"log_alpha": torch.linspace(-1, 1, 6).view(2, 3), "log_beta": torch.linspace(2, -2, 6).view(2, 3)})
     low, high = Kuma(gates).bracket(LOW)
     assert low.sum() * (1 - 6 * EPS) <= gates.expected_l0().item() <= high.sum() * (1 + 6 * EPS)  # six terms
-    assert gates.p_zero().shape == gates.p_one().shape == gates.mean().shape == (2, 3)
+    assert p_zero(gates).shape == p_one(gates).shape == gates.mean().shape == (2, 3)
 
 
 @pytest.mark.parametrize("parameters", [parameters for _, parameters in KUMAS], ids=str)
@@ -192,7 +202,7 @@ def finite(kind: str, logarithms: tuple[Array, ...], u: Array) -> tuple[Any, Arr
     gates: Any = KINDS[kind](u.shape)
     gates.load({name: torch.from_numpy(v).float() for name, v in zip(gates.parameters, logarithms, strict=True)})
     drawn, leaves = gates.sample(torch.from_numpy(u)), list(gates.parameters.values())
-    for output in (drawn.sum(), gates.expected_l0(), gates.p_zero().sum(), gates.p_one().sum()):
+    for output in (drawn.sum(), gates.expected_l0(), p_zero(gates).sum(), p_one(gates).sum()):
         assert all(torch.isfinite(value).all() for value in (output, *torch.autograd.grad(output, leaves)))
     return gates, drawn.detach().double().numpy()
 
@@ -201,7 +211,7 @@ def check(kind: str, logarithms: tuple[Array, ...], u: Array) -> None:
     """Probabilities, mean and samples against the oracle's."""
     gates, z = finite(kind, logarithms, u)
     oracle = oracle_of(gates)
-    zero, one = (value().detach().double().numpy() for value in (gates.p_zero, gates.p_one))
+    zero, one = (value.detach().double().numpy() for value in (p_zero(gates), p_one(gates)))
     for value, (low, high) in ((zero, oracle.bracket(LOW, below=True)), (one, oracle.bracket(HIGH))):
         assert ((value >= np.maximum(low - TINY, 0)) & (value <= np.minimum(high + TINY, 1))).all()
     inner = oracle.share(LOW) - oracle.share(HIGH)
@@ -211,7 +221,7 @@ def check(kind: str, logarithms: tuple[Array, ...], u: Array) -> None:
     assert ((mean >= one * (1 - DELTA) - TINY) & (mean <= one * (1 + DELTA) + inner + width + TINY)).all()
     assert (mean <= 1).all()
     if isinstance(gates, HardKuma):
-        assert (abs((gates.cdf(HIGH) + gates.p_one()).detach().numpy() - 1) <= 2 * EPS).all()  # 1 - e^x and e^x
+        assert (abs((gates.cdf(HIGH) + p_one(gates)).detach().numpy() - 1) <= 2 * EPS).all()  # 1 - e^x and e^x
         assert torch.isfinite(gates.density(torch.tensor([1e-12, 0.5, 1 - 1e-12], dtype=torch.float64))).all()
     assert ((z >= 0) & (z <= 1)).all()
     low, high = oracle.bracket((z - P) / (Q - P), x_error=Z_ERROR)

@@ -22,6 +22,7 @@ from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.promise import walk
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.calibrate.tune import Tuning
+from saccade.checkpoints.versions import cache_argument
 from saccade.errors import SaccadeError
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
@@ -47,8 +48,8 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
     seen: Counter[tuple[int, ...]] = Counter()
     load = Subject.load
 
-    def look(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if named["past_key_values"].get_seq_length() == 0:
+    def look(model: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if named[cache_argument(model)].get_seq_length() == 0:
             seen.update(map(tuple, args[0].tolist()))
 
     def watched(subject: Subject) -> Any:

@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import (
-    POSITIONS,
-    head_settings,
-    layer_settings,
-    make_model,
-    make_task,
-    tune_settings,
-)
+from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, tune_settings
 
 import saccade
 from saccade.calibrate import corpus as corpus_module
@@ -35,6 +28,7 @@ from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
+from walking import walk
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
@@ -337,6 +331,7 @@ def test_one_text_of_the_users_shows_nothing(folder: Path, tmp_path: Path) -> No
         Tuning.check(tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",)))
 
 
+@walk
 def test_what_can_no_longer_pass_is_asked_no_more(folder: Path, tmp_path: Path) -> None:
     """And nothing else comes of it: what a full run says of those that were asked everything, and what is chosen."""
     task = make_task(folder, tmp_path / "mine.jsonl", texts=32)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from adapters.ways import VERSION
 from saccade.checkpoints.presets import read_config
 from saccade.checkpoints.traffic import state_bytes, weights_read
 
@@ -30,10 +31,14 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", [name for name in RECURRENT if name in CONFIG_MAPPING])
 def test_states_are_those_of_a_cache_that_was_filled(name: str, dtype: torch.dtype) -> None:
     config = AutoConfig.for_model(name, **SIZES, **RECURRENT[name])
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    if VERSION < (5,):
+        # A cache of its own there, or code that asks for numbers; of Jamba no configuration says its layers.
+        assert state_bytes(config, dtype) == (0 if name == "jamba" else None)
+        return
     rows = 3
     with torch.inference_mode():
         cache = model(torch.arange(21).reshape(rows, 7), use_cache=True).past_key_values
@@ -57,7 +62,8 @@ def test_states_are_those_of_a_cache_that_was_filled(name: str, dtype: torch.dty
 def test_states_of_a_model_of_true_size_by_hand() -> None:
     """Qwen3-Next: 36 recurrent layers of 32 states of 128 by 128 in float32, and 4 inputs of 8,192 channels each."""
     config = AutoConfig.for_model("qwen3_next")
-    assert state_bytes(config, torch.bfloat16) == 36 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
+    states = 36 * (32 * 128 * 128 * 4 + 4 * 8192 * 2) if VERSION >= (5,) else None
+    assert state_bytes(config, torch.bfloat16) == states
     assert state_bytes(read_config("gemma-3-12b"), torch.bfloat16) == 0
     assert state_bytes(read_config("llama-3.2-1b"), torch.bfloat16) == 0
 

@@ -27,6 +27,7 @@ from claims.judging.effects import limits
 from commands import Fails, Invoke
 from saccade.calibrate.ledger import Ledger
 from saccade.eval.reader import Reader
+from walking import walk
 
 ARMS = ("dense", "tidal:budget=64,heads=query,reselect={layer}", "streaming:budget=64")
 QUESTIONS = Questions(ARMS, lengths=(300, 300), texts=6, asked=2, recall=True)
@@ -101,7 +102,12 @@ def test_a_run_gives_verdict_picture_and_samples(invoke: Invoke, model_folder: P
 
 @pytest.mark.parametrize(
     ("settings", "tests"),
-    [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))],
+    [
+        (QUESTIONS, (READ,)),
+        (CONTINUATION, (WORSE, MASS)),
+        pytest.param(ACCUMULATED, (GAP,), marks=walk),
+        (GENERATION, (LONGER,)),
+    ],
 )
 def test_an_interrupted_run_goes_on(
     invoke: Invoke,

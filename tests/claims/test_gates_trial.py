@@ -30,6 +30,7 @@ from saccade.calibrate import corpus as corpus_module
 from saccade.calibrate.problems import NeedleProblems
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
+from walking import walk
 
 SMALL = (
     "--target-heads", "4", "--steps", "12", "--seeds", "2", "--lengths", "128,140", "--asked", "2", "--every", "4",
@@ -95,6 +96,7 @@ def test_a_trial_gives_traces_and_answers(
         assert invoke("roles", tmp_path / "gates.json", *ask, name, "8").exit_code == 2
 
 
+@walk
 def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
     """Two, of which each trains one variant, and one for both; none of this module's library, but all of it."""
     small = (*SMALL, "--steps", "4", "--seeds", "1", "--workers", "2", "--variants", "letter,direct")

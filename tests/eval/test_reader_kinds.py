@@ -9,7 +9,7 @@ import torch
 
 import saccade
 from adapters import tiny
-from adapters.test_layer_kinds import HYBRIDS, WINDOW, hybrid, kinds
+from adapters.test_layer_kinds import HYBRIDS, REFUSED, WINDOW, hybrid, kinds
 from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
 
@@ -36,6 +36,12 @@ NAMES = [*HYBRIDS, "minimax"]
 RECTIFIED = "quest:page=4,budget=8,dense_layers=1,rectify=3"
 CASES = [(name, policy) for name in NAMES for policy in POLICIES]
 CASES += [(name, RECTIFIED) for name in NAMES if "linear_attention" not in shape_of(model_of(name).config).kinds]
+
+
+@pytest.mark.skipif("qwen3_next" not in REFUSED, reason="this transformers keeps all caches in layers")
+def test_a_cache_without_layers_is_refused() -> None:
+    with pytest.raises(saccade.UnsupportedModelError, match=REFUSED["qwen3_next"]):
+        Reader(hybrid("qwen3_next"), TEXT)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

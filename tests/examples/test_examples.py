@@ -18,6 +18,7 @@ import nbformat
 import pytest
 
 import saccade
+from walking import walk
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 60
@@ -104,6 +105,7 @@ def test_cuda_graph_without_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert f"exits with status {NO_DEVICE}" in (EXAMPLES / "README.md").read_text()
 
 
+@walk
 def test_calibrate(tmp_path: Path) -> None:
     """The layer that retrieves is found, written beside the model, and taken by `auto`."""
     printed = run("calibrate.py", tmp_path)
@@ -112,6 +114,7 @@ def test_calibrate(tmp_path: Path) -> None:
     assert re.search(r"^auto: tidal:budget=64,reselect=7, answers ' 4821", printed, re.M), printed
 
 
+@walk
 def test_own_questions(tmp_path: Path) -> None:
     """By default on the file beside it, or on another; only a window forgets."""
     right = re.compile(r"^(\w+).*: (\d+) of (\d+) right", re.M)
@@ -123,6 +126,7 @@ def test_own_questions(tmp_path: Path) -> None:
     assert right.findall(run("own_questions.py", tmp_path, "mine.jsonl"))[0] == ("dense", "1", "1")
 
 
+@walk
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """It is kept without outputs, and executed it answers and draws."""
     asked = notebook(EXAMPLES / "compare_policies.ipynb")

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from walking import walk
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lm_eval.sh"
 
 
+@walk
 def test_the_example_runs_both_policies() -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 60
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

@@ -43,7 +43,7 @@ def tiny_trainer(maker: TaskMaker) -> Trainer:
 
 
 def test_the_model_loads_and_is_small() -> None:
-    model = AutoModelForCausalLM.from_pretrained(model_path())
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype="auto")
     assert isinstance(model, Qwen3ForCausalLM)
     assert model.config.max_position_embeddings >= 32768
     assert model.dtype == torch.bfloat16

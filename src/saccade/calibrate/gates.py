@@ -94,7 +94,7 @@ class DirectGates(Gates):
 
 
 class HardGates(Gates):
-    """z = clip(s (Q - P) + P, 0, 1); how s in (0, 1) is distributed is the kind's."""
+    """z = clip(s (Q - P) + P, 0, 1); how s in (0, 1) is distributed is the kind's (LycheeDecode, 14 and 15)."""
 
     @abstractmethod
     def survival(self, x: Tensor | float, *parameters: Tensor) -> Tensor:
@@ -110,14 +110,6 @@ class HardGates(Gates):
 
     def sample(self, uniform: Tensor) -> Tensor:
         return (self.unstretched(uniform) * (Q - P) + P).clamp(0.0, 1.0)
-
-    def p_zero(self) -> Tensor:
-        """P(z = 0) (LycheeDecode, equation 14)."""
-        return self.cdf(LOW)
-
-    def p_one(self) -> Tensor:
-        """P(z = 1) (LycheeDecode, equation 15)."""
-        return self.survival(HIGH, *self.parameters.values())
 
     def expected_l0(self) -> Tensor:
         return self.survival(LOW, *self.parameters.values()).sum()

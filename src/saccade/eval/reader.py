@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..adapters.hf.cache import tell
+from ..adapters.hf.cache import refuse_cache, tell
 from ..adapters.hf.support import cached, empty_cache, text_config
 from ..checkpoints.shape import shape_of
 from ..checkpoints.versions import cache_argument
@@ -23,9 +23,11 @@ NEVER = Phase(None)
 
 
 def prefilled(model: Any, tokens: Sequence[int]) -> Any:
-    """A cache with one text in it; the caller says whether gradients are kept."""
+    """A cache with one text in it; whether with gradients, the caller says. Refused if it has no layers."""
     ids = torch.tensor([tokens], device=model.device)
-    return model(ids, **cached(model, empty_cache(model)), logits_to_keep=1)[cache_argument(model)]
+    cache = model(ids, **cached(model, empty_cache(model)), logits_to_keep=1)[cache_argument(model)]
+    refuse_cache(cache, shape_of(model.config).keeping)
+    return cache
 
 
 class Reader:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from kernel_checks import (
@@ -29,9 +29,10 @@ from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Pooling, Rows, Selection
+from walking import drawn
 
 BLOCK = 16
-few = settings(max_examples=12)
+few = drawn(12)
 rows_of_several_parts = cases(longest=70, dtypes=(torch.float32, torch.float16), head_dims=(8, 16, 24))
 
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 from compiling import compile_kernel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from test_chunk_keys import edges_of, expect, expect_bounds, expect_that_nothing_else_matters, table
 
 from saccade.errors import KernelError
 from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
+from walking import drawn
 
 
-@settings(max_examples=25)
+@drawn(25)
 @given(
     cases(longest=60, dtypes=(torch.float32, torch.float16), head_dims=(1, 8, 24, 80)),
     st.data(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from compiling import compile_kernel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_cluster_search import (
     Case,
@@ -24,6 +24,7 @@ from saccade.errors import KernelError
 from saccade.kernels._cluster_tree import SearchWidths
 from saccade.kernels.cluster_search.api import cluster_search
 from saccade.types import Selection
+from walking import drawn
 
 MODULE = "saccade.kernels.cluster_search.triton"
 SMALL = {
@@ -60,26 +61,26 @@ def expect(case: Case, found: Selection) -> None:
             assert found.ids[b, head].tolist() == tokens + [-1] * (found.ids.shape[2] - len(tokens))
 
 
-@settings(max_examples=20)
+@drawn(20)
 @given(cases(), st.sampled_from((SMALL, SHIPPED)))
 def test_against_naive_loops(case: Case, blocks: dict[str, int]) -> None:
     expect(case, search(case, blocks))
 
 
-@settings(max_examples=10)
+@drawn(10)
 @given(cases(), st.randoms(use_true_random=False))
 def test_units_without_tokens_are_none(case: Case, chance: random.Random) -> None:
     expect_that_holes_change_nothing(case, "triton", chance)
 
 
-@settings(max_examples=10)
+@drawn(10)
 @given(cases(), st.data())
 def test_rows_search_their_slots(case: Case, data: st.DataObject) -> None:
     rows = st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5)
     expect_slots(case, "triton", data.draw(rows))
 
 
-@settings(max_examples=8)
+@drawn(8)
 @given(cases(), st.one_of(st.integers(-8, 20), st.just(10**6)))
 def test_host_bounds_change_what_they_change_in_the_reference(case: Case, more: int) -> None:
     clusters, chunks, tokens = (max(width + more, 1) for width in case.widths)
@@ -92,7 +93,7 @@ def test_host_bounds_change_what_they_change_in_the_reference(case: Case, more: 
     assert found.ids.equal(wanted.ids)
 
 
-@settings(max_examples=5)
+@drawn(5)
 @given(cases())
 def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
     whole = search(case, SHIPPED)

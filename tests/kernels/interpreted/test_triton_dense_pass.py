@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from test_dense_pass import counts, expect_pass, queries_of
@@ -15,8 +15,9 @@ from saccade.kernels._triton import plan
 from saccade.kernels.dense_pass import triton
 from saccade.kernels.dense_pass.api import dense_pass
 from saccade.kernels.dense_pass.triton import Tuning
+from walking import drawn
 
-few = settings(max_examples=12)
+few = drawn(12)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from compiling import Compiled, compile_kernel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from kernel_checks import poolings
@@ -20,12 +20,13 @@ from saccade.errors import KernelError
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows
+from walking import drawn
 
 dtypes = (torch.float32, torch.float16)
 pages = st.sampled_from((1, 3, 16, 40))
 
 
-@settings(max_examples=25)
+@drawn(25)
 @given(cases(dtypes=dtypes, head_dims=(1, 8, 24, 80)), pages, st.data())
 def test_only_touched_pages_are_recomputed(case: Case, page: int, data: st.DataObject) -> None:
     starts = [data.draw(st.integers(-2, case.kv.rows.max_len + page)) for _ in case.lengths]
@@ -86,7 +87,7 @@ def test_a_key_that_is_no_number_bounds_its_page(page: int) -> None:
         assert broken[1, 130 // page - 120 // page, 3] and broken.sum() == 1
 
 
-@settings(max_examples=25)
+@drawn(25)
 @given(
     cases(dtypes=dtypes, head_dims=(1, 8, 24, 80)),
     st.sampled_from((1, 3, 16)),

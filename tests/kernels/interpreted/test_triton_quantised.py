@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case
 from kernel_checks import poolings
@@ -14,8 +14,9 @@ from test_hybrid_decode import flags
 
 from saccade.kernels._triton import plan
 from saccade.types import Pooling
+from walking import drawn
 
-few = settings(max_examples=12)
+few = drawn(12)
 heads = (8, 16, 24)
 
 

@@ -8,12 +8,13 @@ from typing import Literal
 import pytest
 import torch
 from compiling import compile_kernel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
 from saccade.kernels.rank_union import triton as kernels
 from saccade.kernels.rank_union.api import framed_rank_union, rank_union
+from walking import drawn
 
 MODULE = "saccade.kernels.rank_union.triton"
 
@@ -36,7 +37,7 @@ def expect_union(ranked: list[list[list[int]]], width: int, universe: int, limit
         assert merged[row].tolist() == [wanted + [-1] * (limit - len(wanted))]
 
 
-@settings(max_examples=30)
+@drawn(30)
 @given(
     st.integers(1, 2),
     st.integers(1, 9),
@@ -122,7 +123,7 @@ def test_a_row_that_fits_is_its_own_set_whatever_its_lists_say(
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference", "cpu"])
-@settings(max_examples=15)
+@drawn(15)
 @given(st.integers(1, 9), st.integers(2, 90), st.integers(1, 60), st.integers(1, 40), st.integers(0, 2**31))
 def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
     implementation: Literal["triton", "reference", "cpu"], heads: int, universe: int, limit: int, first: int, seed: int

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from compiling import compile_kernel
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_spherical_kmeans import expect, expect_parts, parts, unit
 
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
+from walking import drawn
 
 MODULE = "saccade.kernels.spherical_kmeans.triton"
 
 
-@settings(max_examples=12)
+@drawn(12)
 @given(
     *(st.integers(1, 2), st.integers(1, 30), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**31)),
     *(st.booleans(), st.booleans()),
@@ -36,7 +37,7 @@ def test_against_float64(
         expect(vectors, -(-count // size), iterations, "triton")
 
 
-@settings(max_examples=10)
+@drawn(10)
 @example(axes=[0, 1, 2, 3, 4] * 8, clusters=36, iterations=1, compared=True)
 @example(axes=[0, 1, 2, 3, 4] * 8, clusters=36, iterations=1, compared=False)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=40), st.integers(1, 40), st.integers(1, 3), st.booleans())
@@ -54,7 +55,7 @@ def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int
         expect(vectors, min(clusters, len(axes)), iterations, "triton")
 
 
-@settings(max_examples=12)
+@drawn(12)
 @example(sizes=[(0, 0), (1, 1), (17, 17), (17, 3)], iterations=2, seed=0, tied=False, compared=True)
 @example(sizes=[(0, 0), (1, 1), (17, 17), (17, 3)], iterations=2, seed=0, tied=False, compared=False)
 @given(parts, st.integers(1, 4), st.integers(0, 2**31), st.booleans(), st.booleans())

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 import torch
 from compiling import compile_kernel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_topk import room_of, shares
 from torch import Tensor
@@ -23,6 +23,7 @@ from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk, topk_and_last
+from walking import drawn
 
 MODULE = "saccade.kernels.topk.triton"
 ORDERS: tuple[Order, ...] = ("position", "score")
@@ -88,7 +89,7 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@settings(max_examples=40)
+@drawn(40)
 @given(
     st.sampled_from(STYLES),
     st.lists(st.floats(0, 1), min_size=1, max_size=2),
@@ -109,7 +110,7 @@ def test_rows_searched_directly(
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30), st.integers(1, 30))
-@settings(max_examples=40)
+@drawn(40)
 def test_any_floats(values: list[float], k: int) -> None:
     expect_topk(torch.tensor([[values]]), [len(values)], k, "position")
 
@@ -172,7 +173,7 @@ def expect_topk_and_last(
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
-@settings(max_examples=40)
+@drawn(40)
 @given(
     st.sampled_from(STYLES),
     st.lists(st.floats(0, 1), min_size=2, max_size=2),

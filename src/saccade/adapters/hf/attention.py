@@ -103,7 +103,10 @@ def attention_forward(
     cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")
     sinks, prompt = kwargs.get("s_aux"), call.prompt
     if session is not None:
-        require_shape(module.layer_idx, (total, key.shape[2]), call.past, call.queries, fixed=session.fixed)
+        if total == 1 and prompt == call.queries and module.layer_idx not in session.keeping:
+            prompt = 1  # a layer that keeps nothing may leave all of a prompt out but its last token
+        seen = call.queries if prompt == total else total, key.shape[2]
+        require_shape(module.layer_idx, seen, call.past, call.queries, fixed=session.fixed)
         session.answered.add(module.layer_idx)
     if session is not None and call.again:
         with lasting():

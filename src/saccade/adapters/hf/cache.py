@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -203,9 +204,14 @@ def told(cache: Any) -> Tensor | None:
     return ids
 
 
+def keeping_of(cache: Any) -> list[Any]:
+    """The layers of a cache that keep something; transformers 5.24 lists others with them."""
+    return [layer for layer in cache.layers if not isinstance(layer, getattr(cache_utils, "DummyLayer", ()))]
+
+
 def end_at(cache: Any, slots: int) -> None:
     """Let every layer of a cache of ours show its first `slots` slots, whatever an interrupted call has left."""
-    for layer in cache.layers:
+    for layer in keeping_of(cache):
         layer.end_at(slots)
 
 
@@ -229,7 +235,7 @@ def advance(cache: Any, starts: Tensor, again: int = 0) -> tuple[Tensor, Rows]:
         table = torch.arange(starts.shape[0], dtype=torch.int32, device=starts.device)[:, None]
         rows = Rows(table, starts, (last + 1 - starts).int(), first.max_cache_len)
     # In one launch where the device allows it: each layer has a length of its own.
-    torch._foreach_add_([layer.cumulative_length for layer in cache.layers], 1)
+    torch._foreach_add_([layer.cumulative_length for layer in keeping_of(cache)], 1)
     return slots, rows
 
 
@@ -266,7 +272,7 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer
         layers[layer] = ours.adopt(layers[layer], session, layer)
     if reach is not None:
-        for layer in {*range(len(layers))}.difference(keeping):
+        for layer in {*own}.difference(keeping):
             if not isinstance(layers[layer], DynamicSlidingWindowLayer):
                 told = f"rectification takes tokens back, of which a {type(layers[layer]).__name__} does not know"
                 raise UnsupportedModelError(f"{told}; pass DynamicCache(config=model.config)")
@@ -283,8 +289,8 @@ def refuse_cache(cache: Any, concerned: Iterable[int] | None = None) -> None:
         )
     if getattr(cache, "offloading", False):
         raise UnsupportedModelError("saccade does not support offloaded caches: selection reads the cache every step")
-    held = range(len(cache.layers)) if concerned is None else concerned
-    for stock in (cache.layers[layer] for layer in held if layer < len(cache.layers)):
+    layers = cache.layers
+    for stock in keeping_of(cache) if concerned is None else (layers[one] for one in concerned if one < len(layers)):
         if type(stock) not in _ADOPTED:
             raise UnsupportedModelError(
                 f"saccade does not support cache layers of type {type(stock).__name__} "

@@ -160,8 +160,8 @@ class GraphedStep:
     def _record(self, count: int, first: int, prepare: Callable[[], None]) -> Recorded:
         """Capture a call of `count` tokens a row at slots from `first` on; the cache stays as it is."""
         tokens = torch.zeros((self._starts.shape[0], count), dtype=torch.int64, device=self._starts.device)
-        lengths = [layer.cumulative_length for layer in self._cache.layers]
-        storage = [held for layer in self._cache.layers for held in (layer.keys, layer.values)]
+        lengths = [layer.cumulative_length for layer in caches.keeping_of(self._cache)]
+        storage = [held for layer in caches.keeping_of(self._cache) for held in (layer.keys, layer.values)]
         kept = [*lengths, *(held[:, :, first : first + count] for held in storage)]
         before = [held.clone() for held in kept]
 
@@ -200,7 +200,8 @@ class GraphedStep:
 
     def _addresses(self) -> tuple[int, ...]:
         """Where the cache lies: a graph reads nowhere else."""
-        return tuple(tensor.data_ptr() for layer in self._cache.layers for tensor in (layer.keys, layer.values))
+        layers = caches.keeping_of(self._cache)
+        return tuple(tensor.data_ptr() for layer in layers for tensor in (layer.keys, layer.values))
 
 
 def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
 
     Positions count from `starts`, int32 `[B]`: each row's first real slot, as in `generate`.
     """
-    positions = (cache.layers[0].cumulative_length - starts.long())[:, None]
+    positions = (cache.layers[0].get_seq_length() - starts.long())[:, None]
     again = tokens.shape[1] - 1
     if again:
         positions = positions + torch.arange(-again, 1, device=tokens.device)

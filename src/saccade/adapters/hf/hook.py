@@ -59,7 +59,8 @@ class ForwardHook:
         args, kwargs = (), named(self.takes, self.kept, args, kwargs)
         _refuse_call(module, kwargs)
         require_known(self.kept, kwargs)
-        tokens = kwargs.get("input_ids")
+        # Layers that keep no keys leave all other positions out (transformers 5.24): right for a whole prompt alone.
+        last, tokens = kwargs.pop("logits_to_keep", None), kwargs.get("input_ids")
         batch, queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[:2]
         held, caller = kwargs.get(self.kept), self.callers.here
         if caller.starts is not None:
@@ -85,6 +86,8 @@ class ForwardHook:
                     at = torch.arange(past, past + queries, device=module.device)[None]
                 session.state.history.record(past, queries, batch, tokens, at)
         call = caller.call(past, queries)
+        if isinstance(last, int) and last == 1 and call.prompt == queries and not session.fixed:
+            kwargs["logits_to_keep"] = last
         caller.feed(call, session)
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
@@ -103,7 +106,7 @@ class ForwardHook:
     def decoding_from(self, held: Any) -> Session | None:
         """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""
         session = None if held is None else cache.session_of(held)
-        if session is None or not self._owns(session):
+        if session is None or session.state.counters is not self.counters:
             return None
         return session if self.callers.here.call(cache.filled(held), 1).prompt == 0 else None
 
@@ -133,16 +136,13 @@ class ForwardHook:
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""
         session = cache.session_of(held)
-        if session is None or not self._owns(session):
+        if session is None or session.state.counters is not self.counters:
             fed, session = cache.told(held), self._new_session(session)
             if fed is not None:
                 with lasting():
                     session.state.history.tell(fed)
             cache.install(held, session, self.plan, None if self.rectifier is None else self.rectifier.phase.every)
         return session
-
-    def _owns(self, session: Session) -> bool:
-        return session.state.counters is self.counters
 
     def _new_session(self, earlier: Session | None = None) -> Session:
         """A session of this run; of what an earlier one knew of the cache, the feed and what is not clean go on."""
@@ -172,9 +172,7 @@ def _refuse_call(module: Any, kwargs: dict[str, Any]) -> None:
         raise AttachmentError(f"attention was set to {held!r} while attached; restore() the run before you change it")
     asked = kwargs.get("output_attentions")
     if asked or (asked is None and getattr(module.config, "output_attentions", False)):
-        raise UnsupportedModelError(
-            "output_attentions=True: sparse decoding has no such matrix to return; leave it out"
-        )
+        raise UnsupportedModelError("output_attentions=True: sparse decoding has no matrix to return; leave it out")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped

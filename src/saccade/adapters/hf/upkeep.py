@@ -12,6 +12,7 @@ from ...decode.indexes import OwnIndexes
 from ...errors import UnsupportedModelError
 from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
+from .cache import refuse_moving
 from .rectify import Rectifier
 from .session import Session, lasting
 
@@ -27,6 +28,7 @@ class Upkeep:
     """
 
     def __init__(self, session: Session, cache: Any, starts: Tensor, rectifier: Rectifier | None = None) -> None:
+        refuse_moving(cache)
         indexes = session.state.indexes
         assert isinstance(indexes, OwnIndexes), "a cache here has indexes of its own"
         self._session, self._cache, self._indexes, self._rectifier = session, cache, indexes, rectifier

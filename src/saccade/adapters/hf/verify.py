@@ -53,11 +53,13 @@ class Verifier:
         given = kwargs.get("generation_config") or (args[0] if args else None)
 
         def setting(name: str) -> Any:
-            # As transformers has it: an argument counts even if it is None, a configuration only where it is not.
+            # As transformers has it: an argument counts even if it is None, a configuration only where it says more
+            # than the default, which transformers 4 writes out.
             if name in kwargs:
                 return kwargs[name]
-            values = (getattr(config, name, None) for config in (given, self._model.generation_config))
-            return next((value for value in values if value is not None), None)
+            own = self._model.generation_config
+            values, default = (getattr(config, name, None) for config in (given, own)), getattr(type(own)(), name, None)
+            return next((value for value in values if value is not None and value != default), default)
 
         if (setting("num_beams") or 1) > 1:
             raise UnsupportedModelError(
@@ -188,17 +190,13 @@ class Verifier:
 
     def _drafts_that_fit(self, past: int, held: Any) -> int:
         """No more drafts than the text, the cache and the model's positions hold behind the fed token."""
-        limits = [self._every]
-        room = cache.room(held)
-        if room is not None:
-            limits.append(room - 1)
-        positions = getattr(self._model.config, "max_position_embeddings", None)
-        if positions is not None:
-            limits.append(positions - past - 1)
-        ending = self._hook.callers.here.ending
-        if ending is not None and ending.last is not None:
-            limits.append(ending.last - past - 1)
-        return min(limits)
+        room, ending = cache.room(held), self._hook.callers.here.ending
+        ends = (
+            None if room is None else past + room,
+            getattr(self._model.config, "max_position_embeddings", None),
+            None if ending is None else ending.last,
+        )
+        return min(self._every, *(end - past - 1 for end in ends if end is not None))
 
 
 def _same_view(mask: Any, earlier: Any, slots: int) -> bool:

@@ -39,7 +39,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self._see()
         past, recorded = self.cumulative_length, self.record_past
         rewound, new = past < self._stop, [key_states, value_states]
