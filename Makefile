@@ -12,6 +12,8 @@
 #   make docs        the documentation as a site, in site/; a dead link or an undocumented name stops it
 #   make claims      the papers' claims, each with its verdict on the bundled model; hours; results in results/claims
 #   make wheel       source archive and wheel in dist/, installed in an empty environment and tried there
+#   make walk        every case of the products of which make test and make test-vllm run some
+#   make times       .ci/run, and how many minutes its stages and files of tests take; the log in results/times.log
 #   make house       the package in numbers: rooms, imports, lines, dependencies
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv. BUDGETS=16,256 chooses the demo's budgets.
@@ -31,12 +33,12 @@ NEXT_LOCK := tests/acceptance/vllm_next.py benchmarks/gpu/vllm/versions.txt
 NEXT_TESTS := $(patsubst %,tests/serving/test_%.py,interfaces cache_spec scheduler passes serve no_sync metrics vllm_types)
 # Every worker takes a stretch of the tests, whose neighbours share models, and at the end some of what others have left.
 WORKERS := --numprocesses auto --dist worksteal
-# A file's tests stay together: they share an engine.
-ENGINES := --numprocesses auto --dist loadfile
+# Tests of one engine stay together.
+ENGINES := --numprocesses auto --dist loadscope
 # Beside the version of constraints.txt: `saccade.checkpoints.versions.TRIED` names them all.
 OTHERS := transformers==4.57.6 transformers==5.24.0
-CONTRACT := tests/test_readme.py tests/adapters/test_effect.py tests/adapters/test_equality.py tests/adapters/test_model_types.py \
-	-k "tidal-sparse or readme or effect or test_page"
+CONTRACT := tests/test_readme.py $(patsubst %,tests/adapters/test_%.py,effect equality model_types rectify window shared_layers) \
+	-k "(same_tokens and tidal and sparse) or readme or effect or test_page or rewritten or wanted"
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
@@ -44,11 +46,11 @@ unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-vllm-next demo claims docs test contract test-vllm test-vllm-next test-gpu wheel lint
-.PHONY: types pytest house clean
+.PHONY: types pytest walk times house clean
 .SUFFIXES:
 
 help:
-	@sed -n '3,17s/^# \{0,3\}//p' Makefile
+	@sed -n '3,19s/^# \{0,3\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -147,6 +149,16 @@ types: setup
 
 wheel: setup
 	@$(RUN) tests/acceptance/check_wheel.py
+
+# What verification promises is asked of 40 texts.
+walk: setup-vllm
+	@$(RUN) -m pytest --quiet $(WORKERS) -m walk
+	@TRITON_INTERPRET=1 SACCADE_WALK=1 $(RUN) -m pytest --quiet $(WORKERS) tests/kernels/interpreted
+	@$(RUN) -m pytest --quiet $(ENGINES) -m walk tests/serving
+	@$(RUN) tests/acceptance/check_verify.py 40
+
+times: setup
+	@$(RUN) tests/acceptance/times.py
 
 house: setup
 	@$(RUN) tests/acceptance/house.py

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from limits import COLLECTED
 from saccade.machine import read_bandwidth
 
 torch.set_num_threads(1)
@@ -27,6 +28,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Tests on real vLLM and on a GPU need what `make setup` does not install; Triton's interpreter must be asked for before
 # anybody imports Triton, as torch does. All run where they are named, each in a process of their own.
 collect_ignore = ["serving", "gpu", "kernels/interpreted"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = len(items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -11,33 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from test_packaging import project
-
-PACKAGE = Path(__file__).parents[1] / "src" / "saccade"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "saccade"
 TESTS = Path(__file__).parent
 MAX_LINES, MAX_TEST_LINES = 400, 500
-LIMITS = {
-    "loose files": 6,
-    "rows of the import table beside adapters.vllm": 19,
-    "imports against the table": 0,
-    "files that import in a circle": 0,
-    # 24,000 and 7,500 when the house was rebuilt. On top came threads, slots, bounds by text and more refusals; vLLM's
-    # captured steps and their recall, a screen before a judgement, `bench serve` on CUDA, kernels that look at the
-    # length of a row before they do what its bound asks for, and clusters put in order in C. Then the front door:
-    # mistakes told in one line, live tables and pages, benchmarks' files and metrics, lm-evaluation-harness. Then
-    # layers of several kinds in both runtimes, and rectification beside windows. Then clients that ask on. Then dense
-    # passes: their kernel, scheduled ahead, together, and timed; caches of 8-bit floats; indexes of text that captured
-    # steps search; passes as graphs. Then pages and clusters, narrowed by one program a row. Then what claims needed:
-    # scales of gates' multipliers, lengths of answers, texts of records, a random head's set.
-    # 31,300 before; 120 more for today's transformers and vLLM.
-    "lines of Python in src": 31_420,
-    "of them measuring": 9_925,
-    "longest file outside kernels": 400,
-    "hard dependencies": 6,
-}
-"""Of the house; `make house` prints them beside what is counted."""
-MEASURING = ("eval", "calibrate", "bench", "report", "cli")
-"""Rooms that measure or show instead of decoding."""
 
 PUBLIC_NAMES = {
     "Run",
@@ -351,27 +328,6 @@ def test_a_broken_arrow_is_found(tmp_path: Path, file: str, line: str) -> None:
 def test_every_folder_of_modules_is_a_package() -> None:
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
-
-
-def house() -> dict[str, int]:
-    """What the house is measured by."""
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
-    rooms = {path: path.relative_to(PACKAGE).parts[0] for path in lines}
-    return {
-        "loose files": len(list(PACKAGE.glob("*.py"))),
-        "rows of the import table beside adapters.vllm": len(set(ARROWS) - {"adapters.vllm"}),
-        "imports against the table": len(broken_arrows(PACKAGE)),
-        "files that import in a circle": len(circles(PACKAGE)),
-        "lines of Python in src": sum(lines.values()),
-        "of them measuring": sum(length for path, length in lines.items() if rooms[path] in MEASURING),
-        "longest file outside kernels": max(length for path, length in lines.items() if rooms[path] != "kernels"),
-        "hard dependencies": len(project()["project"]["dependencies"]),
-    }
-
-
-def test_the_house_keeps_its_size() -> None:
-    counted = house()
-    assert {name: count for name, count in counted.items() if count > LIMITS[name]} == {}
 
 
 def test_every_arrow_is_used() -> None:

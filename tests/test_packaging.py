@@ -152,7 +152,7 @@ def test_the_documentation_is_built_strictly_and_with_the_tests() -> None:
 
 
 def test_only_the_targets_that_say_so_need_vllm() -> None:
-    installs, runs = f"--requirement {LOCK}", "loadfile tests/serving"
+    installs, runs = f"--requirement {LOCK}", "loadscope tests/serving"
     targets = ("test", "setup", "setup-vllm", "test-vllm", "setup-vllm-next", "test-vllm-next")
     dry = {name: make("--dry-run", f"--assume-new={LOCK}", name) for name in targets}
     assert [name for name, output in dry.items() if installs in output] == list(targets[2:])
@@ -167,7 +167,8 @@ def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def test_plain_pytest_leaves_vllm_out_and_says_so(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    for name in ("conftest.py", "limits.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
     (tmp_path / "serving").mkdir()
     (tmp_path / "serving" / "test_served.py").write_text("raise ImportError('no vLLM here')\n")
     (tmp_path / "test_plain.py").write_text("def test_plain():\n    pass\n")

@@ -21,7 +21,7 @@ from saccade.checkpoints.shape import shape_of
 
 from . import tiny
 from .checking import OracleObserver
-from .ways import VERSION
+from .ways import ENDLESS, VERSION
 
 FULL_LAYERS = (1, 2, 4, 5)
 WINDOW, BUDGET, SINKS, NEW, PROMPT = 8, 9, 4, 8, 30
@@ -88,8 +88,8 @@ STOCK_CANNOT = {
 """What transformers itself raises for."""
 if VERSION < (5,):
     REFUSED = {"gemma3n_text": "found 0 plain attention layers", "qwen3_next": "cache of type Qwen3NextDynamicCache"}
-    STOCK_CANNOT = dict.fromkeys(((name, "prompt lookup") for name in MODELS), "isin")
-elif VERSION >= (5, 24):
+    del STOCK_CANNOT["llama4_text", "static cache"]
+if VERSION >= (5, 24):
     del STOCK_CANNOT["llama4_text", "static cache"]
 
 
@@ -125,7 +125,7 @@ WAYS: dict[str, Callable[[PreTrainedModel], Any]] = {
     "static cache": lambda model: greedy(model, cache_implementation="static"),
     "chunked prompt": lambda model: greedy(model, prefill_chunk_size=7),
     "prompt lookup": lambda model: model.generate(
-        tiny.prompt().repeat(1, 2), do_sample=False, max_new_tokens=NEW, prompt_lookup_num_tokens=3
+        tiny.prompt().repeat(1, 2), do_sample=False, max_new_tokens=NEW, prompt_lookup_num_tokens=3, **ENDLESS
     ).tolist(),
 }
 

@@ -13,7 +13,7 @@ from forcing import sparse_below_the_budget
 
 from . import tiny
 from .rectified import EVERY, specs, twin
-from .ways import generate
+from .ways import ENDLESS, generate
 
 
 def interrupt(model: PreTrainedModel, layer: int, after: int) -> Any:
@@ -167,7 +167,7 @@ def test_several_tokens_at_once_never_overrun_the_budget(policy: str) -> None:
                 most.append(int(selection.tokens(kv.rows.seq_lens).max()))
 
     with saccade.sparsify(tiny.llama(), policy, observers=(Widest(),)):
-        generate(tiny.llama(), max_new_tokens=20, prompt_lookup_num_tokens=10, max_matching_ngram_size=1)
+        generate(tiny.llama(), max_new_tokens=20, prompt_lookup_num_tokens=10, max_matching_ngram_size=1, **ENDLESS)
     assert most and max(most) <= 12
 
 

@@ -26,7 +26,7 @@ from saccade.decode.stats import Rectifications
 from . import tiny
 from .ways import ON_DEVICE, VERSION
 
-THREADS, CALLS, NEW = 4, 50, 6
+THREADS, CALLS, NEW = 4, 20, 6
 
 POLICIES = {
     "tidal": "tidal:reselect=3,dense_layers=1,budget=5",
@@ -106,7 +106,7 @@ def job(model: PreTrainedModel, run: saccade.Run, number: int) -> Job:
 
 
 def test_threads_give_the_tokens_of_their_calls_alone() -> None:
-    """Four threads, fifty calls each, over five attached models; nothing that was counted is lost either."""
+    """Four threads, twenty calls each, over five attached models; nothing that was counted is lost either."""
     models = [tiny.fresh(seed=seed) for seed in range(len(POLICIES))]
     with ExitStack() as stack:
         runs = [

@@ -20,10 +20,12 @@ from saccade.eval.snapshot import Snapshot
 from walking import in_turn
 
 from . import tiny
-from .test_layer_kinds import FULL_LAYERS, HYBRIDS, NEW, STOCK, STOCK_CANNOT, WAYS, WINDOW, greedy, hybrid
+from .test_layer_kinds import FULL_LAYERS, HYBRIDS, NEW, STOCK, WAYS, WINDOW, greedy, hybrid
 from .ways import VERSION, needs_5, several_turns
 
 EVERY = 3
+FORGETS = needs_5("rectification takes tokens back, of which a DynamicLayer does not know")
+"""Of drafts: to caches that they are taken from, stock of transformers 4 gives no windows."""
 WINDOWED = [name for name in HYBRIDS if name != "qwen3_next"]
 SPECS = ("quest:page=4,budget=8,dense_layers=1", "less_is_more:reselect=4,dense_layers=1,budget=9")
 ROUNDING = dict.fromkeys(WINDOWED, 2e5 * 2.0**-53)
@@ -203,12 +205,14 @@ if VERSION < (5,):
 PADDED = ("greedy, left-padded", "beams", "chunked prompt")
 # In float64 Gemma 2's eager function makes NaN of padding, in stock too.
 NOTHING = [("gemma2", way) for way in PADDED if "gemma2" in STOCK]
-HELD = [(name, way) for name in WINDOWED for way in REWRITTEN if (name, way) not in (*NOTHING, *STOCK_CANNOT)]
+HELD = [(name, way) for name in WINDOWED for way in REWRITTEN if (name, way) not in NOTHING]
 
 
 @pytest.mark.parametrize(("name", "way"), HELD)
-def test_what_is_rewritten_is_what_stock_would_hold(name: str, way: str) -> None:
+def test_what_is_rewritten_is_what_stock_would_hold(name: str, way: str, request: pytest.FixtureRequest) -> None:
     """In float64: a pass attends to clean slots only, and in float64 as stock does."""
+    if way == "prompt lookup":
+        request.applymarker(FORGETS)
     model = hybrid(name).double()
     for spec in SPECS:
         with (
@@ -267,7 +271,7 @@ def _raise(module: Any, args: Any) -> None:
     raise KeyboardInterrupt
 
 
-@needs_5("rectification takes tokens back, of which a DynamicLayer does not know")  # stock's for assistants there
+@FORGETS
 @pytest.mark.parametrize("rectify", ["1", "2", "1:verify"])
 def test_an_assistant_is_rectified_too(rectify: str) -> None:
     """It drafts more tokens than are run again at once, and stock takes back those that the target does not confirm."""

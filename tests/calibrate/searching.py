@@ -17,6 +17,10 @@ from saccade.checkpoints.load import ModelSource
 POSITIONS = 700
 
 
+TOGETHER = 32
+"""Questions that are tried in one call."""
+
+
 def make_model(folder: Path, *, kv_heads: int = 4, layers: int = 5, seed: int = 0) -> Path:
     """Random weights in a folder, with the bundled model's tokenizer; 4 query heads."""
     torch.manual_seed(seed)
@@ -46,19 +50,29 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
     source = ModelSource.locate(folder)
     tokenizer, model = source.tokenizer(), AutoModelForCausalLM.from_pretrained(folder).eval()
     lines: list[str] = []
+
+    @torch.no_grad()
+    def said(rows: list[list[int]]) -> list[str]:
+        """What comes behind each row; those that are shorter are padded behind, which no token before sees."""
+        longest = max(map(len, rows))
+        logits = model(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).logits
+        return [tokenizer.decode([int(logits[place, len(row) - 1].argmax())]) for place, row in enumerate(rows)]
+
     for text in range(texts):
-        wanted = asked - (1 if ragged and text == texts - 1 else 0)
-        found, number = 0, 0
         context = " ".join(f"Text {text} says that word {word} comes before word {word + 1}." for word in range(8))
-        while found < wanted:
-            number += 1
-            question = f"{text} and {number}?"
-            row = tokenizer(f"{context}\n\nQuestion: {question}\nAnswer:", add_special_tokens=False)["input_ids"]
-            with torch.no_grad():
-                said = tokenizer.decode([int(model(torch.tensor([row])).logits[0, -1].argmax())])
-            if said.startswith(" ") and said.strip() == said[1:] and len(said) > 2 and said.isprintable():
-                found += 1
-                lines.append(json.dumps({"context": context, "question": question, "answer": said[1:]}))
+        found: list[str] = []
+        first, wanted = 1, asked - (1 if ragged and text == texts - 1 else 0)
+        while len(found) < wanted:
+            asking = [f"{text} and {number}?" for number in range(first, first + TOGETHER)]
+            told = [f"{context}\n\nQuestion: {question}\nAnswer:" for question in asking]
+            rows = [tokenizer(one, add_special_tokens=False)["input_ids"] for one in told]
+            for question, row, answer in zip(asking, rows, said(rows), strict=True):
+                word = answer.startswith(" ") and answer.strip() == answer[1:] and len(answer) > 2
+                # Alone the row may be rounded otherwise.
+                if word and answer.isprintable() and said([row]) == [answer]:
+                    found.append(json.dumps({"context": context, "question": question, "answer": answer[1:]}))
+            first += TOGETHER
+        lines += found[:wanted]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -32,6 +32,7 @@ from saccade.calibrate.promise import (
 from saccade.calibrate.tune import Tuning
 from saccade.errors import SaccadeError
 from saccade.recipes.recipe import Recipe
+from walking import among
 
 
 def nothing(_: str) -> None:
@@ -107,6 +108,7 @@ def test_what_fails_is_hardly_ever_chosen_behind_a_screen(way: str, accuracy: fl
             assert failing(found["screened"]) <= stats.binom.isf(1e-4, runs, ALPHA)
 
 
+@pytest.mark.walk
 def test_whom_a_screen_chose_its_own_texts_must_not_judge() -> None:
     """Single questions, eight families just below: on other texts they hardly pass, on the same ones too often."""
     contest, runs = Contest("", JUST, 0.9, 0.0, "even", asked=1), 1500
@@ -223,7 +225,7 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["screen", "border", "judging"])
+@pytest.mark.parametrize("stage", among(["screen", "border", "judging"], ["border"]))
 def test_a_run_that_is_taken_up_makes_the_same_choice(
     folder: Path, task: Path, tmp_path: Path, screened: tuple[Tuning, dict[str, Any]], stage: str
 ) -> None:
@@ -258,6 +260,7 @@ def test_where_the_screen_lets_nobody_through_no_other_text_is_asked(folder: Pat
     assert recipe.found["tune"]["screened"]["families"] == 3
 
 
+@pytest.mark.walk
 def test_a_full_run_is_not_screened(folder: Path, task: Path, tmp_path: Path) -> None:
     """Everyone is asked everything, all families share alpha, as ever."""
     tuning = Tuning.check(settings(folder, task, tmp_path, full=True))
@@ -281,6 +284,7 @@ def test_a_full_run_is_not_screened(folder: Path, task: Path, tmp_path: Path) ->
     assert results["chosen"] == cheapest(walked, {row["spec"]: row["bytes"] for row in results["rows"]})
 
 
+@pytest.mark.walk
 def test_a_default_run_is_screened_and_a_full_one_asks_for_all(folder: Path, tmp_path: Path) -> None:
     """Of the built-in texts: how many, where nobody says it."""
     few, more = POLICIES[:2], POLICIES

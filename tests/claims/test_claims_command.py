@@ -104,7 +104,7 @@ def test_a_run_gives_verdict_picture_and_samples(invoke: Invoke, model_folder: P
     ("settings", "tests"),
     [
         (QUESTIONS, (READ,)),
-        (CONTINUATION, (WORSE, MASS)),
+        pytest.param(CONTINUATION, (WORSE, MASS), marks=walk),
         pytest.param(ACCUMULATED, (GAP,), marks=walk),
         (GENERATION, (LONGER,)),
     ],
@@ -240,6 +240,7 @@ def test_all_go_on_after_one_that_cannot_be_run(
     assert (tmp_path / "results" / "claims" / "C0" / "result.json").is_file()
 
 
+@walk
 def test_all_may_run_side_by_side(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The true claims that are judged by a file alone; what processes of their own find is what this one does."""
     monkeypatch.undo()

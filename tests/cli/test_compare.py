@@ -15,6 +15,7 @@ from commands import Invoke
 from saccade.eval import comparison, context
 from saccade.eval.job import ComparisonJob, ComparisonSettings
 from saccade.eval.reader import Reader
+from walking import walk
 
 ROW_NAMES = {
     *("policy", "budget", "share_attended", "recall", "recall_with_dense", "recall_per_layer"),
@@ -171,6 +172,7 @@ def test_processes_give_what_one_would(
             assert row[name] == others[row["spec"]][name], name
 
 
+@walk
 def test_a_rectified_policy_answers_as_in_generation(
     compare: Compare, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +259,7 @@ def test_a_folder_without_results_is_refused(invoke: Invoke, tmp_path: Path) -> 
     assert result.exit_code == 2 and "holds no gaze.jsonl, of which its report is made" in result.stderr
 
 
+@walk
 def test_a_seed_gives_the_same_answers_in_any_order(compare: Compare, finished: tuple[Any, Path]) -> None:
     _, again = compare(policies=tuple(reversed(POLICIES)), budget="64,32")
     assert answers_of(again) == answers_of(finished[1])

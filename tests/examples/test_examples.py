@@ -81,6 +81,7 @@ def test_chat(tmp_path: Path) -> None:
     assert share(printed) < 0.7
 
 
+@walk
 def test_own_method(tmp_path: Path) -> None:
     """It runs beside ours and chooses otherwise; with a budget above the context it misses nothing."""
     found = re.findall(r"^(\w+):.*: ' 4821\..*', attention recall (\d\.\d\d)$", run("own_method.py", tmp_path), re.M)
@@ -89,6 +90,7 @@ def test_own_method(tmp_path: Path) -> None:
     assert theirs != ours and 0 < theirs < covering == 1
 
 
+@walk
 def test_recall(tmp_path: Path) -> None:
     """The picture is drawn; exact scores catch most."""
     found = dict(re.findall(r"^(\w+):.*: recall (\d\.\d\d),", run("recall.py", tmp_path), re.M))

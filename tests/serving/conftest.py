@@ -6,19 +6,90 @@ import os
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from engines import Engines
+from engines import Engines, Visit
+from vllm import LLM
+from xdist.scheduler import LoadScopeScheduling
+
+MAX_STARTS = 70
+"""Of engines, in all that `make test-vllm` runs, which leaves out what walks."""
+EVERY_TIME = "not walk"
+VISITING = ("test_one_engine", "test_prefix_cache", "test_rectified_cache", "test_requests")
+"""Files whose tests share the engine of their policy."""
+VISIT: dict[str, Any] = {"max_num_batched_tokens": 512, "enable_prefix_caching": True}
+
+_started = 0
 
 
-@pytest.fixture
-def engines() -> Iterator[Engines]:
-    """Makes engines that are closed at the end of the test."""
+@pytest.fixture(scope="session")
+def all_engines() -> Iterator[Engines]:
     made = Engines()
     yield made
     made.close()
+
+
+@pytest.fixture
+def engines(all_engines: Engines) -> Iterator[Engines]:
+    """Makes engines that are closed at the end of the test."""
+    yield all_engines
+    all_engines.close_own()
+
+
+@pytest.fixture
+def visited(all_engines: Engines, policy: str) -> LLM:
+    """The engine that all tests of this policy share: prompts in chunks, and a prefix cache."""
+    return all_engines.visit(Visit(policy, tuple(VISIT.items())))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share an engine run one after the other."""
+    items.sort(key=lambda item: group(item.nodeid))
+
+
+class ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types of it
+    """And in one process. Not by xdist's groups: on pytest 9 its 3.8 leaves their names out of tests' ids."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
+    return ByEngine(config, log)
+
+
+def group(nodeid: str) -> str:
+    """Whom a test shares an engine, or else a process, with: its policy, its model or its file."""
+    file, (_, _, ids) = Path(nodeid.partition("::")[0]).stem, nodeid.partition("[")
+    if file in VISITING and ":" in ids:
+        return ids
+    return f"{file} {ids.partition('-')[0]}" if file == "test_layer_kinds" else file
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Workers tell how many engines they have started; too many in all is a failure."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["started"] = Engines.started
+    elif started() > MAX_STARTS and session.config.option.markexpr == EVERY_TIME:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_testnodedown(node: Any) -> None:
+    global _started
+    _started += getattr(node, "workeroutput", {}).get("started", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"engines started: {started()}; every time at most {MAX_STARTS}")
+
+
+def started() -> int:
+    """By this process or, with xdist, by its workers."""
+    return _started + Engines.started

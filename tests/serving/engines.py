@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 
 from saccade.adapters.vllm.checks import SCHEDULER
@@ -26,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "max_model_len": 4096,
     "max_num_seqs": 8,
     "block_size": 32,
+    "kv_cache_memory_bytes": 2**28,
     "disable_log_stats": True,
     "enable_prefix_caching": False,
 }
@@ -36,11 +40,31 @@ eight_bits = pytest.mark.skipif(
 )
 
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """An engine that several tests ask: its policy, and what it is started with beside `DEFAULTS`."""
+
+    policy: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    recall: float = 0.0
+
+
 class Engines:
-    """Engines of one test."""
+    """The engines of this process. A test's own end with it; one that tests visit ends when another is asked for.
+
+    Never two of them: whichever ends takes the process's groups of ranks with it.
+    """
+
+    started = 0
+    """How many have started in this process; `conftest.py` holds the sum to a limit."""
 
     def __init__(self) -> None:
-        self._made: list[Any] = []
+        self._made: list[LLM] = []
+        self._visited: Visit | None = None
+        self._by_stock: dict[Any, Any] = {}
 
     def stock(self, **settings: Any) -> LLM:
         """vLLM as it comes."""
@@ -57,14 +81,52 @@ class Engines:
             }
         return self._make({"attention_backend": "CUSTOM", "additional_config": {"saccade": options}, **settings})
 
+    def visit(self, visit: Visit) -> LLM:
+        """The engine that the tests of one policy share; each brings its own prompts and leaves no request behind."""
+        if self._visited != visit:
+            self.close()
+            self.sparse(visit.policy, recall=visit.recall, **dict(visit.settings))
+            self._visited = visit
+        return self._made[0]
+
+    def by_stock(self, ask: Callable[[LLM], T], **settings: Any) -> T:
+        """What a stock engine that lives for this question answers; asked once in a process."""
+        key = ask, repr(sorted(settings.items()))
+        if key not in self._by_stock:
+            self.close()
+            self._by_stock[key] = ask(self.stock(**settings))
+            self.close()
+        found: T = self._by_stock[key]
+        return found
+
     def close(self) -> None:
-        for engine in self._made:
-            engine.llm_engine.engine_core.shutdown()
-        self._made.clear()
-        gc.collect()
+        """End whatever runs."""
+        made, self._made, self._visited = self._made, [], None
+        with patch.object(gc, "collect"):
+            for engine in made:
+                engine.llm_engine.engine_core.shutdown()
+        if made:
+            # Whoever is still named here would outlive the collection.
+            del made[:], engine
+            gc.collect()
+
+    def close_own(self) -> None:
+        """End what a test has started for itself."""
+        if self._visited is None:
+            self.close()
 
     def _make(self, settings: dict[str, Any]) -> LLM:
-        engine = LLM(**{"model": str(model_path()), **DEFAULTS, **settings})
+        if self._visited is not None:
+            self.close()
+        # vLLM collects garbage eight times for each engine, half a second every time among all that is imported here.
+        try:
+            with patch.object(gc, "collect"):
+                engine = LLM(**{"model": str(model_path()), **DEFAULTS, **settings})
+        except BaseException:
+            # Else the next engine would take over the groups of ranks of this one.
+            cleanup_dist_env_and_memory()
+            raise
+        Engines.started += 1
         self._made.append(engine)
         return engine
 
@@ -113,8 +175,16 @@ def greedy(count: int, **settings: Any) -> SamplingParams:
 
 def answers(engine: LLM, asked: Sequence[Sequence[int]], params: Any) -> list[Answer]:
     """The answers to prompts of token ids, all submitted at once."""
-    outputs = engine.generate([TokensPrompt(prompt_token_ids=list(ids)) for ids in asked], params, use_tqdm=False)
+    outputs = engine.generate([prompt_of(ids) for ids in asked], params, use_tqdm=False)
     return [answer_of(output.outputs[0]) for output in outputs]
+
+
+_numbers = count()
+
+
+def prompt_of(ids: Sequence[int]) -> TokensPrompt:
+    """A prompt that finds nothing in the prefix cache, and leaves nothing there for others."""
+    return TokensPrompt(prompt_token_ids=list(ids), cache_salt=f"salt {next(_numbers)}")
 
 
 def answer_of(output: Any) -> Answer:

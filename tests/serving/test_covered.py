@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from engines import Answer, Engines, answers, force_own_path, greedy, prompts
 from vllm import LLM
+
+from walking import among
 
 POLICIES = (
     "streaming:budget=4096",
@@ -22,35 +23,25 @@ POLICIES = (
     "lychee_cluster:budget=4096,rectify=8",
     "exact_topk:budget=4096",
 )
+EVERY_TIME = tuple(POLICIES[place] for place in (2, 5, 7, 9))
 LENGTHS = (230, 17, 129, 64, 310, 33, 1, 145)
 STEPS = 20
 CHUNKED: dict[str, Any] = {"max_num_batched_tokens": 96, "max_num_seqs": 4}
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[Answer]:
-    engines = Engines()
-    found = answers(engines.stock(**CHUNKED), prompts(*LENGTHS), greedy(STEPS))
-    engines.close()
-    return found
+def asked(engine: LLM) -> list[Answer]:
+    return answers(engine, prompts(*LENGTHS), greedy(STEPS))
 
 
-@pytest.fixture(scope="module", params=POLICIES)
-def engine(request: pytest.FixtureRequest, expected: list[Answer]) -> Iterator[LLM]:
-    """Made after stock is gone: whichever engine ends takes the process's groups of ranks with it."""
-    engines = Engines()
-    yield engines.sparse(request.param, **CHUNKED)
-    engines.close()
-
-
-@pytest.mark.parametrize("own_path", [False, True], ids=["vLLM's path", "own path"])
-def test_answers_are_those_of_stock(
-    engine: LLM, own_path: bool, expected: list[Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Continuous batches of 4 of 8 prompts, prefilled in chunks; float32, log-probabilities within 1e-4."""
-    if own_path:
-        force_own_path(monkeypatch)
-    found = answers(engine, prompts(*LENGTHS), greedy(STEPS))
-    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+@pytest.mark.parametrize("policy", among(POLICIES, EVERY_TIME))
+def test_answers_are_those_of_stock(policy: str, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continuous batches of 4 of 8 prompts, prefilled in chunks, by vLLM's path and by ours; float32, 1e-4."""
+    expected = engines.by_stock(asked, **CHUNKED)
+    engine = engines.sparse(policy, **CHUNKED)
+    for own_path in (False, True):
+        if own_path:
+            force_own_path(monkeypatch)
+        found = asked(engine)
+        assert [answer.tokens for answer in found] == [answer.tokens for answer in expected], f"{own_path=}"
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)

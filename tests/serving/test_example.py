@@ -10,9 +10,12 @@ from pathlib import Path
 import psutil
 from server import OURS_ALONE, START_SECONDS
 
+from walking import walk
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
 
 
+@walk
 def test_the_server_answers_sparsely_and_densely_and_ends(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
     done = subprocess.run(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from engines import Engines, answer_of, answers, greedy, prompts
+from engines import answer_of, answers, greedy, prompts
+from vllm import LLM
 from vllm.inputs import TokensPrompt
 
 BLOCK = 32
@@ -18,14 +19,14 @@ POLICIES = (
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, engines: Engines) -> None:
+def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, visited: LLM) -> None:
     """Three turns, each of which begins with the one before, its sparse answer included."""
-    cached, plain = engines.sparse(policy, enable_prefix_caching=True), engines.sparse(policy)
     every = 8 if "rectify=8" in policy else 16 if "rectify=16" in policy else None
     prompt, steps, last = prompts(300)[0], 70, 0
     for turn in range(3):
-        output = cached.generate([TokensPrompt(prompt_token_ids=prompt)], greedy(steps), use_tqdm=False)[0]
-        expected = answers(plain, [prompt], greedy(steps))[0]
+        shared = TokensPrompt(prompt_token_ids=prompt, cache_salt="second turn")
+        output = visited.generate([shared], greedy(steps), use_tqdm=False)[0]
+        expected = answers(visited, [prompt], greedy(steps))[0]
         assert answer_of(output.outputs[0]).tokens == expected.tokens
         if turn:
             # Of the last turn: its prompt, and with rectification every whole phase of every + 1 tokens after it.

@@ -34,7 +34,7 @@ STREAMS = 32
 ANSWER = 40
 CACHE = 512 * 2**20
 """More than all streams hold together, so that nobody is preempted: a preempted request may answer differently."""
-ROUNDS = 8
+ROUNDS = 5
 MARGIN = 2 * 2**20
 """64 KiB for each stream of a round, which holds 4 MiB of cache on average. Measured: less than 1 MiB in all."""
 REQUESTS = f"saccade_requests_total{{{POLICY}}}"

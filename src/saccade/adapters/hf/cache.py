@@ -24,6 +24,7 @@ from .session import Session, lasting
 from .window import RewindingWindow
 
 MINIMUM_GROWTH = 256
+_KEEPS_NOTHING: Any = getattr(cache_utils, "DummyLayer", ())
 
 
 class RoomyLayer(DynamicLayer):
@@ -206,7 +207,7 @@ def told(cache: Any) -> Tensor | None:
 
 def keeping_of(cache: Any) -> list[Any]:
     """The layers of a cache that keep something; transformers 5.24 lists others with them."""
-    return [layer for layer in cache.layers if not isinstance(layer, getattr(cache_utils, "DummyLayer", ()))]
+    return [layer for layer in cache.layers if not isinstance(layer, _KEEPS_NOTHING)]
 
 
 def end_at(cache: Any, slots: int) -> None:

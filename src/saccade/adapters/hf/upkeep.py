@@ -32,8 +32,7 @@ class Upkeep:
         indexes = session.state.indexes
         assert isinstance(indexes, OwnIndexes), "a cache here has indexes of its own"
         self._session, self._cache, self._indexes, self._rectifier = session, cache, indexes, rectifier
-        self._first = starts.tolist()
-        device = cache.layers[0].keys.device
+        self._first, device = starts.tolist(), cache.layers[0].keys.device
         with lasting():
             self._starts = starts.to(device)
             self._table = torch.arange(len(self._first), dtype=torch.int32, device=device)[:, None]

@@ -53,12 +53,11 @@ class Verifier:
         given = kwargs.get("generation_config") or (args[0] if args else None)
 
         def setting(name: str) -> Any:
-            # As transformers has it: an argument counts even if it is None, a configuration only where it says more
-            # than the default, which transformers 4 writes out.
+            # As transformers has it: an argument counts even if it is None, a configuration where it is no default.
             if name in kwargs:
                 return kwargs[name]
-            own = self._model.generation_config
-            values, default = (getattr(config, name, None) for config in (given, own)), getattr(type(own)(), name, None)
+            values = (getattr(config, name, None) for config in (given, self._model.generation_config))
+            default = getattr(type(self._model.generation_config)(), name, None)
             return next((value for value in values if value is not None and value != default), default)
 
         if (setting("num_beams") or 1) > 1:
