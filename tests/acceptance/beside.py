@@ -26,7 +26,7 @@ def main(wanted: list[str], module: list[str]) -> int:
         venv.create(folder, clear=True, symlinks=True, with_pip=False)
         own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", capture_output=True).stdout
         Path(own.strip(), "outer.pth").write_text(outer, encoding="utf-8")
-        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--upgrade", *wanted)
+        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", "--upgrade", *wanted)
         done.write_text(outer, encoding="utf-8")
     return subprocess.run([python, "-m", *module], cwd=ROOT, check=False).returncode
 

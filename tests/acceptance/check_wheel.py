@@ -206,7 +206,7 @@ def check_installed(checks: Checks, wheel: Path, python: Path, *, fetch: bool) -
 
 def install(wheel: Path, python: Path, *options: str) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    run([*pip, "install", "--quiet", *options, str(wheel)])
+    run([*pip, "install", "--quiet", "--no-compile", *options, str(wheel)])
 
 
 def check_newest(checks: Checks, wheel: Path, environment: Path) -> None:

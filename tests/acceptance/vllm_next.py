@@ -19,7 +19,7 @@ VERSIONS = Path(__file__).parents[2] / "benchmarks" / "gpu" / "vllm" / "versions
 def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     version, sha256, *missing = VERSIONS.read_text(encoding="utf-8").splitlines()[-1].split()
-    _pip("install", "--no-deps", "--only-binary", ":all:", "--target", folder, *missing)
+    _pip("install", "--no-compile", "--no-deps", "--only-binary", ":all:", "--target", folder, *missing)
     lock = folder / "lock.txt"
     lock.write_text(f"vllm=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
     anywhere = ("--only-binary", ":all:", "--platform", "manylinux_2_28_x86_64", "--platform", "any")
