@@ -24,15 +24,13 @@ def main(wanted: list[str], module: list[str]) -> int:
     outer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     if not all("==" in one for one in wanted) or not done.exists() or done.read_text(encoding="utf-8") != outer:
         venv.create(folder, clear=True, symlinks=True, with_pip=False)
-        own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", capture_output=True).stdout
+        asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        own = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         Path(own.strip(), "outer.pth").write_text(outer, encoding="utf-8")
-        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", "--upgrade", *wanted)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        subprocess.run([*pip, "install", "--no-compile", "--upgrade", *wanted], check=True)
         done.write_text(outer, encoding="utf-8")
     return subprocess.run([python, "-m", *module], cwd=ROOT, check=False).returncode
-
-
-def run(python: Path, *arguments: str, capture_output: bool = False) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python, *arguments], capture_output=capture_output, text=True, check=True)
 
 
 if __name__ == "__main__":
