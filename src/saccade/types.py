@@ -115,7 +115,7 @@ class KVView:
         held = self.rows
         if rows == list(range(held.batch)):
             return self
-        chosen = torch.tensor(rows).to(held.seq_lens.device, non_blocking=True)
+        chosen = torch.tensor(rows, device="cpu").to(held.seq_lens.device, non_blocking=True)
         table, starts, lengths = (
             tensor.index_select(0, chosen) for tensor in (held.page_table, held.row_start, held.seq_lens)
         )

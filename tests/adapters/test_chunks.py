@@ -105,8 +105,9 @@ def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
 
 def test_without_a_tokenizer_chunks_are_pages_and_the_run_says_so() -> None:
     with saccade.sparsify(tiny.llama(), SPEC) as run:
-        WAYS["greedy"](tiny.llama())
-        index = run._hook.slot[0].state.indexes._indexes[1]
+        cache = DynamicCache()
+        tiny.by_hand(tiny.llama(), tiny.prompt(), 9, cache)
+        index = cache.layers[0].session.state.indexes._indexes[1]
         assert isinstance(index, ChunkBounds)
         edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
         assert {stop - start for start, stop in pairwise(edges)} == {4}

@@ -34,7 +34,7 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
     model, checked = tiny.llama(), []
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        session, cache = run._hook.slot[0], kwargs.get(run._hook.kept)
+        session, cache = run._hook.latest.session, kwargs.get(run._hook.kept)
         if cache is None:
             return
         clean = min(session.state.history.clean, int(cache.get_seq_length()))
@@ -161,7 +161,7 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
     model = tiny.llama()
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        state, held = run._hook.slot[0].state, kwargs[run._hook.kept]
+        state, held = run._hook.latest.session.state, kwargs[run._hook.kept]
         for layer, index in state.indexes._indexes.items():
             assert isinstance(index, PageBounds)
             covered = state.indexes._covered[layer]
@@ -176,7 +176,7 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
     with saccade.sparsify(model, specs(EVERY)["resa"]) as run:
         # Sparse calls only: after a rewriting one, the index waits for the next selection.
         hook = model.get_decoder().register_forward_hook(
-            lambda m, a, k, o: check(m, a, k, o) if run._hook.slot[0].call.prompt == 0 else None, with_kwargs=True
+            lambda *given: check(*given) if run._hook.latest.session.call.prompt == 0 else None, with_kwargs=True
         )
         generate(model, max_new_tokens=NEW)
         hook.remove()
@@ -193,7 +193,7 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
     cache = DynamicCache()
     with saccade.sparsify(model, specs(EVERY, mode)["lychee_cluster"]) as run:
         generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
-        session = run._hook.slot[0]
+        session = run._hook.latest.session
         checked = 0
         for layer, index in session.state.indexes._indexes.items():
             assert isinstance(index, ClusterIndex)

@@ -115,9 +115,10 @@ def test_several_tokens_at_once_are_one_by_one(spec: str) -> None:
 )
 def test_an_index_is_built_once_for_all_that_read_the_keys(spec: str, indexed: list[int]) -> None:
     model = gemma()
-    with saccade.sparsify(model, spec) as run:
-        WAYS["greedy"](model)
-        assert sorted(run._hook.slot[0].state.indexes._indexes) == indexed
+    with saccade.sparsify(model, spec):
+        cache = DynamicCache()
+        tiny.by_hand(model, tiny.prompt(), 9, cache)
+        assert sorted(cache.layers[0].session.state.indexes._indexes) == indexed
 
 
 @REFUSED_ON_4
@@ -148,7 +149,7 @@ def test_rectified_tokens_are_dense_ones(mode: str) -> None:
     with saccade.sparsify(model, f"{tiny.spec('quest', BUDGET)},rectify={mode}") as run:
         answer = model.generate(ids, past_key_values=cache, **options)
         assert run.stats().dense_passes >= 3
-        clean = run._hook.slot[0].state.history.clean
+        clean = run._hook.latest.session.state.history.clean
     dense = model(answer[:, :clean], use_cache=True).past_key_values
     assert clean > 36
     for layer in KEEPING:

@@ -344,8 +344,9 @@ def test_a_run_that_is_over_is_forgotten_by_every_thread() -> None:
     def call() -> None:
         generated(model, tiny.prompt())
         with runs[0].decoding():
-            model(tiny.prompt(), past_key_values=DynamicCache())
-        sessions.append(weakref.ref(runs[0]._hook.slot[0]))
+            cache = DynamicCache()
+            model(tiny.prompt(), past_key_values=cache)
+        sessions.append(weakref.ref(cache.layers[0].session))
 
     def live_on() -> None:
         call()

@@ -164,7 +164,7 @@ def clean_slots_are_dense(run: saccade.Run, name: str) -> Iterator[list[int]]:
     twin, checked = hybrid(name).double(), []
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        session, cache = run._hook.slot[0], kwargs.get(run._hook.kept)
+        session, cache = run._hook.latest.session, kwargs.get(run._hook.kept)
         if cache is None:
             return
         length = int(cache.get_seq_length())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 import saccade
 from saccade.checkpoints.bundled import model_path
@@ -31,8 +31,9 @@ def edges(**options: Any) -> tuple[list[int], list[int], tuple[str, ...]]:
     model, tokenizer = bundled()
     inputs = tokenizer(TEXT, return_tensors="pt")
     with saccade.sparsify(model, SPEC, **options) as run:
-        model.generate(**inputs, max_new_tokens=3, do_sample=False)
-        index = next(iter(run._hook.slot[0].state.indexes._indexes.values()))
+        cache = DynamicCache()
+        model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
+        index = next(iter(cache.layers[0].session.state.indexes._indexes.values()))
         assert isinstance(index, ClusterIndex)
         return inputs["input_ids"][0].tolist(), edges_of(index), run.notes
 
@@ -60,8 +61,9 @@ def test_embeddings_have_no_text_and_the_run_says_so() -> None:
     model, tokenizer = bundled()
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     with saccade.sparsify(model, SPEC, tokenizer=tokenizer) as run:
-        model.generate(inputs_embeds=model.get_input_embeddings()(ids).detach(), max_new_tokens=3, do_sample=False)
-        index = next(iter(run._hook.slot[0].state.indexes._indexes.values()))
+        cache, embeddings = DynamicCache(), model.get_input_embeddings()(ids).detach()
+        model.generate(inputs_embeds=embeddings, past_key_values=cache, max_new_tokens=3, do_sample=False)
+        index = next(iter(cache.layers[0].session.state.indexes._indexes.values()))
         assert isinstance(index, ClusterIndex)
         assert {stop - start for start, stop in pairwise(edges_of(index))} == {16}
         assert "embeddings" in run.notes[0]

@@ -223,8 +223,8 @@ def searched(engine: CudaEngine) -> list[int]:
     return found
 
 
-def test_only_rows_whose_index_is_complete_search_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of requests that opted out, that have just finished their prompts, that pad the batch or are none: nobody's."""
+def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also who has just finished a prompt of several slices; of who opted out, pads the batch or is none: nobody's."""
     engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 5})
     engine.requests.rows[2] = RequestRow(sparse=False)
     nobody, prompts = 5, [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True)]
@@ -234,9 +234,10 @@ def test_only_rows_whose_index_is_complete_search_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(slots, "SLICE", 60)
     engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
-    assert searched(engine) == [held[1].slot, nobody, nobody, held[0].slot, nobody]
+    last = engine.requests.rows[3].memory.slot
+    assert searched(engine) == [held[1].slot, nobody, last, held[0].slot, nobody]
     assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [False, True, True, False, False]
+    assert step.group.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.
     step = decode_step(engine, [Row(0, 1), Row(1, 1)])
     assert searched(engine) == [nobody] * 2

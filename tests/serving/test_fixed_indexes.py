@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -46,14 +47,18 @@ class Fixed:
     def leave(self, request: int) -> None:
         self.here.pop(request).memory.leave()
 
-    def step(self, new: dict[int, int]) -> None:
-        """A step that computes so many of the last tokens of these requests; lengths are those behind it."""
+    def step(self, new: dict[int, int], prompts: Collection[int] = ()) -> None:
+        """A step that computes so many of the last tokens of these requests; lengths are those behind it.
+
+        More than one are a prompt's, and also one of those of `prompts`.
+        """
         world, requests = self.world, [*new]
         arrivals = []
         for request, count in new.items():
             length = world.lengths[request]
             self.here[request].memory.written(length - count, length, dense=count > 1)
-            arrivals.append(Arrival(self.here[request], request, length - count, length))
+            decodes = count == 1 and request not in prompts
+            arrivals.append(Arrival(self.here[request], request, length - count, length, decodes))
         self.indexes.take_in(arrivals, lambda chosen: world.rows([requests[number] for number in chosen]))
 
     def rows(self, requests: list[int]) -> Rows:
@@ -149,44 +154,53 @@ def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
 
 
 @pytest.mark.parametrize("left", [60, 200])
-def test_a_backlog_is_taken_in_in_slices(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that begins with much in the cache attends to all of it until its index is that of all at once."""
+def test_a_prompts_backlog_is_taken_in_in_slices(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt that finds much in the cache; its index is that of all at once in the end."""
     monkeypatch.setattr(slots_module, "SLICE", left)
     world = World(5)
     fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
-    behind, stops = fixed.enter(0), []
-    for _ in range(8):
-        fixed.step({0: 1})
+    fixed.enter(0)
+    stops = [0]
+    while len(stops) < 2 or stops[-1] > stops[-2]:
+        fixed.step({0: 1}, prompts=[0])
         stops.append(fixed.stack.table.stops[0])
-        if not behind.behind:
-            break
-        chosen = fixed.sets([0], world.queries(ROWS))[0]
-        assert int(chosen.counts[0, 0]) == world.lengths[0], "nobody's slot is not indexed"
-        world.lengths[0] += 1
-    assert stops == [left * (number + 1) for number in range(len(stops) - 1)] + [stops[-1]]
-    assert len(stops) == -(-stops[-1] // left)
+    assert stops[1:-2] == [left * (number + 1) for number in range(len(stops) - 3)]
+    assert len(stops) == -(-stops[-1] // left) + 2
     fixed.check([0])
 
 
-def test_slices_are_shared_by_those_who_are_behind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that follow their text are never late for others; the more a step computes, the more it takes in."""
+@pytest.mark.parametrize("before", [0, 2])
+def test_who_decodes_is_indexed_ahead(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of its text came at once, or is left by slices of its prompt, and however many others have some."""
+    monkeypatch.setattr(slots_module, "SLICE", 60)
+    world = World(5)
+    fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
+    for request in range(3):
+        fixed.enter(request)
+    for _ in range(before):
+        fixed.step(dict.fromkeys(range(3), 1), prompts=range(3))
+    assert sum(fixed.stack.table.stops[:3]) == 60 * before
+    fixed.step(dict.fromkeys(range(3), 1))
+    fixed.check([0, 1, 2])
+
+
+def test_slices_are_shared_by_prompts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that decode are never late for others; the more a step computes, the more it takes in."""
     monkeypatch.setattr(slots_module, "SLICE", 50)
     world = World(6)
-    fixed, world.lengths = Fixed(world), [120, 200, 240, *[0] * 4]
-    steady = fixed.enter(0)
-    world.lengths[0] = 45
+    fixed, world.lengths = Fixed(world), [45, 200, 240, *[0] * 4]
+    fixed.enter(0)
     fixed.step({0: 45})
     fixed.step({0: 1})
-    assert not steady.behind
-    others = [fixed.enter(1), fixed.enter(2)]
+    for request in (1, 2):
+        fixed.enter(request)
     world.lengths[0] = 49
-    fixed.step({0: 1, 1: 1, 2: 1})
-    assert [steady.behind, *(one.behind for one in others)] == [False, True, True]
+    fixed.step({0: 1, 1: 1, 2: 1}, prompts=[1, 2])
     assert fixed.stack.table.stops[:3] == [48, 50, 0]
     fixed.check([0])
     # A chunk of a prompt is computed in the step.
-    fixed.step({0: 1, 1: 1, 2: 160})
-    assert [steady.behind, *(one.behind for one in others)] == [False, False, True]
+    fixed.step({0: 1, 1: 1, 2: 160}, prompts=[1])
+    assert fixed.stack.table.stops[1] == 192 and 0 < fixed.stack.table.stops[2] <= 20
 
 
 def test_a_prompt_is_indexed_while_it_is_computed() -> None:

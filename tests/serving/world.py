@@ -51,7 +51,7 @@ class World:
     def take_in(self, indexes: SlotIndexes, requests: list[int], known: list[RequestRow], places: list[int]) -> None:
         """One step in which each of the requests decodes a token, and searches."""
         arrivals = [
-            Arrival(row, place, self.lengths[request] - 1, self.lengths[request])
+            Arrival(row, place, self.lengths[request] - 1, self.lengths[request], decodes=True)
             for request, row, place in zip(requests, known, places, strict=True)
         ]
         indexes.take_in(arrivals, lambda chosen: self.rows([requests[number] for number in chosen]))

@@ -45,7 +45,7 @@ class Load:
     def _tokens(self, number: int, length: int) -> list[int]:
         # No load finds in the prefix cache what one before it has left there.
         generator = torch.Generator().manual_seed(1_000_003 * self.clients + number)
-        tokens: list[int] = torch.randint(self.vocabulary, (length,), generator=generator).tolist()
+        tokens: list[int] = torch.randint(self.vocabulary, (length,), generator=generator, device="cpu").tolist()
         return tokens
 
 

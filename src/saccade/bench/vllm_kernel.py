@@ -32,10 +32,10 @@ class VllmAttention:
 
     def __init__(self, context: int, batch: int) -> None:
         per_row = context // self.block + 1
-        self._table = torch.arange(batch * per_row, dtype=torch.int32).view(batch, per_row)
+        self._table = torch.arange(batch * per_row, dtype=torch.int32, device="cpu").view(batch, per_row)
         self._slots = self._table[:, context // self.block].long() * self.block + context % self.block
-        self._lengths = torch.full((batch,), context + 1, dtype=torch.int32)
-        self._starts = torch.arange(batch + 1, dtype=torch.int32)
+        self._lengths = torch.full((batch,), context + 1, dtype=torch.int32, device="cpu")
+        self._starts = torch.arange(batch + 1, dtype=torch.int32, device="cpu")
         self._caches: dict[int, Tensor] = {}
         self._plan: Any = None
 
@@ -87,10 +87,12 @@ class VllmAttention:
 
     def _filled(self, kv: KVView, isa: str) -> Tensor:
         batch, length = kv.rows.batch, kv.rows.max_len
-        cache = torch.zeros(self._table.numel(), kv.kv_heads, 2 * self.block, kv.head_dim, dtype=kv.k.dtype)
+        cache = torch.zeros(
+            self._table.numel(), kv.kv_heads, 2 * self.block, kv.head_dim, dtype=kv.k.dtype, device="cpu"
+        )
         keys, values = cache.chunk(2, dim=2)
         for row in range(batch):
-            slots = self._table[row, 0].long() * self.block + torch.arange(length)
+            slots = self._table[row, 0].long() * self.block + torch.arange(length, device="cpu")
             kernels.cpu_attn_reshape_and_cache(
                 kv.k[row, :length].contiguous(), kv.v[row, :length].contiguous(), keys, values, slots, isa
             )

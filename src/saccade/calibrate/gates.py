@@ -191,7 +191,7 @@ KINDS: dict[str, type[HardKuma | DirectGates | HardConcrete]] = {
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Uniform numbers, never 0 nor 1 where logarithms would not be finite; made on the host: one seed, one sequence."""
     smallest = torch.finfo(torch.float32).eps
-    return torch.rand(shape, generator=generator, dtype=torch.float32).clamp(smallest, 1 - smallest)
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").clamp(smallest, 1 - smallest)
 
 
 def _constant(shape: tuple[int, ...], value: float, device: torch.device | None) -> Tensor:

@@ -24,8 +24,8 @@ class GoldObserver(AnswerObserver):
     """
 
     def __init__(self, layers: int, query_heads: int, tokens: Sequence[int], first: int = 0) -> None:
-        self.mass = torch.zeros(layers, query_heads, dtype=torch.float64)
-        self.copies = torch.zeros(layers, query_heads, dtype=torch.float64)
+        self.mass = torch.zeros(layers, query_heads, dtype=torch.float64, device="cpu")
+        self.copies = torch.zeros(layers, query_heads, dtype=torch.float64, device="cpu")
         self.steps = 0
         self._tokens, self._first = tokens, first
 
@@ -39,5 +39,5 @@ class GoldObserver(AnswerObserver):
             following = ask.answer[step.position - len(ask.prompt) + 1]
             self.mass[step.layer] += weights[row, :, first:stop].sum(-1).double().cpu()
             hits = [first <= at < stop and self._tokens[at] == following for at in best[row]]
-            self.copies[step.layer] += torch.tensor(hits, dtype=torch.float64)
+            self.copies[step.layer] += torch.tensor(hits, dtype=torch.float64, device="cpu")
             self.steps += step.layer == self._first

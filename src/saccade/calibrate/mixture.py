@@ -248,7 +248,7 @@ def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
         return best_of_each(scores, rule.share.of_each(lengths), rule.size(seen - new + 1, 1), most)
     ids, _ = topk_and_last(scores.transpose(0, 1), lengths, most - 1, 1, share=rule.share)
-    chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool)
+    chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool, device="cpu")
     chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token
     return chosen[..., :-1].transpose(0, 1)
 

@@ -35,9 +35,9 @@ class ProxyObserver(AnswerObserver):
         selectors = [plan.selector for plan in plans]
         assert all(selectors), "a plan without a selector has no sets to compare"
         self._selectors = [selector for selector in selectors if selector is not None]
-        self.mass = torch.zeros(len(plans), layers, layers, dtype=torch.float64)
+        self.mass = torch.zeros(len(plans), layers, layers, dtype=torch.float64, device="cpu")
         self.overlap = torch.zeros_like(self.mass)
-        self.weights = torch.zeros(layers, dtype=torch.float64)
+        self.weights = torch.zeros(layers, dtype=torch.float64, device="cpu")
         self._sets: dict[int, dict[int, list[Tensor]]] = {}
 
     def turn_to(self, sheet: Sheet) -> None:

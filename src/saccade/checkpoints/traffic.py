@@ -83,7 +83,7 @@ def state_bytes(config: Any, dtype: torch.dtype) -> int | None:
                 if name.rpartition(".")[2] == "experts":
                     # Which experts a token takes depends on numbers.
                     module.forward = _untouched
-            cache = model(torch.zeros(1, 2, dtype=torch.long), use_cache=True)[cache_argument(model)]
+            cache = model(torch.zeros(1, 2, dtype=torch.long, device="cpu"), use_cache=True)[cache_argument(model)]
     # A model's own code can raise anything.
     except Exception:
         return None

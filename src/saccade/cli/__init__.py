@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -64,4 +66,8 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Entry point of `saccade` and of `python -m saccade`."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal without UTF-8 cannot show must not end a command.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import Annotated
 
@@ -74,7 +75,8 @@ def generate(
         chosen = filled
     parts = [] if document is None else [read_document(document)]
     if prompt is not None or document is None:
-        parts.append(decoded(sys.stdin.buffer.read(), "standard input") if prompt is None else prompt)
+        given = (sys.stdin.buffer.read(), "standard input") if prompt is None else (os.fsencode(prompt), "the prompt")
+        parts.append(decoded(*given))
     text = "\n\n".join(parts)
     if not text.strip():
         raise DocumentError("the prompt is empty; give it as an argument, on standard input or by --document")

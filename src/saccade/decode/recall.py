@@ -149,7 +149,7 @@ class RecallObserver:
         with COUNTING:
             self._finish()
             if not self._finished:
-                return Recall(*torch.empty(2, 0, len(self._layers), 0))
+                return Recall(*torch.empty(2, 0, len(self._layers), 0, device="cpu"))
             return Recall(*torch.cat(self._finished, dim=1))
 
     def _keep(self, layer: int, span: HeadSpan, rows: Rows, values: Tensor) -> None:

@@ -23,13 +23,13 @@ class GazeObserver:
 
     def __init__(self, length: int) -> None:
         self._length = length
-        self._edges = torch.arange(length) * BINS // length
+        self._edges = torch.arange(length, device="cpu") * BINS // length
         self.look_for((0, 1))
 
     def look_for(self, value_span: tuple[int, int]) -> None:
         """Start anew, for a fact whose value lies at these tokens (first, and the one behind the last)."""
         self._span = value_span
-        self._bins = torch.zeros(BINS)
+        self._bins = torch.zeros(BINS, device="cpu")
         self._held = 0.0
         self._sets = 0
 
@@ -40,7 +40,9 @@ class GazeObserver:
             return
         heads = span.stop - span.start
         chosen = membership(selection, kv.rows.seq_lens, kv.rows.max_len)[0, :, : self._length].cpu()
-        touched = torch.zeros(chosen.shape[0], BINS, dtype=torch.int64).index_add_(1, self._edges, chosen.long())
+        touched = torch.zeros(chosen.shape[0], BINS, dtype=torch.int64, device="cpu").index_add_(
+            1, self._edges, chosen.long()
+        )
         self._bins += (touched > 0).float().mean(0) * heads
         self._held += float(chosen[:, slice(*self._span)].any(-1).float().mean()) * heads
         self._sets += heads

@@ -34,7 +34,7 @@ def scratch(purpose: str, shape: tuple[int, ...]) -> Tensor:
         # An inference tensor could not be written outside inference mode, where the next call may be.
         with torch.inference_mode(False):
             # An eighth more than asked for: the context grows by a token per step.
-            buffer = torch.empty(needed + needed // 8, dtype=torch.float32)
+            buffer = torch.empty(needed + needed // 8, dtype=torch.float32, device="cpu")
         setattr(_held, purpose, buffer)
     return buffer[:needed].view(shape)
 

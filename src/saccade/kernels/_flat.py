@@ -92,10 +92,10 @@ class RowReader:
             self._tokens = storage[int(rows.page_table[row, first]), offset : offset + length].transpose(0, 1)
             return
         self._flat = flatten(storage)
-        slots = torch.arange(start, start + length)
+        slots = torch.arange(start, start + length, device="cpu")
         pages = rows.page_table[row].long().index_select(0, slots // page)
         self._index = pages * self._flat.page + slots % page * self._flat.slot
-        self._heads = torch.arange(storage.shape[2])[:, None] * self._flat.head
+        self._heads = torch.arange(storage.shape[2], device="cpu")[:, None] * self._flat.head
 
     def read(self, head: int, start: int, stop: int) -> Tensor:
         """Tokens `[stop - start, d]` of a KV head at logical positions `start..stop`."""

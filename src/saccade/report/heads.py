@@ -168,7 +168,7 @@ def _training(panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
 def _densities(panels: Sequence[Axes], run: _Run) -> None:
     """Densities of the unstretched variable of the heads that end highest and lowest."""
     final = numpy.array(run.records[-1]["mean"])
-    x = torch.linspace(0.002, 0.998, 499, dtype=torch.float64)
+    x = torch.linspace(0.002, 0.998, 499, dtype=torch.float64, device="cpu")
     moments = sorted({round(place) for place in numpy.linspace(0, len(run.records) - 1, _MOMENTS)})
     for axes, flat in zip(panels, (int(final.argmax()), int(final.argmin())), strict=True):
         layer, head = divmod(flat, final.shape[1])
@@ -176,7 +176,7 @@ def _densities(panels: Sequence[Axes], run: _Run) -> None:
         for drawn, moment in enumerate(moments):
             record = run.records[moment]
             gates = HardKuma(final.shape)
-            gates.load({name: torch.tensor(value) for name, value in record["parameters"].items()})
+            gates.load({name: torch.tensor(value, device="cpu") for name, value in record["parameters"].items()})
             density = gates.density(x)[layer, head].numpy()
             highest = max(highest, density.max())
             shade = 0.25 + 0.75 * (drawn + 1) / len(moments)

@@ -141,10 +141,10 @@ class ChunkTable:
         first = self.counts.new_full((len(self.stops),), torch.iinfo(torch.int32).max).long()
         last = torch.zeros_like(first)
         for change in changes:
-            chosen = torch.tensor(change.rows).to(first.device, non_blocking=True)
+            chosen = torch.tensor(change.rows, device="cpu").to(first.device, non_blocking=True)
             first.scatter_reduce_(0, chosen, change.first, "amin")
             last.scatter_reduce_(0, chosen, change.last, "amax")
-        picked = torch.tensor(rows).to(first.device, non_blocking=True)
+        picked = torch.tensor(rows, device="cpu").to(first.device, non_blocking=True)
         first, last = first.index_select(0, picked), last.index_select(0, picked)
         return Change(rows, first, last, sum(change.most for change in changes))
 
@@ -188,7 +188,7 @@ class ChunkTable:
         """Cut `rows` from the last chunk that `known` tokens have decided on; `first` and `last` of the change."""
         cuts, device = self.cuts, self.edges.device
         self._reserve(cuts.most(max(stops)))
-        told = torch.tensor((rows, starts, known, stops)).to(device, non_blocking=True)
+        told = torch.tensor((rows, starts, known, stops), device="cpu").to(device, non_blocking=True)
         chosen, origins, decided, ends = told.unbind()
         edges = self.edges.index_select(0, chosen)
         number = torch.arange(edges.shape[1] - 1, device=device)

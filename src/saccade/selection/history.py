@@ -92,7 +92,7 @@ class TokenHistory:
             return torch.full_like(slots, UNKNOWN, dtype=torch.int8)
         if self._table is None:
             # The last place stands for every id that is not in the vocabulary.
-            table = torch.tensor([*self.levels, UNKNOWN], dtype=torch.int8)
+            table = torch.tensor([*self.levels, UNKNOWN], dtype=torch.int8, device="cpu")
             self._table = table.to(slots.device, non_blocking=True)
         ids = self.read(rows, slots)
         known = (ids >= 0) & (ids < len(self.levels))
@@ -147,9 +147,9 @@ class TokenHistory:
         return feeds
 
     @property
-    def has_unread(self) -> bool:
-        """Whether text was asked for where none is known, as where a model was fed embeddings; waits for the device."""
-        return bool(self._unread)
+    def unread(self) -> Tensor | bool:
+        """Whether text was asked for where none is known, as where a model was fed embeddings."""
+        return self._unread
 
     def continued(self, levels: Sequence[int] | None) -> TokenHistory:
         """The same feed for another run on the same cache, which may know other levels."""

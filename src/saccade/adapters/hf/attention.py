@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 
 from ...checkpoints.unsupported import POSITION_BIAS
 from ...decode.attend import attend
-from ...errors import AttachmentError, UnsupportedModelError
+from ...errors import AttachmentError, KernelError, UnsupportedModelError
 from ...kernels.dense_pass.api import dense_pass
 from .call import Call
 from .effect import require_shape
@@ -109,7 +110,7 @@ def attention_forward(
         require_shape(module.layer_idx, seen, call.past, call.queries, fixed=session.fixed)
         session.answered.add(module.layer_idx)
     if session is not None and call.again:
-        with lasting():
+        with _answering(module.layer_idx):
             (view,) = session.views(key, value, attention_mask, sinks, cap)
             if session.slots is not None:
                 # A step that a graph holds takes in its own token and no others.
@@ -128,7 +129,7 @@ def attention_forward(
             return output, None
         outputs.append(output)
     assert session is not None, "only prompts are run again"
-    with lasting():
+    with _answering(module.layer_idx):
         for position, view in enumerate(session.views(key, value, attention_mask, sinks, cap)):
             q = query[:, :, prompt + position]
             outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
@@ -136,6 +137,17 @@ def attention_forward(
         decoded: Callable[..., Tensor] = _Decoded.apply
         outputs = [*outputs[: prompt > 0], *(decoded(query, output) for output in outputs[prompt > 0 :])]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), None
+
+
+@contextmanager
+def _answering(layer: int) -> Iterator[None]:
+    """As `lasting`; what the kernels refuse is said of the layer whose cache they were given."""
+    with lasting():
+        try:
+            yield
+        except KernelError as error:
+            advice = "decode from a cache that calls of the model have filled, batch and mask unchanged since"
+            raise UnsupportedModelError(f"layer {layer} cannot decode from this cache: {error}; {advice}") from error
 
 
 class _Decoded(torch.autograd.Function):
@@ -162,7 +174,7 @@ def _session(module: Any) -> Session | None:
     at_hand: AtHand | None = getattr(module, SESSION_ATTRIBUTE, None)
     if at_hand is None or (at_hand.session is None and not is_backward()):
         raise AttachmentError(
-            f"a layer asks for the attention implementation {NAME!r}, but its model is not attached; "
-            "use saccade.sparsify(model, policy)"
+            f"a layer asks for the attention implementation {NAME!r}, but its model is not attached: use "
+            "saccade.sparsify(model, policy), call no part of it alone, and share neither layers nor configuration"
         )
     return None if is_backward() else at_hand.session

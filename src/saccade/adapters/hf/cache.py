@@ -33,18 +33,23 @@ class RoomyLayer(DynamicLayer):
     def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.buffers = keys, values
-        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.keys, self.values = self.shown = keys[:, :, :length], values[:, :, :length]
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
 
 class GrowingLayer(DynamicLayer):
-    """A `DynamicLayer` that appends in place; `keys` and `values` are views `[B, Hkv, T, d]` of larger buffers."""
+    """A `DynamicLayer` that appends in place; `keys` and `values` are views `[B, Hkv, T, d]` of larger buffers.
+
+    Attributes:
+        shown: keys and values as they were set here; others than these somebody has set by hand.
+    """
 
     def __init__(self, session: Session, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.session, self.layer = session, layer
         self.buffers: tuple[Tensor, Tensor] | None = None
+        self.shown: tuple[Tensor | None, Tensor | None] = None, None
 
     @classmethod
     def adopt(cls, stock: DynamicLayer, session: Session, layer: int) -> GrowingLayer:
@@ -52,10 +57,12 @@ class GrowingLayer(DynamicLayer):
         adopted = cls(session, layer)
         if stock.keys is not None and stock.values is not None and stock.get_seq_length() > 0:
             adopted._hold(stock.keys, stock.values, stock.get_seq_length())
-            adopted.buffers = getattr(stock, "buffers", None)
+            if not is_set_by_hand(stock):
+                adopted.buffers = getattr(stock, "buffers", None)
         return adopted
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        see(self)
         past = self.get_seq_length()
         length = past + key_states.shape[-2]
         self.session.stored.add(self.layer)
@@ -65,19 +72,26 @@ class GrowingLayer(DynamicLayer):
         return self._hold(keys, values, length)
 
     def crop(self, tokens_to_remove: int) -> None:
+        if self.get_seq_length() == 0:
+            return
+        see(self)
         super().crop(tokens_to_remove)
+        self.shown = self.keys, self.values
         # Whoever takes tokens back may feed others in their place, unseen if that is stock.
-        self.session.drafts = None
+        self.session.drafts = self.session.put_back = None
         self.session.state.history.forget(self.get_seq_length())
 
     def end_at(self, slots: int) -> None:
         """Show the first `slots` slots: hide what lies behind, or show again what was hidden; nothing is copied."""
+        see(self)
         if slots != self.get_seq_length():
-            assert self.buffers is not None, "only what was appended here is moved"
+            assert self.keys is not None and self.values is not None, "only what was appended here is moved"
+            self.buffers = self.buffers or (self.keys, self.values)
             self._hold(*self.buffers, slots)
 
     def reset(self) -> None:
         self.keys = self.values = self.buffers = None
+        self.shown = None, None
         self.is_initialized = False
         self.session.reset()
 
@@ -90,6 +104,7 @@ class GrowingLayer(DynamicLayer):
             self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        see(self)
         length = self.get_seq_length()
         if self.keys is not None and self.values is not None and length > 0:
             keys, values = self.buffers or (self.keys, self.values)
@@ -103,7 +118,7 @@ class GrowingLayer(DynamicLayer):
 
     def _hold(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
         held = keys[:, :, :length], values[:, :, :length]
-        self.keys, self.values = held
+        self.keys, self.values = self.shown = held
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         return held
@@ -117,6 +132,7 @@ class GrowingLayer(DynamicLayer):
         self.buffers = None
         keys = _grown(self.keys if past else None, key_states, past, capacity)
         self.keys = keys[:, :, :past]
+        self.shown = self.keys, self.values
         values = _grown(self.values if past else None, value_states, past, capacity)
         self.buffers = keys, values
         return self.buffers
@@ -127,6 +143,7 @@ class IndexedStaticLayer(StaticLayer):
 
     session: Session
     layer: int
+    shown: tuple[Tensor | None, Tensor | None] = None, None
 
     @classmethod
     def adopt(cls, stock: StaticLayer, session: Session, layer: int) -> IndexedStaticLayer:
@@ -134,7 +151,12 @@ class IndexedStaticLayer(StaticLayer):
         adopted = cls.__new__(cls)
         adopted.__dict__.update(stock.__dict__)
         adopted.session, adopted.layer = session, layer
+        adopted.shown = adopted.keys, adopted.values
         return adopted
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        super().lazy_initialization(*args, **kwargs)
+        self.shown = self.keys, self.values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         slots = self.session.slots
@@ -159,6 +181,7 @@ class IndexedStaticLayer(StaticLayer):
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         super().reorder_cache(beam_idx)
+        self.shown = self.keys, self.values
         if self.keys is not None:
             with lasting():
                 self.session.permute(self.layer, beam_idx.to(self.keys.device))
@@ -187,6 +210,56 @@ def filled(cache: Any, positions: Tensor | None = None) -> int:
     if positions is not None and isinstance(first, StaticLayer) and not told:
         return int(positions[0])
     return int((cache if first is None else first).get_seq_length())
+
+
+def is_set_by_hand(layer: Any) -> bool:
+    """Whether a layer holds other keys or values than those that were set here."""
+    keys, values = getattr(layer, "shown", (layer.keys, layer.values))
+    return layer.keys is not keys or layer.values is not values
+
+
+def see(layer: GrowingLayer | IndexedStaticLayer) -> None:
+    """Take over what somebody has set by hand; nothing that was known of the sequences holds for it.
+
+    Raises:
+        UnsupportedModelError: for keys and values of different numbers.
+    """
+    if is_set_by_hand(layer):
+        sizes = [None if held is None else list(held.shape[:3]) for held in (layer.keys, layer.values)]
+        if sizes[0] != sizes[1]:
+            raise UnsupportedModelError(f"layer {layer.layer} of the cache has keys {sizes[0]}, values {sizes[1]}")
+        layer.shown = layer.keys, layer.values
+        if isinstance(layer, GrowingLayer):
+            layer.buffers = None
+        layer.session.reset()
+
+
+def look_over(cache: Any, session: Session) -> None:
+    """Take over what somebody has set by hand in the layers of a session since its last call.
+
+    Raises:
+        UnsupportedModelError: if they do not fit each other, or a call that raised has left others behind changed.
+    """
+    if session.spoilt is not None:
+        told = f"a call that raised has left its layers of type {session.spoilt} changed"
+        raise UnsupportedModelError(f"this cache cannot go on: {told}; begin the text again in a new cache")
+    layers = [cache.layers[layer] for layer in session.keeping]
+    for layer in layers:
+        see(layer)
+    if not session.fixed:
+        refuse_uneven(layers)
+
+
+def refuse_uneven(layers: Iterable[Any]) -> None:
+    """Raise unless layers of a growing cache hold the same number of tokens.
+
+    Raises:
+        UnsupportedModelError: with two of the numbers.
+    """
+    lengths = {layer.get_seq_length() for layer in layers}
+    if len(lengths) > 1:
+        told = f"{min(lengths)} tokens in a layer and {max(lengths)} in another"
+        raise UnsupportedModelError(f"the cache holds {told}; saccade decodes from layers of the same length")
 
 
 def _first(cache: Any) -> GrowingLayer | IndexedStaticLayer | None:
@@ -268,6 +341,7 @@ def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) 
     # A lazily growing cache may hold fewer layers yet, and knows no others than these.
     last = keeping[-1] if reach is None else own[-1]
     layers = [*cache.layers, *(DynamicLayer() for _ in range(len(cache.layers), last + 1))]
+    refuse_uneven(layers[layer] for layer in keeping if not isinstance(layers[layer], StaticLayer))
     session.keeping, session.fixed = tuple(keeping), isinstance(layers[keeping[0]], StaticLayer)
     for layer in keeping:
         ours = IndexedStaticLayer if isinstance(layers[layer], StaticLayer) else GrowingLayer

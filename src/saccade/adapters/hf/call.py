@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Literal
 
 from torch import Tensor
 from transformers.cache_utils import Cache, StaticLayer
 
 from ...checkpoints.versions import FORMER
+from ...errors import AttachmentError
 from .effect import Text
 
 
@@ -62,6 +66,7 @@ class Caller:
         purpose: what verification calls the model for.
         ending: of the text that `generate` makes under verification; None outside of it.
         text: that `generate` makes; None outside of it.
+        blocks: generators with an open block of these facts, which hold while the generator runs.
     """
 
     prompt: int | None = None
@@ -70,19 +75,20 @@ class Caller:
     purpose: Purpose = "plain"
     ending: Ending | None = None
     text: Text | None = None
+    blocks: tuple[FrameType, ...] = ()
 
     @property
     def decodes(self) -> bool:
         """Whether the caller has said that some positions decode."""
         return self.prompt is not None or self.decoding
 
-    def call(self, past: int, queries: int) -> Call:
-        """What a call of `queries` positions behind `past` slots is."""
+    def call(self, past: int, queries: int, cache: object = None) -> Call:
+        """What a call of `queries` positions behind `past` slots of a cache is."""
         if self.purpose in ("dense", "check"):
             return Call(past, queries, queries, again=self.purpose == "check")
-        if self.prompt is not None and not self.decoding:
+        if self.prompt is not None and not self.decoding and (self.text is None or self.text.is_on(cache)):
             return Call(past, queries, min(max(self.prompt - past, 0), queries))
-        # A hand-written call: one token behind others is taken for a decoded one.
+        # A hand-written call, perhaps inside of `generate`: one token behind others is taken for a decoded one.
         decodes = self.decoding or (past > 0 and queries == 1)
         return Call(past, queries, 0 if decodes else queries)
 
@@ -90,7 +96,7 @@ class Caller:
         """Count a call on a cache for the text that `generate` makes; drafts count once they are checked."""
         if self.text is not None and self.purpose != "draft":
             # What verification runs densely, it has found to be what the policy's promise asks for.
-            asked = call if self.purpose == "plain" else replace(self, purpose="plain").call(call.past, call.queries)
+            asked = replace(self, purpose="plain").call(call.past, call.queries, cache)
             self.text.feed(call.queries, call.queries - asked.prompt, cache)
 
 
@@ -99,6 +105,7 @@ class Callers:
 
     def __init__(self) -> None:
         self._known: ContextVar[Caller] = ContextVar("caller")
+        self._blocks: list[FrameType] = []
 
     def __reduce__(self) -> tuple[type[Callers], tuple[()]]:
         return Callers, ()  # of a copied model
@@ -108,6 +115,23 @@ class Callers:
         """The one whose call is at hand."""
         return self._known.get(None) or Caller()
 
+    def calling(self) -> Caller:
+        """The one whose call is at hand.
+
+        Raises:
+            AttachmentError: if a generator was suspended in a block of `holding`, or runs on in another context.
+        """
+        caller = self.here
+        if self._blocks:
+            running = set(_stack())
+            for block in [*self._blocks]:
+                if (block in caller.blocks) != (block in running):
+                    raise AttachmentError(
+                        f"a block of this run stays open around a yield of {block.f_code.co_name!r}, where it cannot "
+                        "hold: open it around each call of the model, and close it before the yield"
+                    )
+        return caller
+
     @contextmanager
     def knowing(self, **facts: Any) -> Iterator[None]:
         """Inside, these attributes of `here` hold."""
@@ -115,26 +139,77 @@ class Callers:
         try:
             yield
         finally:
-            self._known.reset(before)
+            # A generator may end in another context than it began in, which knows nothing.
+            with suppress(ValueError):
+                self._known.reset(before)
 
-    def watched(self, generate: Any, check: Callable[..., None], ending: Callable[..., Ending] | None) -> Any:
-        """`generate` behind a `check` of what it is told: it says where prompt and text end, and tokens are counted."""
+    @contextmanager
+    def holding(self, **facts: Any) -> Iterator[None]:
+        """As `knowing`, for a block of a caller's own, which may stand in a generator."""
+        block = _generator()
+        opened = [] if block is None else [block]
+        self._blocks += opened
+        try:
+            with self.knowing(blocks=(*self.here.blocks, *opened), **facts):
+                yield
+        finally:
+            for one in opened:
+                self._blocks.remove(one)
 
-        @functools.wraps(generate)
-        def wrapper(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            check(kwargs)
-            prompt, unread = _prompt(inputs, kwargs)
-            text = Text(unread)
-            with self.knowing(prompt=prompt, text=text), self.knowing(ending=ending and ending(args, kwargs)):
-                output = generate(inputs, *args, **kwargs)
-            made, ids = getattr(output, "sequences", output), kwargs.get("input_ids") if inputs is None else inputs
-            # A loop of the caller's own may leave more than its last token unfed.
-            if isinstance(made, Tensor) and kwargs.get("custom_generate") is None:
-                begun = 0 if kwargs.get("inputs_embeds") is not None else 1
-                text.end(made.shape[1] - (begun if ids is None else ids.shape[1]))
-            return output
 
-        return wrapper
+@dataclass(slots=True, eq=False)
+class Generate:
+    """Stands in for a model's `generate`, `stock`: it says where prompt and text end, and sees that tokens are counted.
+
+    An object that holds what it needs, not a closure: a copy of the model has one of its own.
+
+    Attributes:
+        check: of the model and of what it is told, before anything else.
+        ending: where verification's text ends.
+    """
+
+    model: Any
+    stock: Any
+    callers: Callers
+    check: Callable[[Any, Mapping[str, Any]], None]
+    ending: Callable[..., Ending] | None
+
+    def __call__(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.check(self.model, kwargs)
+        prompt, unread = _prompt(inputs, kwargs)
+        text, knowing = Text(unread), self.callers.knowing
+        with knowing(prompt=prompt, text=text), knowing(ending=self.ending and self.ending(args, kwargs)):
+            output = self.stock(inputs, *args, **kwargs)
+        made, ids = getattr(output, "sequences", output), kwargs.get("input_ids") if inputs is None else inputs
+        # A loop of the caller's own may leave more than its last token unfed.
+        if isinstance(made, Tensor) and kwargs.get("custom_generate") is None:
+            begun = 0 if kwargs.get("inputs_embeds") is not None else 1
+            text.end(made.shape[1] - (begun if ids is None else ids.shape[1]))
+        return output
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.stock  # whose signature and text this one has
+
+
+def _stack() -> list[FrameType]:
+    """The frames that run in this thread, the latest first."""
+    frame: FrameType | None = sys._getframe(1)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _generator() -> FrameType | None:
+    """The generator that opens the block at hand, context managers of contextlib's passed over; None: a function."""
+    for frame in _stack()[1:]:
+        entered = frame.f_back is not None and frame.f_back.f_code.co_filename == contextlib.__file__
+        suspends = frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR)
+        if frame.f_code.co_filename != contextlib.__file__ and not (suspends and entered):
+            return frame if suspends else None
+    return None
 
 
 def _prompt(inputs: Any, kwargs: dict[str, Any]) -> tuple[int, int]:

@@ -20,10 +20,14 @@ class Text:
     decoded: int = 0
     cache: object = None
 
+    def is_on(self, cache: object) -> bool:
+        """Whether a call on a cache reads this text; on others, guidance and criteria ask about theirs."""
+        return self.cache is None or self.cache is cache
+
     def feed(self, queries: int, decoded: int, cache: object = None) -> None:
         """Note a call of `queries` positions, of which `decoded` were decoded; a new token must be."""
-        if self.cache not in (None, cache):
-            return  # another text, as guidance and criteria ask about
+        if not self.is_on(cache):
+            return
         self.cache = cache
         if decoded == 0 and queries == 1 and self.unread < 1:
             raise _refusal("a new token of generate was taken for a part of its prompt")

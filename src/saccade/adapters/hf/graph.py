@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ...errors import AttachmentError, UnsupportedModelError
 from . import cache as caches
-from .rectify import make_up_for
 from .run import Run
 from .session import lasting
 from .support import cached
@@ -186,7 +185,7 @@ class GraphedStep:
         """As the device has it; a call that was interrupted in its dense pass has hidden some that are filled."""
         session = caches.session_of(self._cache)
         if session is not None:
-            make_up_for(session, self._cache)
+            session.make_up()
         return caches.room(self._cache) or 0
 
     @property
@@ -227,11 +226,11 @@ def row_starts(mask: Tensor | None, batch: int) -> Tensor:
         UnsupportedModelError: for a mask of another form than zeros before ones.
     """
     if mask is None:
-        return torch.zeros(batch, dtype=torch.int32)
+        return torch.zeros(batch, dtype=torch.int32, device="cpu")
     seen = mask.cpu().bool()
     starts = (~seen).sum(-1)
     shaped = seen.dim() == 2 and seen.shape[0] == batch
-    if not shaped or not torch.equal(seen, torch.arange(seen.shape[1]) >= starts[:, None]):
+    if not shaped or not torch.equal(seen, torch.arange(seen.shape[1], device="cpu") >= starts[:, None]):
         raise UnsupportedModelError(f"attention_mask must be [{batch}, T], zeros on the left of each row's tokens")
     if int(starts.max()) >= seen.shape[1]:
         raise UnsupportedModelError("attention_mask hides a whole row")

@@ -19,9 +19,15 @@ from . import cache
 from .attention import EAGER, NAME, is_backward
 from .call import Call, Callers, named
 from .effect import require_all, require_known
-from .rectify import Rectifier, make_up_for
-from .session import AtHand, Session, lasting
+from .found import Found
+from .rectify import Rectifier
+from .session import AtHand, Latest, Session, lasting
 from .support import COMPILED, NO_CACHE
+
+UNVERIFIED = (
+    "rectify mode verify: a decoding call came to the decoder that the model's own forward does not know of, so nobody "
+    "would verify it; call the model itself, and restore() and attach it again if its forward was replaced since"
+)
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
@@ -38,8 +44,9 @@ class ForwardHook:
         takes: names of the decoder's arguments, in order; `kept` is that of its cache.
         own_cache: the model makes a cache of its own class, which is met when it holds a prompt.
         callers: what is known of whoever calls the model.
+        verified: decoding calls are verification's, and no others.
         at_hand: knows the session of the call at hand; the attention modules hold it too.
-        slot: a list that holds the session of the latest call of any thread, once there was one.
+        latest: knows that of the latest call of any thread.
     """
 
     plan: Plan
@@ -50,9 +57,10 @@ class ForwardHook:
     takes: Sequence[str]
     kept: str
     own_cache: bool = False
+    verified: bool = False
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
-    slot: list[Session] = field(default_factory=list)
+    latest: Latest = field(default_factory=Latest)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
@@ -62,7 +70,7 @@ class ForwardHook:
         # Layers that keep no keys leave all other positions out (transformers 5.24): right for a whole prompt alone.
         last, tokens = kwargs.pop("logits_to_keep", None), kwargs.get("input_ids")
         batch, queries = (kwargs["inputs_embeds"] if tokens is None else tokens).shape[:2]
-        held, caller = kwargs.get(self.kept), self.callers.here
+        held, caller = kwargs.get(self.kept), self.callers.calling()
         if caller.starts is not None:
             self._begin_fixed(held, caller.starts, batch, queries)
             return args, kwargs
@@ -75,9 +83,14 @@ class ForwardHook:
             # As the decoder would: without a configuration all layers keep everything.
             held = kwargs[self.kept] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self.session_in(held)
-        make_up_for(session, held)
+        session.make_up()
+        cache.look_over(held, session)
         past = cache.filled(held, kwargs.get("cache_position"))
-        self._enter(session)
+        call = caller.call(past, queries, session)
+        if self.verified and caller.purpose == "plain" and call.prompt < queries:
+            raise UnsupportedModelError(UNVERIFIED)
+        found = Found.now(held, past, session.keeping)
+        self._enter(session).put_back = found.put_back
         if self.rectifier is not None or self.levels is not None:
             with lasting():
                 at = kwargs.get("position_ids")
@@ -85,34 +98,44 @@ class ForwardHook:
                     # What a model counts for itself when nobody tells it.
                     at = torch.arange(past, past + queries, device=module.device)[None]
                 session.state.history.record(past, queries, batch, tokens, at)
-        call = caller.call(past, queries)
         if isinstance(last, int) and last == 1 and call.prompt == queries and not session.fixed:
             kwargs["logits_to_keep"] = last
         caller.feed(call, session)
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
             return args, kwargs
-        return (), self.rectifier.begin(session, held, call, tokens, kwargs)
+        kwargs = self.rectifier.begin(session, held, call, tokens, kwargs)
+        if session.pending is not None:
+            found.keep(session.pending[1])
+        return (), kwargs
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
-        """What the caller gets of a call's output, once every layer has done its part."""
+        """What the caller gets of a call's output, None if it has raised: then the cache is put back."""
         session = self.at_hand.session
         if session is None or is_backward():
             return output
-        require_all(self.plan.roles.concerned, session.answered, f"did not call the attention {NAME!r}")
-        require_all(session.keeping, session.stored, "stored no keys in the cache of the call")
-        return output if self.rectifier is None else self.rectifier.end(session, output)
+        try:
+            if output is not None:
+                require_all(self.plan.roles.concerned, session.answered, f"did not call the attention {NAME!r}")
+                require_all(session.keeping, session.stored, "stored no keys in the cache of the call")
+                output = output if self.rectifier is None else self.rectifier.end(session, output)
+                session.put_back = None
+            return output
+        finally:
+            self.at_hand.session = session.slots = None
+            session.make_up()
 
     def decoding_from(self, held: Any) -> Session | None:
         """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""
         session = None if held is None else cache.session_of(held)
         if session is None or session.state.counters is not self.counters:
             return None
-        return session if self.callers.here.call(cache.filled(held), 1).prompt == 0 else None
+        cache.look_over(held, session)
+        return session if self.callers.here.call(cache.filled(held), 1, session).prompt == 0 else None
 
     def _enter(self, session: Session) -> Session:
         self.at_hand.session = session
-        self.slot[:] = [session]
+        self.latest.enter(session)
         return session
 
     def _begin_fixed(self, held: Any, starts: Tensor, batch: int, queries: int) -> None:
@@ -151,7 +174,7 @@ class ForwardHook:
         state = DecodeState(self.plan, self.counters, self.observers, history=feed)
         session = Session(state, rectified=self.rectifier is not None)
         if earlier is not None:
-            session.pending = earlier.pending
+            session.put_back, session.pending = earlier.put_back, earlier.pending
         return session
 
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:

@@ -71,20 +71,24 @@ class Rectifier:
             self.done.add(passes=1, rewritten=surplus)
         if surplus == 0:
             return output
+        rows, kept = output[0].shape[0], output[0].shape[1] - surplus
         if isinstance(output, tuple):
-            return (output[0][:, surplus:], *output[1:])
-        output.last_hidden_state = output.last_hidden_state[:, surplus:]
-        if getattr(output, "hidden_states", None) is not None:
-            output.hidden_states = tuple(states[:, surplus:] for states in output.hidden_states)
+            return tuple(_trimmed(part, rows, surplus, kept) for part in output)
+        for name, part in output.items():
+            output[name] = _trimmed(part, rows, surplus, kept)
         return output
 
 
-def make_up_for(session: Session, held: Any) -> None:
-    """After a dense pass that was interrupted: the cache shows its tokens again, as unclean as they were."""
-    if session.pending is not None:
-        slots, session.state.history.clean = session.pending
-        cache.end_at(held, slots)
-        session.pending = None
+def _trimmed(part: Any, rows: int, surplus: int, kept: int) -> Any:
+    """A part of a decoder's output, `[B, n, d]`, `[B * n, d]` or of all layers, of each row's last `kept` positions."""
+    if isinstance(part, tuple):
+        return tuple(_trimmed(states, rows, surplus, kept) for states in part)
+    if not isinstance(part, Tensor):
+        return part
+    if part.shape[:2] == (rows, surplus + kept):
+        return part[:, surplus:]
+    flat = part.dim() == 2 and part.shape[0] == rows * (surplus + kept)
+    return part.unflatten(0, (rows, -1))[:, surplus:].flatten(0, 1) if flat else part
 
 
 def refuse_unmovable(kwargs: dict[str, Any], ids: Tensor | None) -> None:

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from ...plans.plan import Plan
 from ...recipes.resolve import PolicyLike, resolve
 from ...selection.history import UNREAD
 from . import attention, support
+from .call import Generate
 from .hook import ForwardHook
 from .linear import NativeLinears
 from .rectify import Rectifier
@@ -62,36 +63,42 @@ class Run:
         rectifier = None if policy.rectify is None else Rectifier(policy.phase, self._rectified)
         decoder, own_cache = support.decoder_of(model), support.has_own_cache(model)
         takes, kept = [*inspect.signature(decoder.forward).parameters], cache_argument(decoder)
-        self._hook = ForwardHook(plan, self.counters, self._observers, levels, rectifier, takes, kept, own_cache)
+        verified = policy.rectify is not None and policy.rectify.mode == "verify"
+        self._hook = ForwardHook(
+            plan, self.counters, self._observers, levels, rectifier, takes, kept, own_cache, verified=verified
+        )
         self._undo: list[Callable[[], None]] = []
         self._attach()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about how the policy was bound to this model."""
-        unread = any(session.state.history.has_unread for session in self._hook.slot)
-        return (*self._notes, UNREAD) if unread else self._notes
+        unread = self._hook.latest.known[2]
+        return (*self._notes, UNREAD) if bool(unread) else self._notes
 
     def stats(self) -> RunStats:
         """Steps, tokens attended and, if asked for, recall per layer, over everything decoded so far.
 
         Index bytes and build time are those of the latest cache.
         """
-        indexes = self._hook.slot[0].state.indexes if self._hook.slot else None
+        index_bytes, build_seconds, _ = self._hook.latest.known
         return RunStats.of(
             str(self.policy),
             self.counters,
             self._recall,
-            index_bytes=indexes.nbytes if indexes is not None else 0,
-            build_seconds=indexes.build_seconds if indexes is not None else 0.0,
+            index_bytes=index_bytes,
+            build_seconds=build_seconds,
             rectification=self._rectified,
         )
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Inside, every position decodes sparsely, also when several come at once or `generate` reads them."""
+        """Inside, every position decodes sparsely, also when several come at once or `generate` reads them.
+
+        In a generator the block ends before each `yield`; a call of the model while it is suspended raises.
+        """
         self._require_attached()
-        with self._hook.callers.knowing(decoding=True):
+        with self._hook.callers.holding(decoding=True):
             yield
 
     @contextmanager
@@ -107,13 +114,8 @@ class Run:
         """
         self._require_attached()
         self.refuse_capture()
-        try:
-            with self._hook.callers.knowing(starts=starts):
-                yield
-        finally:
-            session = self._hook.at_hand.session
-            if session is not None:
-                session.slots = None
+        with self._hook.callers.holding(starts=starts):
+            yield
 
     def upkeep(self, cache: Any, starts: Tensor) -> Upkeep:
         """Who prepares each of those calls on a filled `StaticCache`; `starts` as there."""
@@ -172,31 +174,43 @@ class Run:
             if rectify is not None and rectify.mode == "verify":
                 verifier = Verifier(model, rectify.every, self._rectified, hook)
                 ending = verifier.ending
-                self._set_attribute(model, "forward", verifier.forward)
-            check = partial(support.refuse_generation, model)
-            self._set_attribute(model, "generate", hook.callers.watched(model.generate, check, ending))
+                self._set_attribute(model, "forward", verifier)
+            generate = Generate(model, model.generate, hook.callers, support.refuse_generation, ending)
+            self._set_attribute(model, "generate", generate)
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
-            self._set_attribute(model, "_valid_auto_compile_criteria", lambda *args, **kwargs: False)
+            self._set_attribute(model, "_valid_auto_compile_criteria", _never)
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
-                    self._set_attribute(model, name, _refuse_batching(name))
+                    self._set_attribute(model, name, partial(_refuse_batching, name))
             self._undo.append(NativeLinears(model).restore)
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
-            self._undo.append(decoder.register_forward_hook(hook.after).remove)
+            self._undo.append(decoder.register_forward_hook(hook.after, always_call=True).remove)
             # Of the decoder alone: what reads images keeps its own.
             decoder.set_attn_implementation(attention.EAGER if eager else attention.NAME)
-            self._undo.append(lambda: decoder.set_attn_implementation(stock))
+            self._undo.append(partial(decoder.set_attn_implementation, stock))
         except BaseException:
             self.restore()
             raise
 
     def _set_attribute(self, owner: Any, name: str, value: Any) -> None:
-        if name in owner.__dict__:
-            earlier = owner.__dict__[name]
-            self._undo.append(lambda: owner.__dict__.__setitem__(name, earlier))
-        else:
-            self._undo.append(lambda: owner.__dict__.pop(name, None))
+        self._undo.append(_Attribute(owner, name, (owner.__dict__[name],) if name in owner.__dict__ else ()))
         owner.__dict__[name] = value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attribute:
+    """Gives an object's attribute its `earlier` value back, none if there was none.
+
+    Like all that a model is given here no closure: it is copied and pickled with the model, and then means the copy's.
+    """
+
+    owner: Any
+    name: str
+    earlier: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        self.owner.__dict__.pop(self.name, None)
+        self.owner.__dict__.update(zip((self.name,), self.earlier, strict=False))
 
 
 def sparsify(
@@ -220,8 +234,14 @@ def sparsify(
     model = _unwrap(model)
     if _RUN_ATTRIBUTE in getattr(model, "__dict__", {}):
         attached = model.__dict__[_RUN_ATTRIBUTE].policy
-        raise AttachmentError(f"this model is already attached with {attached}; restore() that run first")
+        advice = "restore() that run first (copies of an attached model are attached, so copy before)"
+        raise AttachmentError(f"this model is already attached with {attached}; {advice}")
     support.refuse_unsupported(model)
+    decoder = support.decoder_of(model)
+    marked = any(attention.SESSION_ATTRIBUTE in vars(module) for module in support.attention_modules(decoder))
+    if marked or decoder.config._attn_implementation in (attention.NAME, attention.EAGER):
+        told = "this model shares layers or its configuration with one that is attached"
+        raise AttachmentError(f"{told}; restore() that run first")
     shape = shape_of_model(model)
     chosen = resolve(policy, getattr(model, "name_or_path", None) or "", lambda: shape)
     plan = chosen.policy.plan(shape)
@@ -247,10 +267,9 @@ def _unwrap(model: Any) -> Any:
     return inner() if callable(inner) else model
 
 
-def _refuse_batching(name: str) -> Callable[..., Any]:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedModelError(
-            f"{name}: continuous batching takes no registered attention; serve with vLLM instead"
-        )
+def _refuse_batching(name: str, *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedModelError(f"{name}: continuous batching takes no registered attention; serve with vLLM instead")
 
-    return refused
+
+def _never(*args: Any, **kwargs: Any) -> bool:
+    return False

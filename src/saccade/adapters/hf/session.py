@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from ...errors import UnsupportedModelError
 from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
 from .call import Call
+
+HIDES = -1e4
+"""What hides a token if it, or less, is added to its score."""
 
 
 @contextmanager
@@ -34,14 +38,15 @@ class Drafts:
         start: slot of the token that was fed to the call.
         tokens: int64 `[B, n]`; the next one first.
         logits: `[B, n, V]`.
-        inputs: what the call that drafted was given.
+        mask, positions: what the call that drafted was given.
     """
 
     slot: int
     start: int
     tokens: Tensor
     logits: Tensor
-    inputs: dict[str, Any]
+    mask: Any
+    positions: Tensor | None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
@@ -61,12 +66,15 @@ class Session:
     Attributes:
         keeping: layers whose keys its cache holds; none where there is no cache.
         fixed: that cache is static, and shows more slots than are filled.
-        pending: slots that a dense pass under way has hidden behind its start, None when none is; a pass that was
-            interrupted leaves it set.
+        put_back: undoes what the call under way has changed in its cache, and gives the types of layers of which it
+            cannot; a call that was interrupted leaves it set.
+        pending: slots that a dense pass under way has hidden behind its start, None when none is.
         drafts: what verification has found and nobody has asked for yet.
         calls: how many forward calls there were, replays of a graph not among them.
         slots: where the tokens of a call go whose lengths only the device knows; None in every other call.
         answered, stored: layers that saccade's attention has answered in the call at hand, and that the cache has.
+        spoilt: why its cache is no longer what a text has left in it; None as it should be.
+        latest: of its run, which keeps what is to be known of this session for longer than this session.
         promised: tokens of a row that the next such call brings, as `Upkeep` has prepared it; 0 if nobody has.
     """
 
@@ -74,18 +82,33 @@ class Session:
         self.state, self.call, self.calls = state, Call(0, 0, 0), 0
         self.answered, self.stored = set[int](), set[int]()
         self.keeping, self.fixed = tuple[int, ...](), False
+        self.put_back: Callable[[], Sequence[str]] | None = None
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slots: Tensor | None = None
         self.promised = 0
+        self.spoilt: str | None = None
+        self.latest: Latest | None = None
         self._rectified = rectified
         self._steps: list[Rows] = []
+
+    def __del__(self) -> None:
+        if self.latest is not None:
+            self.latest.outlive(self)
 
     def unclean(self, past: int) -> int:
         """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
         history = self.state.history
         history.clean = min(history.clean, past)
         return past - history.clean
+
+    def make_up(self) -> None:
+        """Put the cache back where a call has found it that did not come to its end; what was unclean is so again."""
+        if self.pending is not None:
+            (_, self.state.history.clean), self.pending = self.pending, None
+        if self.put_back is not None:
+            put_back, self.put_back = self.put_back, None
+            self.spoilt = ", ".join(put_back()) or None
 
     def begin(self, call: Call) -> None:
         """Start a forward call; rows are prepared when its first layer asks."""
@@ -111,6 +134,7 @@ class Session:
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
+        self.put_back = None
         self.state.indexes.permute(layer, rows)
         if layer == self.state.plan.roles.concerned[0]:
             self.state.history.permute(rows)
@@ -119,7 +143,7 @@ class Session:
     def reset(self) -> None:
         """Forget everything about the sequences; the cache was emptied."""
         self.state = self.state.fresh()
-        self.pending = self.drafts = None
+        self.put_back = self.pending = self.drafts = self.spoilt = None
 
     def views(
         self,
@@ -159,6 +183,44 @@ class Session:
         return steps
 
 
+class Latest:
+    """A run's latest session of any thread, which lives as long as its cache does, and what is to be known of it."""
+
+    def __init__(self) -> None:
+        self._session: weakref.ref[Session] | None = None
+        self._number = 0
+        self._known: tuple[int, float, Tensor | bool] = 0, 0.0, False
+
+    def __reduce__(self) -> tuple[type[Latest], tuple[()]]:
+        return Latest, ()  # of a copied model
+
+    def enter(self, session: Session) -> None:
+        """Let a session be the latest."""
+        if self._number != id(session):
+            session.latest, self._session, self._number = self, weakref.ref(session), id(session)
+
+    def outlive(self, session: Session) -> None:
+        """Keep what is known of a session that ends."""
+        if self._number == id(session):
+            self._known, self._session, self._number = self._of(session), None, 0
+
+    @property
+    def session(self) -> Session | None:
+        """The session, while it lives."""
+        return None if self._session is None else self._session()
+
+    @property
+    def known(self) -> tuple[int, float, Tensor | bool]:
+        """Bytes of its indexes, seconds that their first update took, and whether text of it was not read."""
+        session = self.session
+        return self._known if session is None else self._of(session)
+
+    @staticmethod
+    def _of(session: Session) -> tuple[int, float, Tensor | bool]:
+        indexes = session.state.indexes
+        return indexes.nbytes, indexes.build_seconds, session.state.history.unread
+
+
 class AtHand(threading.local):
     """The session of a model's call at hand, in each thread its own: a call never leaves its thread."""
 
@@ -177,13 +239,17 @@ def _row_starts(mask: Tensor, call: Call) -> list[int]:
     length, prompt = call.past + call.queries, 0 if call.again else call.prompt
     seen = mask[:, :, prompt:, :length]
     visible = seen if seen.dtype == torch.bool else seen == 0
+    if seen.dtype != torch.bool and not bool((visible | (seen <= HIDES)).all()):
+        raise UnsupportedModelError(
+            "the attention mask adds to scores of tokens that it shows; saccade decodes under masks of 0 and what hides"
+        )
     last = visible[:, 0, -1]
     starts = torch.where(last.any(-1), last.int().argmax(-1), length)
     slots = torch.arange(length, device=mask.device)
     causal = slots <= slots[call.past + prompt :, None]
     if not torch.equal(visible, ((slots >= starts[:, None])[:, None] & causal)[:, None].expand_as(visible)):
         raise UnsupportedModelError(
-            "the attention mask has holes or is not causal; saccade decodes left-padded batches: "
-            "set tokenizer.padding_side='left'"
+            "the attention mask has holes or is not causal; saccade decodes rows that are padded in front of their "
+            "first token only: tokenizer.padding_side='left', and no padding between turns"
         )
     return [int(start) for start in starts.tolist()]

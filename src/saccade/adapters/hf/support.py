@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.unsupported import reasons_in, reasons_in_kinds, reasons_in_sizes
@@ -22,6 +24,8 @@ from . import attention
 
 COMPILED = "it is compiled by torch.compile, which would freeze the decisions of one step; attach to the plain model"
 NO_CACHE = "use_cache=False leaves nothing to select from; saccade needs the KV cache, so leave it out"
+KNOWN = (None, "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""Implementations whose attention is that of sdpa, rounding aside."""
 _CACHES = ("cache_implementation", "use_cache")
 
 
@@ -61,6 +65,9 @@ def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
         )
     if uses is False:
         raise UnsupportedModelError(NO_CACHE)
+    if any(place.get("assistant_early_exit") for place in places):
+        told = "drafts with the model's first layers alone, and the policy needs all of them"
+        raise UnsupportedModelError(f"assistant_early_exit {told}; leave it out, or draft with an assistant_model")
 
 
 def against_rewinding(policy: Policy, shape: ModelShape) -> str | None:
@@ -182,6 +189,8 @@ def _structure(model: Any) -> list[str]:
     full, modules = list(shape.full_layers), full_attention(model)
     if [module.layer_idx for module in modules] != full:
         return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
+    if attention := _own_attention(decoder, modules):
+        return [attention]
     if not attention_modules(decoder):
         return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
     sharing = [module.layer_idx for module in modules if getattr(module, "is_kv_shared_layer", False)]
@@ -191,6 +200,29 @@ def _structure(model: Any) -> list[str]:
     if groups != {told}:
         return [f"its layers have {sorted(groups)} query heads per KV head, its configuration says {told}"]
     return []
+
+
+def _own_attention(decoder: Any, modules: list[Any]) -> str | None:
+    """What computes a model's attention if it is none that sdpa and eager equal; None otherwise."""
+    name = decoder.config._attn_implementation
+    if name not in (*KNOWN, attention.NAME, attention.EAGER):
+        return (
+            f"its attention is {name!r}, which may differ from sdpa: load it with attn_implementation='sdpa' or 'eager'"
+        )
+    stock = ALL_ATTENTION_FUNCTIONS.get("sdpa")
+    if stock is not sdpa_attention_forward:
+        return (
+            "the attention function 'sdpa' was registered anew in this process, and may differ from transformers' own"
+        )
+    for module in modules:
+        # accelerate keeps the forward that it wraps.
+        own = vars(module).get("_old_forward", vars(module).get("forward"))
+        own = type(module).forward if own is None else getattr(own, "__func__", own)
+        classes = [kind for kind in type(module).__mro__ if "forward" in vars(kind)]
+        if own is not vars(classes[0])["forward"] or own.__module__ != classes[0].__module__:
+            told = "was replaced, so that it may not go through transformers' AttentionInterface"
+            return f"the forward of its {type(module).__name__} {told}; load it without"
+    return None
 
 
 def _state(model: Any) -> list[str]:

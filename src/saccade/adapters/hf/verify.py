@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,17 +35,8 @@ class Verifier:
         self._model, self._every, self._done, self._hook = model, every, done, hook
         self._stock = model.forward
         self._takes, self._kept = [*inspect.signature(self._stock).parameters], cache_argument(model)
-
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """What takes the place of the model's own `forward`."""
-
         # `generate` reads the signature to know what it may pass.
-        @functools.wraps(self._stock)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._forward(*args, **kwargs)
-
-        return forward
+        functools.update_wrapper(self, self._stock)
 
     def ending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ending:
         """Where the text ends that a `generate` call is to make; raises for what drafts cannot follow."""
@@ -76,7 +66,7 @@ class Verifier:
         assert prompt is not None, "inside of `generate` its length is known"
         return Ending(tokens, prompt + new - 1 if new is not None else longest - 1 if longest is not None else None)
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # `forward` takes few things by position; the rest of this class wants names.
         inputs = named(self._takes, self._kept, args, kwargs)
         held, ids = inputs.get(self._kept), inputs.get("input_ids")
@@ -117,9 +107,9 @@ class Verifier:
         drafts, ids = session.drafts, inputs["input_ids"]
         if drafts is None or not len(drafts) or drafts.slot != past or drafts.tokens.shape[0] != ids.shape[0]:
             return False
-        if not _same_view(inputs.get("attention_mask"), drafts.inputs.get("attention_mask"), drafts.start + 1):
+        if not _same_view(inputs.get("attention_mask"), drafts.mask, drafts.start + 1):
             return False
-        at, first = inputs.get("position_ids"), drafts.inputs.get("position_ids")
+        at, first = inputs.get("position_ids"), drafts.positions
         if at is None or first is None:
             if at is not first:
                 return False
@@ -147,7 +137,7 @@ class Verifier:
         if count < 1:
             self._done.add(passes=1)
             return self._densely(inputs)
-        tokens = self._draft(past, count, inputs, held)
+        tokens = self._draft(session, past, count, inputs, held)
         run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
         if "logits_to_keep" in self._takes:
             run["logits_to_keep"] = 0
@@ -157,13 +147,15 @@ class Verifier:
                 logits = self._stock(**run).logits
             end = past + 1
         finally:
+            session.make_up()
             cache.end_at(held, end)
             session.state.history.settle(end)
-        session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], inputs)
+        seen = inputs.get("attention_mask"), inputs.get("position_ids")
+        session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], *seen)
         self._done.add(passes=1, rewritten=count, drafted=count)
         return self._output(logits[:, :1], held)
 
-    def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
+    def _draft(self, session: Session, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
         """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
         tokens = [inputs["input_ids"]]
         try:
@@ -173,6 +165,7 @@ class Verifier:
                     step = placed(inputs, past, past + number, tokens[-1], at)
                     tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(tokens[0].dtype))
         finally:
+            session.make_up()
             cache.end_at(held, past)
         return torch.cat(tokens, dim=1)
 

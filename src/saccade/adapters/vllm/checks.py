@@ -18,9 +18,6 @@ from .cache_dtype import FP8, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
-UNIT = 16
-"""Tokens; vLLM's blocks are multiples of it."""
-
 CPU_BYTES = 32
 """Tokens, of which blocks of 8-bit numbers are multiples on a CPU."""
 
@@ -124,7 +121,15 @@ def _room(vllm_config: Any) -> list[str]:
     config, cache = vllm_config.model_config, vllm_config.cache_config
     given = cache.kv_cache_memory_bytes
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    if not given or reasons_in_sizes(config.hf_text_config):
+    fits = config.original_max_model_len == -1  # then vLLM finds the length that fits, once weights are loaded
+    if fits or reasons_in_sizes(config.hf_text_config):
+        return []
+    blocks, block = cache.num_gpu_blocks_override, cache.block_size
+    # One block is nobody's.
+    if blocks is not None and block and config.max_model_len > (blocks - 1) * block:
+        told = f"num_gpu_blocks_override={blocks} holds {(blocks - 1) * block} tokens of a request"
+        return [f"{told}, max_model_len={config.max_model_len} asks for more: lower --max-model-len or set more"]
+    if not given or blocks is not None:
         return []
     shape = shape_of(vllm_config)
     own = replace(shape, kv_heads=max(shape.kv_heads // ranks, 1))
@@ -149,7 +154,7 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     reasons, block = [], vllm_config.cache_config.block_size
     page = selector.bounds_page
     if page is not None and block is not None and block % page:
-        better = lcm(page, UNIT)
+        better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
     if selector.follows_one_cache:
         reasons.append(f"{options.policy}: the paper's lazy update follows one text; leave replant at its default")
@@ -167,6 +172,13 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
         )
     return reasons
+
+
+def unit() -> int:
+    """Tokens of which a cache block is best a multiple: vLLM's, and on CPUs those that its kernels are made for."""
+    from vllm.platforms import current_platform
+
+    return 32 if current_platform.is_cpu() else 16
 
 
 def refuse_early(vllm_config: Any) -> None:

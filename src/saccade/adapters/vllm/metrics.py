@@ -8,15 +8,17 @@ nothing is exported.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from ...decode.counters import Counters
@@ -50,6 +52,8 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """What is exported: prometheus_client's class, the help text, the labels."""
 
+_PREFIX, _LOCK = "saccade-metrics-", "lock"
+
 RECALLS = ("attention_recall", "attention_recall_with_dense")
 
 
@@ -57,7 +61,7 @@ RECALLS = ("attention_recall", "attention_recall_with_dense")
 def exporting() -> Iterator[str]:
     """Have the servers that are started inside export their figures; gives the folder.
 
-    A folder that the user has named is taken and kept, any other is removed at the end.
+    A folder that the user has named is taken and kept, any other is removed at the end, or by the next server.
 
     Raises:
         ServingError: the user's folder cannot be made.
@@ -70,12 +74,24 @@ def exporting() -> Iterator[str]:
             raise ServingError(f"{VARIABLE}={given!r} is no folder: {error.strerror}") from error
         yield given
         return
-    with TemporaryDirectory(prefix="saccade-metrics-") as folder:
+    _sweep()
+    with TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, "new").open("w") as lock:
+        # Held until this process ends in whatever way; under its name only once it is.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(folder, "new").rename(Path(folder, _LOCK))
         os.environ[VARIABLE] = folder
         try:
             yield folder
         finally:
             del os.environ[VARIABLE]
+
+
+def _sweep() -> None:
+    """Remove the folders of servers that were killed, and nobody else's."""
+    for lock in Path(gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), lock.open("r+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def leftovers(folder: str) -> int:

@@ -33,8 +33,8 @@ def cluster_search(
     widths: SearchWidths,
 ) -> Selection:  # fmt: skip
     batch, (_, heads, held_clusters, head_dim) = q.shape[0], tree.centroids.shape
-    ids = torch.empty(batch, heads, widths.tokens, dtype=torch.int32)
-    counts = torch.empty(batch, heads, dtype=torch.int32)
+    ids = torch.empty(batch, heads, widths.tokens, dtype=torch.int32, device="cpu")
+    counts = torch.empty(batch, heads, dtype=torch.int32, device="cpu")
     # These must live until the call returns: it holds addresses.
     queries, lengths = readable(q), seq_lens.contiguous()
     places = None if slots is None else slots.contiguous()

@@ -22,4 +22,4 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
 
 def _scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     groups = q.shape[1] if pooling == "each" else kv.kv_heads
-    return torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32)
+    return torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32, device="cpu")

@@ -15,7 +15,7 @@ def hybrid_decode(
     scores: Tensor | None = None
     if pooling is not None:
         groups = sum(scored) * (q.shape[1] // kv.kv_heads if pooling == "each" else 1)
-        scores = torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32)
+        scores = torch.empty((q.shape[0], groups, kv.rows.max_len), dtype=torch.float32, device="cpu")
     heads = Heads.of(dense, scored)
     out = attention(
         "hybrid_decode", q, kv, scores=scores, scale=scale, pooling=pooling, selection=selection, heads=heads

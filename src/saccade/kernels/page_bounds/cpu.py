@@ -37,7 +37,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
 
 def _places(bounds: Tensor, blocks: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
     """Block, and place in it, of a row's pages `first..stop`, by its `blocks` `[n]`."""
-    pages = torch.arange(first, stop)
+    pages = torch.arange(first, stop, device="cpu")
     return blocks.long()[pages // bounds.shape[2]], pages % bounds.shape[2]
 
 

@@ -12,8 +12,8 @@ _FAILURES = {1: "an id is below 0 or not below the universe", 2: "out of memory"
 
 def rank_union(ids: Tensor, counts: Tensor, limit: int, universe: int) -> tuple[Tensor, Tensor]:
     batch, heads, width = ids.shape
-    merged = torch.empty((batch, 1, limit), dtype=torch.int32)
-    found = torch.empty((batch, 1), dtype=torch.int32)
+    merged = torch.empty((batch, 1, limit), dtype=torch.int32, device="cpu")
+    found = torch.empty((batch, 1), dtype=torch.int32, device="cpu")
     # These must live until the call returns: it holds addresses.
     ranked, ends = ids.contiguous(), counts.contiguous()
     call = native.RankUnion.pack(

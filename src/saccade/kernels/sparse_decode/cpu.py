@@ -53,7 +53,7 @@ def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
         if min(counts) == units:
             return ids, None
         return ids.clamp(min=0), ids < 0
-    tokens = (ids[..., None] * unit + torch.arange(unit, dtype=torch.int32)).flatten(2)
+    tokens = (ids[..., None] * unit + torch.arange(unit, dtype=torch.int32, device="cpu")).flatten(2)
     last = rows.seq_lens[:, None, None] - 1
     return torch.minimum(tokens, last).clamp_(min=0), (tokens < 0) | (tokens > last)
 
@@ -69,8 +69,8 @@ def _flat_index(tokens: Tensor, kv: KVView, flat: FlatCache, heads: int) -> Tens
             for (start, _), (number,) in zip(host_bounds(rows), rows.page_table.tolist(), strict=True)
         ]
         slots = tokens if flat.slot == 1 else tokens * flat.slot
-        return (slots + torch.tensor(bases, dtype=flat.index_dtype)).view(-1)
+        return (slots + torch.tensor(bases, dtype=flat.index_dtype, device="cpu")).view(-1)
     slots = tokens + rows.row_start[:, None, None]
     pages = rows.page_table.to(flat.index_dtype).gather(1, (slots // page).flatten(1).long()).view(slots.shape)
     places = pages * flat.page + slots % page * flat.slot
-    return (places + torch.tensor(offsets, dtype=flat.index_dtype)[:, None]).view(-1)
+    return (places + torch.tensor(offsets, dtype=flat.index_dtype, device="cpu")[:, None]).view(-1)

@@ -13,8 +13,8 @@ _FAILURES = {1: "the shapes do not fit", 2: "out of memory"}
 
 def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
     heads, count, dim = vectors.shape
-    labels = torch.empty((heads, count), dtype=torch.int64)
-    centroids = torch.empty((heads, clusters, dim), dtype=torch.float32)
+    labels = torch.empty((heads, count), dtype=torch.int64, device="cpu")
+    centroids = torch.empty((heads, clusters, dim), dtype=torch.float32, device="cpu")
     whole = vectors.contiguous()  # lives until the call returns, which holds its address
     call = native.KMeans.pack(
         *native.addresses(whole, *sizes, labels, centroids),

@@ -14,7 +14,7 @@ _SMALLEST_BLOCK = 3
 def topk(scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "score"]) -> tuple[Tensor, Tensor]:
     batch, groups, width = scores.shape
     kept = min(k, width)
-    ids = torch.full((batch, groups, kept), -1, dtype=torch.int32)
+    ids = torch.full((batch, groups, kept), -1, dtype=torch.int32, device="cpu")
     host = lengths.tolist()
     if host.count(host[0]) == batch:
         _choose(scores.flatten(0, 1)[:, : host[0]], kept, order, ids.flatten(0, 1))
@@ -30,7 +30,7 @@ def _choose(rows: Tensor, kept: int, order: Literal["position", "score"], out: T
     count = min(kept, rows.shape[1])
     if count == 0:
         return
-    best = _best(rows, count) if count < rows.shape[1] else torch.arange(count).expand(rows.shape[0], -1)
+    best = _best(rows, count) if count < rows.shape[1] else torch.arange(count, device="cpu").expand(rows.shape[0], -1)
     if order == "score":
         # Positions are ascending, so a stable sort leaves equal scores in position order.
         ranks = rows.gather(1, best).sort(dim=1, descending=True, stable=True).indices
@@ -72,6 +72,6 @@ def _candidates(rows: Tensor, count: int) -> tuple[Tensor | None, Tensor | None]
     # Block i holds positions i, i + blocks, i + 2·blocks, ...: a maximum over an outer dimension vectorises.
     maxima = rows[:, : blocks * block].view(groups, block, blocks).amax(dim=1)
     taken = torch.topk(maxima, count, dim=1, sorted=False)
-    inside = torch.arange(0, blocks * block, blocks)[:, None] + taken.indices[:, None]
-    rest = torch.arange(blocks * block, width).expand(groups, -1)
+    inside = torch.arange(0, blocks * block, blocks, device="cpu")[:, None] + taken.indices[:, None]
+    rest = torch.arange(blocks * block, width, device="cpu").expand(groups, -1)
     return torch.cat((inside.flatten(1), rest), dim=1), taken.values.amin(dim=1, keepdim=True)

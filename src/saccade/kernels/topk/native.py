@@ -20,8 +20,8 @@ def topk(
     """
     batch, groups, width = scores.shape
     kept = min(k, width)
-    ids = torch.empty(batch, groups, kept + last, dtype=torch.int32)
-    counts = torch.empty(batch, groups, dtype=torch.int32)
+    ids = torch.empty(batch, groups, kept + last, dtype=torch.int32, device="cpu")
+    counts = torch.empty(batch, groups, dtype=torch.int32, device="cpu")
     # These must live until the call returns: it holds addresses.
     rows = scores if scores.stride(2) == 1 else scores.contiguous()
     ends = lengths.contiguous()

@@ -132,7 +132,7 @@ class ChunkBounds:
             return
         held = range(kv.rows.batch) if slots is None else slots
         kv = kv.picked([held.index(slot) for slot in change.rows])
-        chosen = torch.tensor(change.rows).to(kv.k.device, non_blocking=True)
+        chosen = torch.tensor(change.rows, device="cpu").to(kv.k.device, non_blocking=True)
         number = change.most
         if chosen.is_cpu:
             # Reading them costs nothing here, and chunks that are not there would be pooled else.

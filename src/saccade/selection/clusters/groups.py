@@ -80,7 +80,7 @@ class Groups:
         `layers`: the tree has the table's rows so many times, one layer after the other, and all are touched alike.
         """
         size = settings.group_size
-        slots = torch.tensor(change.rows).to(table.edges.device, non_blocking=True)
+        slots = torch.tensor(change.rows, device="cpu").to(table.edges.device, non_blocking=True)
         first, number = change.first // size, (change.most + size - 1) // size + 1
         if slots.is_cpu:
             # Reading them costs nothing here, and groups of nothing would be planted else.
@@ -100,4 +100,4 @@ class Groups:
 
 def _units_of(settings: ClusterSettings) -> Tensor:
     """Units over 0 to all clusters of a group."""
-    return torch.tensor([settings.units(number) for number in range(settings.clusters + 1)])
+    return torch.tensor([settings.units(number) for number in range(settings.clusters + 1)], device="cpu")

@@ -27,16 +27,17 @@ from ....types import ModelShape
 from ..checks import (
     FULL_KIND,
     SCHEDULER,
-    UNIT,
     captured_for,
     plan_of,
     reasons_against,
     rectifies_ahead,
     refuse_detached,
+    unit,
     windows_apart,
 )
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
+from .named import missing
 
 INSTALL = (
     f"vLLM is not installed. On a CUDA machine: {install('vllm')}; on a CPU: "
@@ -50,9 +51,6 @@ BUNDLED = "bundled"
 """What requests call the bundled model."""
 
 HOST = "127.0.0.1"
-
-_CPU_BLOCK = 32
-"""vLLM's kernels on CPUs are made for multiples of this."""
 
 
 class RefusedError(ServingError):
@@ -132,7 +130,7 @@ def prepare(
         given = {"policy": policy, "recall": recall, "rectify_together": rectify_together}
         options = _only(_options, args, given)
         _fill(args, options, bundled=bundled)
-        reasons = [*_not_ours(args), *_unreachable(args)]
+        reasons = [*_not_ours(args), *_unreachable(args), *missing(args)]
         try:
             _choose_backend(args)
             config = _config(args, options)
@@ -268,7 +266,7 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
 
     ours = args.block_size is None
     if ours and current_platform.is_cpu():
-        args.block_size = _CPU_BLOCK
+        args.block_size = unit()
     config = _made(args)
     if options.policy.rectify is not None:
         before = args.async_scheduling, args.cudagraph_capture_sizes
@@ -286,7 +284,7 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
         return config
     page, before = selector.bounds_page, (args.block_size, args.async_scheduling)
     if ours and page is not None:
-        args.block_size = math.lcm(page, args.block_size or UNIT)
+        args.block_size = math.lcm(page, args.block_size or unit())
     if selector.reads_text and args.async_scheduling is None and not config.use_v2_model_runner:
         args.async_scheduling = False
     return config if (args.block_size, args.async_scheduling) == before else _made(args)

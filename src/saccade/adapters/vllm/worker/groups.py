@@ -144,8 +144,9 @@ class Groups:
                 continue
             dense = queries > 1 or batch.prefilling[row]
             self._memory(request, indexes).written(length - queries, length, dense=dense)
-            if batch.decodes(row, request) or not selector.covers(length):
-                arrivals.append(Arrival(request, batch.slots[row], length - queries, length))
+            decodes = batch.decodes(row, request)
+            if decodes or not selector.covers(length):
+                arrivals.append(Arrival(request, batch.slots[row], length - queries, length, decodes))
                 numbers.append(row)
         indexes.take_in(arrivals, lambda chosen: batch.picked([numbers[one] for one in chosen], table, lengths))
 
@@ -283,7 +284,7 @@ class Groups:
         selector = self._serving.plan.selector
         if selector is None or not selector.owns_index:
             return True
-        return known and request.memory is not None and request.memory.searched is not None
+        return known and request.memory is not None and request.memory.slot is not None
 
     def _memory(self, request: RequestRow, indexes: SlotIndexes) -> SlotMemory:
         if request.memory is None:

@@ -111,7 +111,7 @@ def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor]:
     edges = [0, *accumulate(batch.queries[row] for row in rest)]
     chosen = async_tensor_h2d(rest, device, torch.int64)
     tokens = async_tensor_h2d(positions, device, torch.int64)
-    edges_cpu = torch.tensor(edges, dtype=common.query_start_loc_cpu.dtype)
+    edges_cpu = torch.tensor(edges, dtype=common.query_start_loc_cpu.dtype, device="cpu")
     upper = common.seq_lens_cpu_upper_bound
     others = common.replace(
         query_start_loc=async_tensor_h2d(edges_cpu, device),

@@ -21,7 +21,7 @@ from .fed import Fed
 from .requests import RequestRow
 
 SLICE = 2048
-"""Tokens of requests with a backlog that a step takes in, or as many as it computes: a decoding step stays short."""
+"""Tokens of prompts that a step takes in, or as many as it computes: a decoding step beside them stays short."""
 
 LITTLE = 512
 """Tokens that a request brings at most while it decodes: a full buffer, or what a dense pass has made final."""
@@ -37,7 +37,6 @@ class SlotMemory:
         clean: positions below it hold keys and values that no sparse step wrote, or that were rectified since.
         rewritten: first position written since the index was last brought up to date.
         slot: where its index is; None before it is indexed, and while it is not in the batch.
-        behind: whether its index lacks text that it should have; until then the request attends to all its tokens.
     """
 
     phase: Phase
@@ -45,12 +44,6 @@ class SlotMemory:
     clean: int = ALL_CLEAN
     rewritten: int = 0
     slot: int | None = None
-    behind: bool = True
-
-    @property
-    def searched(self) -> int | None:
-        """The slot, if what is in it is complete."""
-        return None if self.behind else self.slot
 
     def written(self, start: int, stop: int, *, dense: bool) -> None:
         """Note a step that writes positions `start..stop`."""
@@ -65,17 +58,18 @@ class SlotMemory:
         """Give the slot back; who comes back is indexed anew, which gives the same index."""
         if self.slot is not None:
             heapq.heappush(self.free, self.slot)
-        self.slot, self.rewritten, self.behind = None, 0, True
+        self.slot, self.rewritten = None, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request in the step at hand: its place in vLLM's batch, tokens before the step, and with those of the step."""
+    """A request in the step at hand: place in vLLM's batch, tokens before the step and with it, whether it decodes."""
 
     request: RequestRow
     place: int
     start: int
     length: int
+    decodes: bool
 
 
 class SlotHistory(TokenHistory):
@@ -136,10 +130,10 @@ class SlotIndexes:
             kept = min(memory.rewritten, one.start)
             stop = selector.stop(one.length, min(one.start, memory.clean))
             known = min(self._stop(memory.slot), kept, stop)
-            if memory.behind or stop - known > SLICE:
-                due, stop = stop, min(known + left, stop)
+            # What a row chooses must not depend on how its text came into the cache: who decodes is taken in whole.
+            if not one.decodes:
+                stop = min(known + left, stop)
                 left -= stop - known
-                memory.behind = stop < due
             if selector.reads_text:
                 self._fed.feed(memory.slot, one.request, one.place, stop)
             feed = Feed(memory.slot, 0, kept, stop)
@@ -266,7 +260,7 @@ class FixedIndexes(SlotIndexes):
         self._search((slots, self._places[:rows]))
 
     def _slot(self, request: RequestRow) -> int:
-        slot: int | None = request.memory.searched
+        slot: int | None = request.memory.slot
         return self._nobody if slot is None else slot
 
     def _begin(self, arrivals: Sequence[Arrival], rows: Callable[[Sequence[int]], Rows]) -> None:

@@ -175,4 +175,8 @@ def _levels(vllm_config: Any, plan: Plan) -> Sequence[int] | None:
         return None
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    return delimiter_table(cached_tokenizer_from_config(vllm_config.model_config))
+    tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+    if tokenizer is None:
+        logger.warning("saccade: the engine has no tokenizer (skip_tokenizer_init), so chunks have a fixed length")
+        return None
+    return delimiter_table(tokenizer)

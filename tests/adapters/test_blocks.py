@@ -1,0 +1,182 @@
+"""What belongs to a text is its cache's: other texts inside of `generate`, and blocks that are open in a generator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+
+import saccade
+
+from . import tiny
+from .tiny import prompt
+
+POLICIES = [
+    "quest:page=4,budget=8",
+    "less_is_more:reselect=3,dense_layers=1,budget=12",
+    "exact_topk:budget=8,rectify=3",
+]
+VERIFIED = "exact_topk:budget=8,rectify=3:verify"
+OPEN = "stays open around a yield of 'stream'"
+
+
+class Asking:
+    """Asks the model about a text of its own at every token: prompt, two steps, and the text as a whole."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.seen = model, list[torch.Tensor]()
+
+    @torch.no_grad()
+    def ask(self) -> torch.Tensor:
+        cache, ids = DynamicCache(), prompt(60, seed=4)
+        prefilled = self.model(ids, past_key_values=cache).logits[0, -1]
+        steps = [self.model(prompt(1, seed=seed), past_key_values=cache).logits[0, -1] for seed in (1, 2)]
+        return torch.stack([prefilled, *steps, self.model(ids).logits[0, -1]])
+
+
+class Criterion(Asking, StoppingCriteria):  # type: ignore[misc]  # transformers leaves it untyped
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.seen.append(self.ask())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class Processor(Asking, LogitsProcessor):  # type: ignore[misc]  # transformers leaves it untyped
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.ask())
+        return scores
+
+
+@pytest.mark.parametrize("by", [Criterion, Processor])
+@pytest.mark.parametrize("policy", [*POLICIES, VERIFIED])
+def test_a_text_inside_of_generate_is_read_as_outside_of_it(policy: str, by: Any) -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, policy) as run:
+        asking = by(model)
+        outside, steps = asking.ask(), run.stats().steps
+        plain = model.generate(prompt(), max_new_tokens=5, do_sample=False).tolist()
+        own = run.stats().steps - steps
+        given = {"stopping_criteria" if by is Criterion else "logits_processor": [asking]}
+        made = model.generate(prompt(), max_new_tokens=5, do_sample=False, **given).tolist()
+        assert made == plain
+        if policy != VERIFIED:  # which drafts less behind a text that stops sooner
+            assert run.stats().steps == 2 * own + steps * (1 + len(asking.seen))
+    assert len(asking.seen) == 5
+    for seen in asking.seen:
+        torch.testing.assert_close(seen, outside, rtol=0, atol=1e-5)
+
+
+def pairs(model: Any, cache: Any, start: int) -> torch.Tensor:
+    """Logits of two tokens at once: sparse inside of a block, a prompt outside of it."""
+    with torch.no_grad():
+        return model(torch.tensor([[5 + start, 9]]), past_key_values=cache).logits[0]
+
+
+def filled(model: Any) -> DynamicCache:
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(prompt(50), past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_block_around_a_yield_is_refused(policy: str) -> None:
+    """Wherever the generator runs on, and for whoever calls the model in between."""
+    model = tiny.llama()
+
+    def stream(run: Any) -> Iterator[torch.Tensor]:
+        cache = filled(model)
+        with run.decoding():
+            for number in range(3):
+                yield pairs(model, cache, number)
+
+    with saccade.sparsify(model, policy) as run:
+        assert len(list(stream(run))) == 3  # nobody has called the model elsewhere
+        generator = stream(run)
+        contextvars.copy_context().run(next, generator)
+        with pytest.raises(saccade.AttachmentError, match=OPEN):
+            contextvars.copy_context().run(next, generator)
+        generator = stream(run)
+        next(generator)
+        with pytest.raises(saccade.AttachmentError, match=OPEN):
+            model(prompt(60))
+        generator.close()
+        filled(model)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_block_that_is_closed_before_the_yield_holds(policy: str) -> None:
+    """In one context or in several, with somebody's prompt in between; also through context managers of their own."""
+    model = tiny.llama()
+
+    @contextlib.contextmanager
+    def wrapped(run: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run.decoding())
+            yield
+
+    def stream(run: Any, block: Any) -> Iterator[torch.Tensor]:
+        cache = filled(model)
+        for number in range(3):
+            with block(run):
+                logits = pairs(model, cache, number)
+            yield logits
+
+    with saccade.sparsify(model, policy) as run:
+        cache = filled(model)
+        with run.decoding():
+            expected = [pairs(model, cache, number) for number in range(3)]
+        assert run.stats().steps + run.stats().dense_passes == 6
+        for block in (lambda run: run.decoding(), wrapped):
+            generator, got = stream(run, block), []
+            with torch.no_grad():
+                for _ in range(3):
+                    got.append(contextvars.copy_context().run(next, generator))
+                    alone = model(prompt(60)).logits
+            assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+        with torch.no_grad():
+            assert torch.equal(alone, model(prompt(60)).logits)
+        cache = filled(model)
+        with wrapped(run):
+            assert torch.equal(pairs(model, cache, 0), expected[0])
+
+
+def test_an_asynchronous_generator() -> None:
+    """A server's stream: another task's prompt is refused while the block is open, and nobody's once it is closed."""
+    model = tiny.llama()
+
+    async def stream(run: Any) -> AsyncIterator[torch.Tensor]:
+        cache = filled(model)
+        with run.decoding():
+            yield pairs(model, cache, 0)
+
+    async def serve(run: Any) -> None:
+        generator = stream(run)
+        await anext(generator)
+        with pytest.raises(saccade.AttachmentError, match=OPEN):
+            model(prompt(60))
+        await generator.aclose()
+        model(prompt(60))
+
+    async def tasks(run: Any) -> list[torch.Tensor]:
+        """Blocks in coroutines hold: each task has its own context."""
+
+        async def one(sparse: bool) -> torch.Tensor:
+            cache = filled(model)
+            with run.decoding() if sparse else contextlib.nullcontext():
+                await asyncio.sleep(0)
+                logits = pairs(model, cache, 0)
+                await asyncio.sleep(0)
+            return logits
+
+        return await asyncio.gather(*(one(sparse) for sparse in (True, False, True)))
+
+    with saccade.sparsify(model, POLICIES[0]) as run:
+        asyncio.run(serve(run))
+        sparse, dense, again = asyncio.run(tasks(run))
+        assert torch.equal(sparse, again) and not torch.equal(sparse, dense)

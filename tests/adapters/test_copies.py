@@ -1,0 +1,152 @@
+"""Copies of an attached model, models that share parts with one, and caches that their users have let go."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import io
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaForCausalLM
+
+import saccade
+
+from .tiny import fresh, prompt
+
+MODES = {
+    "plain": "quest:page=4,budget=8",
+    "text": "lychee_cluster:chunk_min=2,chunk_max=4,budget=24",
+    "published": "less_is_more:reselect=3,dense_layers=1,budget=12",
+    "rewritten": "exact_topk:budget=8,rectify=3",
+    "verified": "exact_topk:budget=8,rectify=3:verify",
+    "dense": "dense",
+}
+
+
+def said(model: Any, **inputs: Any) -> list[int]:
+    made = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)
+    tokens: list[int] = made[0, 40:].tolist()
+    return tokens
+
+
+def unpickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@functools.cache
+def expected(mode: str, seed: int) -> list[int]:
+    model = fresh(seed=seed)
+    with saccade.sparsify(model, MODES[mode]):
+        return said(model)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, unpickled, saved])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_has_weights_steps_and_an_end_of_its_own(mode: str, copied: Any) -> None:
+    """It is attached to itself: it goes on when the original is restored, and says what its own weights say."""
+    model, other = fresh(seed=0), fresh(seed=5)
+    with saccade.sparsify(model, MODES[mode]) as run:
+        said(model)
+        steps = run.stats().steps
+        twin = copied(model)
+        twin.load_state_dict(other.state_dict())
+        assert said(twin) == expected(mode, 5)
+        assert run.stats().steps == steps
+        assert said(model) == expected(mode, 0)
+    assert said(twin) == expected(mode, 5)
+    twins = vars(twin)["_saccade_run"]
+    assert twins.model is twin and twins.stats().steps > 0
+    with pytest.raises(saccade.AttachmentError, match="copies of an attached model are attached"):
+        saccade.sparsify(twin, "dense")
+    twins.restore()
+    assert said(twin) == said(other)
+    assert said(model) == said(fresh(seed=0))
+
+
+def test_a_copy_in_bfloat16_reads_its_own_weights() -> None:
+    """Where products of weights are native."""
+    model, other = fresh(seed=0).bfloat16(), fresh(seed=5).bfloat16()
+    with saccade.sparsify(model, MODES["plain"]):
+        twin = unpickled(model)
+        twin.load_state_dict(other.state_dict())
+    with saccade.sparsify(other, MODES["plain"]):
+        assert said(twin) == said(other)
+
+
+def with_shared_decoder() -> Any:
+    model = fresh()
+    other = LlamaForCausalLM(copy.deepcopy(model.config)).eval()
+    other.model, other.lm_head = model.model, model.lm_head
+    return model, other
+
+
+def with_shared_layer() -> Any:
+    model, other = fresh(), fresh(seed=3)
+    other.model.layers[2].self_attn = model.model.layers[2].self_attn
+    return model, other
+
+
+def with_shared_configuration() -> Any:
+    model = fresh()
+    return model, LlamaForCausalLM(model.config).eval()
+
+
+@pytest.mark.parametrize("sharing", [with_shared_decoder, with_shared_layer, with_shared_configuration])
+@pytest.mark.parametrize("mode", ["plain", "verified"])
+def test_who_shares_parts_with_an_attached_model_is_refused(mode: str, sharing: Any) -> None:
+    """Attached second it changes nothing; called it says the same each time, whatever the first has just done."""
+    model, other = sharing()
+    before = said(model), said(other)
+    run = saccade.sparsify(model, MODES[mode])
+    with pytest.raises(saccade.AttachmentError, match="shares layers or its configuration"):
+        saccade.sparsify(other, "dense")
+    if sharing is not with_shared_decoder:
+        for _ in range(2):
+            with pytest.raises(saccade.AttachmentError, match="its model is not attached"):
+                said(other)
+            said(model)
+    run.restore()
+    assert (said(model), said(other)) == before
+    if sharing is with_shared_layer:
+        # It asks the other's configuration which attention is meant: seen by what it does, at the first step.
+        with (
+            saccade.sparsify(other, MODES[mode]),
+            pytest.raises(saccade.UnsupportedModelError, match="layer 2 did not"),
+        ):
+            said(other)
+    else:
+        with saccade.sparsify(other, MODES[mode]):
+            said(other)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["attached", "restored"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_keeps_no_cache_alive(mode: str, ended: bool) -> None:
+    """Nor what it knows of it: what is to be told of it later are three numbers."""
+    model = fresh()
+    run = saccade.sparsify(model, MODES[mode])
+    cache = DynamicCache()
+    said(model, past_key_values=cache)
+    bytes_held = run.stats().index_bytes
+    alive = [weakref.ref(layer.buffers[0]) for layer in cache.layers]
+    session = weakref.ref(cache.layers[0].session)
+    if ended:
+        run.restore()
+    del cache
+    gc.collect()
+    assert [one() for one in alive] == [None] * 4 and session() is None
+    assert run.stats().index_bytes == bytes_held
+    assert (bytes_held > 0) == (mode in ("plain", "text"))
+    run.restore()

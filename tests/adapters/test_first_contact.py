@@ -1,0 +1,233 @@
+"""What people do to a model before or while it is attached: the policy runs, or one line says why it does not."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from transformers import AttentionInterface, DynamicCache
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import saccade
+
+from . import tiny
+from .rectified import specs
+from .tiny import fresh, prompt
+
+VERIFIED = "exact_topk:budget=8,rectify=3:verify"
+
+
+def said(model: Any, **inputs: Any) -> list[int]:
+    tokens: list[int] = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)[0, 40:].tolist()
+    return tokens
+
+
+# Lossless that can be walked around.
+
+
+def around_by_the_class(model: Any, cache: Any) -> None:
+    type(model).forward(model, prompt(1), past_key_values=cache)
+
+
+def around_by_the_decoder(model: Any, cache: Any) -> None:
+    model.model(prompt(1), past_key_values=cache)
+
+
+def around_by_a_wrapper(model: Any, cache: Any) -> None:
+    """As accelerate's `unwrap_model` leaves it, and as any wrapper of what was there before does."""
+    kept = vars(model)["forward"]
+    model.forward = functools.partial(type(model).forward, model)
+    try:
+        model(prompt(1), past_key_values=cache)
+    finally:
+        model.forward = kept
+
+
+@pytest.mark.parametrize("around", [around_by_the_class, around_by_the_decoder, around_by_a_wrapper])
+@pytest.mark.parametrize("policy", specs(3, "verify"))
+@torch.no_grad()
+def test_no_decoding_call_goes_around_verification(policy: str, around: Callable[[Any, Any], None]) -> None:
+    """Prompts may: they are dense. The cache is as it was, and goes on."""
+    model = tiny.llama()
+    with saccade.sparsify(model, specs(3, "verify")[policy]):
+        cache = DynamicCache()
+        model.model(prompt(), past_key_values=cache)
+        for _ in range(2):
+            with pytest.raises(saccade.UnsupportedModelError, match="nobody would verify it"):
+                around(model, cache)
+        assert cache.get_seq_length() == 30
+        logits = model(prompt(1), past_key_values=cache).logits[0, -1]
+    expected = model(torch.cat((prompt(), prompt(1)), dim=1)).logits[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_generate_does_not_go_around_it_either() -> None:
+    model = fresh()
+    with saccade.sparsify(model, VERIFIED):
+        model.forward = types.MethodType(type(model).forward, model)
+        with pytest.raises(saccade.UnsupportedModelError, match="its forward was replaced"):
+            said(model)
+
+
+# Attention that is not the one that a policy takes the place of.
+
+
+def other_name(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Registered with transformers, whatever it computes."""
+    name = "sharper_than_sdpa"
+    AttentionInterface.register(name, lambda *given, **named: pytest.fail("not to be called"))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
+    return "its attention is 'sharper_than_sdpa'"
+
+
+def same_name(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", lambda *given, **named: None)
+    return "'sdpa' was registered anew"
+
+
+def in_the_class(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As Unsloth and SelfExtend do."""
+
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    return "the forward of its LlamaAttention was replaced"
+
+
+def in_one_layer(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    module = model.model.layers[2].self_attn
+    module.forward = functools.partial(LlamaAttention.forward, module)
+    return "the forward of its LlamaAttention was replaced"
+
+
+def behind_a_hook(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What accelerate's hooks wrap is looked at too."""
+    told = in_one_layer(model, monkeypatch)
+    add_hook_to_module(model.model.layers[2].self_attn, ModelHook())
+    return told
+
+
+@pytest.mark.parametrize("own", [other_name, same_name, in_the_class, in_one_layer, behind_a_hook])
+@pytest.mark.parametrize("policy", ["dense", "quest:page=4,budget=8", VERIFIED])
+def test_attention_of_another_kind_is_refused_ahead(policy: str, own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh()
+    told = own(model, monkeypatch)
+    before = dict(vars(model))
+    with pytest.raises(saccade.UnsupportedModelError, match=told):
+        saccade.sparsify(model, policy)
+    assert vars(model) == before
+
+
+class Own(LlamaAttention):
+    """A model's own code, which calls what transformers has."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_hooks_and_classes_of_their_own_are_no_other_attention() -> None:
+    model = fresh()
+    add_hook_to_module(model.model.layers[1].self_attn, ModelHook())
+    model.model.layers[2].self_attn.__class__ = Own
+    with saccade.sparsify(model, "quest:page=4,budget=8") as run:
+        said(model)
+        assert run.stats().steps == 7
+
+
+@pytest.mark.parametrize("configured", [False, True], ids=["given", "configured"])
+@pytest.mark.parametrize("policy", ["quest:page=4,budget=8", VERIFIED])
+def test_drafts_of_the_first_layers_are_refused_ahead(policy: str, configured: bool) -> None:
+    """transformers would cut the model for them, and leave it cut."""
+    model = fresh()
+    expected = said(model)
+    given = {"assistant_early_exit": 2}
+    if configured:
+        model.generation_config.update(**given)
+    with saccade.sparsify(model, policy), pytest.raises(saccade.UnsupportedModelError, match="assistant_early_exit"):
+        said(model, **({} if configured else given))
+    assert model.config.num_hidden_layers == 4
+    model.generation_config.assistant_early_exit = None
+    assert said(model) == expected
+
+
+# Tensors that are made without a device.
+
+
+@pytest.mark.parametrize("policy", [*specs(1000).values(), specs(3)["quest"], VERIFIED, "dense"])
+@torch.no_grad()
+def test_another_default_device_changes_nothing(policy: str) -> None:
+    """As `torch.set_default_device("cuda")` beside a model on the CPU; a prompt long enough for every kernel."""
+    model, ids = fresh(max_position_embeddings=2048), prompt(600)
+    answers = []
+    for device in ("cpu", "meta"):
+        with saccade.sparsify(model, policy) as run:
+            cache = DynamicCache()
+            with torch.device(device):
+                fed = (ids, *(token[None, None] for token in ids[0, :5]))
+                logits = [model(tokens, past_key_values=cache).logits[0, -1] for tokens in fed]
+            assert run.stats().steps >= 5
+        answers.append(torch.stack(logits))
+    assert torch.equal(*answers)
+
+
+FACTORIES = {
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "tensor",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "eye",
+    "linspace",
+}
+
+
+def test_whoever_makes_a_tensor_says_where() -> None:
+    """The rule behind the test above, for code that it does not reach."""
+    silent = []
+    for file in sorted(Path(saccade.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FACTORIES:
+                named = {keyword.arg for keyword in node.keywords}
+                if ast.unparse(node.func.value) == "torch" and not named & {"device", "out", None}:
+                    silent.append(f"{file.name}:{node.lineno}")
+    assert not silent
+
+
+# Two forms of one thing.
+
+
+@pytest.mark.parametrize("form", [True, False], ids=["dictionary", "tuple"])
+@torch.no_grad()
+def test_a_dense_pass_shows_its_caller_no_more_than_the_call(form: bool) -> None:
+    """Hidden states and a router's logits, of a decoder in either form, for a batch."""
+    model = fresh("mixtral", num_local_experts=4, num_experts_per_tok=2)
+    asked = {"output_hidden_states": True, "output_router_logits": True, "return_dict": form}
+    shapes = set()
+    with saccade.sparsify(model, "exact_topk:budget=8,rectify=3") as run:
+        cache = DynamicCache()
+        model(prompt(40, rows=2), past_key_values=cache)
+        for token in prompt(9)[0]:
+            output = model.model(token.expand(2, 1), past_key_values=cache, **asked)
+            parts = [part for part in (output.values() if form else output) if not isinstance(part, DynamicCache)]
+            shapes.add(
+                tuple(tuple(one.shape) for part in parts for one in ((part,) if torch.is_tensor(part) else part))
+            )
+        assert run.stats().dense_passes == 2
+    (seen,) = shapes
+    assert {shape for shape in seen if len(shape) == 3} == {(2, 1, 32)}
+    assert {shape for shape in seen if len(shape) == 2} <= {(2, 4)}

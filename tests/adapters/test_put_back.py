@@ -1,0 +1,217 @@
+"""Whatever raises inside a call: the cache ends as it began, and the text goes on as if the call had not been tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import saccade
+from walking import in_turn
+
+from . import tiny
+from .rectified import specs
+from .tiny import fresh, prompt
+from .ways import VERSION, needs_5
+
+POLICIES = {
+    **specs(1000),
+    **{f"{name}, rewritten": spec for name, spec in specs(3).items() if name in ("quest", "less_is_more", "resa")},
+    "verified": specs(3, "verify")["quest"],
+    "dense": "dense",
+}
+TOKENS = torch.tensor([[5], [9], [2], [11], [7], [3]])
+Failing = Callable[[Any, Any], None]
+
+
+class BrokenError(Exception):
+    pass
+
+
+@contextmanager
+def raising(module: Any, error: BaseException) -> Iterator[None]:
+    """Inside, a call of a module raises."""
+
+    def stop(*given: Any) -> None:
+        raise error
+
+    hook = module.register_forward_pre_hook(stop)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def in_layer(number: int, part: str, error: type[BaseException] = BrokenError) -> Failing:
+    def fail(model: Any, cache: Any) -> None:
+        module = getattr(model.get_decoder().layers[number], part)
+        with raising(module, error()), pytest.raises(error):
+            model(prompt(1), **{CACHE: cache})
+
+    return fail
+
+
+def mask_with_holes(model: Any, cache: Any) -> None:
+    mask = torch.ones((1, cache.get_seq_length() + 1), dtype=torch.long)
+    mask[0, 3:9] = 0
+    with pytest.raises(saccade.UnsupportedModelError, match="mask has holes"):
+        model(prompt(1), attention_mask=mask, **{CACHE: cache})
+
+
+def attentions(model: Any, cache: Any) -> None:
+    with pytest.raises(saccade.UnsupportedModelError, match="output_attentions"):
+        model(prompt(1), output_attentions=True, **{CACHE: cache})
+
+
+def other_batch(model: Any, cache: Any) -> None:
+    """Stock's own error, inside of the first layer; ours where nothing is to be appended."""
+    with pytest.raises((RuntimeError, saccade.SaccadeError)):
+        model(prompt(1, rows=3), **{CACHE: cache})
+
+
+def no_such_token(model: Any, cache: Any) -> None:
+    with pytest.raises(IndexError):
+        model(torch.tensor([[tiny.VOCABULARY + 3]]), **{CACHE: cache})
+
+
+def a_prompt(model: Any, cache: Any) -> None:
+    """Several tokens at once, in the last layer."""
+    with raising(model.get_decoder().layers[-1].mlp, BrokenError()), pytest.raises(BrokenError):
+        model(prompt(5), **{CACHE: cache})
+
+
+FAILING: dict[str, Failing] = {
+    "first layer": in_layer(0, "mlp"),
+    "third layer": in_layer(2, "self_attn"),
+    "last layer": in_layer(3, "mlp"),
+    "interrupted": in_layer(2, "mlp", KeyboardInterrupt),
+    **{one.__name__: one for one in (mask_with_holes, attentions, other_batch, no_such_token, a_prompt)},
+}
+CACHE = "past_key_values"
+
+
+def held(cache: Any) -> list[torch.Tensor]:
+    length = cache.get_seq_length()
+    return [part[:, :, :length].clone() for layer in cache.layers for part in (layer.keys, layer.values)]
+
+
+@torch.no_grad()
+def decoded(model: Any, cache: Any, fails: dict[int, Failing], grown: bool = True) -> torch.Tensor:
+    """Logits of six given tokens behind a prompt; ahead of some of them a call fails."""
+    at = {} if VERSION >= (5,) or grown else {"cache_position": torch.arange(30)}
+    model(prompt(), **{CACHE: cache}, **at)
+    logits = []
+    for number, token in enumerate(TOKENS):
+        if number in fails:
+            before, length = held(cache), cache.get_seq_length()
+            fails[number](model, cache)
+            if fails[number] is not FAILING["interrupted"]:
+                assert {int(layer.get_seq_length()) for layer in cache.layers} == {int(length)}
+                assert all(torch.equal(*pair) for pair in zip(before, held(cache), strict=True))
+        logits.append(model(token[None], **{CACHE: cache}).logits[0, -1])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize(("policy", "failing"), in_turn(POLICIES, FAILING))
+def test_a_call_that_fails_leaves_nothing_behind(policy: str, failing: str) -> None:
+    """In the first decoding step, and where a phase has gone on for some."""
+    model = tiny.llama()
+    with saccade.sparsify(model, POLICIES[policy]):
+        undisturbed = decoded(model, DynamicCache(), {})
+    with saccade.sparsify(model, POLICIES[policy]):
+        again = decoded(model, DynamicCache(), dict.fromkeys((0, 3, 4), FAILING[failing]))
+    torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("failing", ["third layer", "mask_with_holes", "a_prompt"])
+@pytest.mark.parametrize("policy", ["quest", "lychee_cluster", "dense"])
+def test_a_static_cache_too(policy: str, failing: str) -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, POLICIES[policy]):
+        caches = [StaticCache(config=model.config, max_cache_len=48) for _ in range(2)]
+        undisturbed = decoded(model, caches[0], {}, grown=False)
+        again = decoded(model, caches[1], {2: FAILING[failing]}, grown=False)
+    torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("failing", ["third layer", "mask_with_holes", "interrupted"])
+@pytest.mark.parametrize("policy", ["streaming:budget=5", "quest:page=4,budget=4,rectify=3"])
+def test_windows_beside_full_attention_too(policy: str, failing: str) -> None:
+    """Layers of stock's own hold what they held, beyond the window's width."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = fresh("gemma3_text", sliding_window=8, head_dim=8, layer_types=kinds)
+    answers = []
+    for fails in ({}, {0: FAILING[failing], 4: FAILING[failing]}):
+        with saccade.sparsify(model, policy):
+            answers.append(decoded(model, DynamicCache(config=model.config), fails))
+    torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["quest", "verified", "lychee_cluster"])
+@torch.no_grad()
+def test_a_first_call_that_fails_leaves_an_empty_cache(policy: str) -> None:
+    """The next one may bring another batch."""
+    model, cache = tiny.llama(), DynamicCache()
+    with saccade.sparsify(model, POLICIES[policy]):
+        with raising(model.model.layers[2].mlp, BrokenError()), pytest.raises(BrokenError):
+            model(prompt(9, rows=3), **{CACHE: cache})
+        assert cache.get_seq_length() == 0
+        model(prompt(), **{CACHE: cache})
+        assert {tuple(layer.keys.shape) for layer in cache.layers} == {(1, 2, 30, 8)}
+        model(prompt(1), **{CACHE: cache})
+
+
+@needs_5("cache of type Qwen3NextDynamicCache")
+@torch.no_grad()
+def test_what_cannot_be_put_back_is_refused_from_then_on() -> None:
+    """Recurrent layers write into what they hold; a cache that was emptied begins anew."""
+    model = fresh(
+        "qwen3_next",
+        **{"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 8, "linear_num_key_heads": 2},
+        **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4},
+        **{"moe_intermediate_size": 16, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16},
+    )
+    cache = DynamicCache(config=model.config)
+    with saccade.sparsify(model, "streaming:budget=8"):
+        model(prompt(), **{CACHE: cache})
+        with raising(model.model.layers[3].mlp, BrokenError()), pytest.raises(BrokenError):
+            model(prompt(1), **{CACHE: cache})
+        for _ in range(2):
+            with pytest.raises(saccade.UnsupportedModelError, match="left its layers of type LinearAttentionLayer"):
+                model(prompt(1), **{CACHE: cache})
+        cache.reset()
+        model(prompt(), **{CACHE: cache})
+        assert cache.get_seq_length(1) == 30
+
+
+@pytest.mark.parametrize("policy", ["quest", "verified"])
+@torch.no_grad()
+def test_a_cache_is_put_back_before_anybody_sees_it(policy: str) -> None:
+    """After `restore()` stock goes on with it."""
+    model, cache = tiny.llama(), DynamicCache()
+    with saccade.sparsify(model, POLICIES[policy]):
+        model(prompt(), **{CACHE: cache})
+        FAILING["last layer"](model, cache)
+    logits = model(prompt(1), **{CACHE: cache}).logits[0, -1]
+    expected = model(torch.cat((prompt(), prompt(1)), dim=1)).logits[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_kernels_refuse_in_words_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KernelError says nothing to whoever has called a model."""
+    model, cache = tiny.llama(), DynamicCache()
+    with saccade.sparsify(model, POLICIES["quest"]):
+        model(prompt(), **{CACHE: cache})
+
+        def refuse(*given: Any, **named: Any) -> Any:
+            raise saccade.errors.KernelError("tables do not fit")
+
+        monkeypatch.setattr("saccade.adapters.hf.attention.attend", refuse)
+        with pytest.raises(saccade.UnsupportedModelError, match="layer 0 cannot decode from this cache: tables do not"):
+            model(prompt(1), **{CACHE: cache})
+    assert cache.get_seq_length() == 30

@@ -1,0 +1,226 @@
+"""What libraries and users do to a cache between calls: keys set by hand, lengths that differ, masks that add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import saccade
+
+from . import tiny
+from .tiny import fresh, prompt
+from .ways import VERSION
+
+EXACT = {
+    **{name: tiny.spec(name) for name in tiny.COVERING},
+    "verified": "tidal:reselect=3,dense_layers=1,budget=250,rectify=3:verify",
+}
+"""Every method so that it attends to everything: what it makes of a changed cache is what stock makes of it."""
+LATER = torch.tensor([[5], [9], [2], [11], [7], [3], [12]])
+"""Tokens of further steps."""
+
+
+@torch.no_grad()
+def steps(model: Any, cache: Any, first: int, change: Callable[[Any], None] | None = None, at: int = 3) -> torch.Tensor:
+    """Logits `[n, V]` of one-token calls from position `first` on; `change` the cache ahead of number `at`."""
+    logits = []
+    for number, token in enumerate(LATER):
+        if change is not None and number == at:
+            change(cache)
+        place = torch.tensor([[first + number]])
+        logits.append(model(token[None], past_key_values=cache, position_ids=place).logits[0, -1])
+    return torch.stack(logits)
+
+
+def every_second(cache: Any) -> None:
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, ::2].contiguous(), layer.values[:, :, ::2].contiguous()
+
+
+def the_end_alone(cache: Any) -> None:
+    """Views of what is held, not copies."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, 11:], layer.values[:, :, 11:]
+
+
+def other_values(cache: Any) -> None:
+    """As quantising and back does; the length is as before."""
+    for layer in cache.layers:
+        layer.values = (layer.values * 4).round() / 4
+
+
+def shorter_views(cache: Any) -> None:
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, :17], layer.values[:, :, :17]
+
+
+CHANGES = [every_second, the_end_alone, other_values, shorter_views]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("policy", EXACT)
+@torch.no_grad()
+def test_keys_set_by_hand_are_those_that_are_read(policy: str, change: Callable[[Any], None]) -> None:
+    """Behind a prompt and again between steps."""
+    model = tiny.llama()
+
+    def run() -> torch.Tensor:
+        cache = DynamicCache()
+        model(prompt(40), past_key_values=cache)
+        change(cache)
+        return steps(model, cache, 40, change)
+
+    expected = run()
+    with saccade.sparsify(model, EXACT[policy]):
+        torch.testing.assert_close(run(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("policy", ["quest", "less_is_more", "tidal, rectified", "verified"])
+@torch.no_grad()
+def test_a_press_in_every_layer_of_the_prompt(policy: str) -> None:
+    """kvpress sets a layer's keys in a hook behind its attention, while the prompt's call goes on."""
+    model = tiny.llama()
+
+    def press(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        cache = next(value for value in kwargs.values() if isinstance(value, DynamicCache))
+        layer = cache.layers[module.layer_idx]
+        kept = layer.keys.norm(dim=-1).topk(21, dim=-1).indices.sort().values[..., None].expand(-1, -1, -1, 8)
+        layer.keys, layer.values = layer.keys.gather(2, kept), layer.values.gather(2, kept)
+
+    def run() -> torch.Tensor:
+        hooks = [one.self_attn.register_forward_hook(press, with_kwargs=True) for one in model.model.layers]
+        cache = DynamicCache()
+        try:
+            model(prompt(40), past_key_values=cache)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        assert cache.get_seq_length() == 21
+        return steps(model, cache, 40)
+
+    expected = run()
+    with saccade.sparsify(model, EXACT[policy]):
+        torch.testing.assert_close(run(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("policy", ["quest:page=4,budget=8", "lychee_cluster:chunk_min=2,chunk_max=4,budget=24"])
+@torch.no_grad()
+def test_an_index_begins_anew_with_keys_set_by_hand(policy: str) -> None:
+    """Sets are those of a cache that a new run finds like that."""
+    model = tiny.llama()
+    with saccade.sparsify(model, policy):
+        cache = DynamicCache()
+        model(prompt(80), past_key_values=cache)
+        steps(model, cache, 80)
+        every_second(cache)
+        found = DynamicCache()
+        for number, layer in enumerate(cache.layers):
+            found.update(layer.keys.clone(), layer.values.clone(), number)
+        here = steps(model, cache, 87)
+    with saccade.sparsify(model, policy):
+        assert torch.equal(here, steps(model, found, 87))
+
+
+@torch.no_grad()
+def test_a_static_cache_that_was_given_other_tensors() -> None:
+    """Its index begins anew: sets are those of a new run on the same keys."""
+    model = tiny.llama()
+    cache = StaticCache(config=model.config, max_cache_len=64)
+
+    def call(ids: torch.Tensor, past: int) -> torch.Tensor:
+        at = torch.arange(past, past + ids.shape[1])
+        more = {} if VERSION >= (5,) else {"cache_position": at}
+        logits: torch.Tensor = model(ids, past_key_values=cache, position_ids=at[None], **more).logits[0, -1]
+        return logits
+
+    with saccade.sparsify(model, "quest:page=4,budget=8"):
+        call(prompt(40), 0)
+        call(LATER[:1], 40)
+        for layer in cache.layers:
+            layer.keys = torch.cat((layer.keys[:, :, :41].flip(2), layer.keys[:, :, 41:]), dim=2)
+        here = call(LATER[1:2], 41)
+    for layer in cache.layers:
+        if VERSION >= (5,):
+            layer.cumulative_length.fill_(41)
+        layer.keys[:, :, 41] = 0
+    with saccade.sparsify(model, "quest:page=4,budget=8"):
+        assert torch.equal(here, call(LATER[1:2], 41))
+
+
+@torch.no_grad()
+def test_keys_and_values_of_different_lengths_are_refused() -> None:
+    model = tiny.llama()
+    with saccade.sparsify(model, "quest:page=4,budget=8"):
+        cache = DynamicCache()
+        model(prompt(40), past_key_values=cache)
+        cache.layers[2].keys = cache.layers[2].keys[:, :, :30]
+        with pytest.raises(saccade.UnsupportedModelError, match=r"layer 2 of the cache has keys \[1, 2, 30\], values"):
+            model(prompt(1), past_key_values=cache)
+
+
+@pytest.mark.parametrize("policy", ["quest:page=4,budget=8", "exact_topk:budget=8,rectify=3", "streaming:budget=250"])
+@pytest.mark.parametrize("here", [True, False], ids=["of ours", "found"])
+@torch.no_grad()
+def test_layers_of_different_lengths_are_refused_each_time(policy: str, here: bool) -> None:
+    """Also where one layer alone was cropped, by its own method; nothing of the cache has changed then."""
+    model = tiny.llama()
+    cache = DynamicCache()
+    if not here:
+        model(prompt(40), past_key_values=cache)
+    with saccade.sparsify(model, policy):
+        if here:
+            model(prompt(40), past_key_values=cache)
+        cache.layers[1].crop(-7)
+        for _ in range(2):
+            with pytest.raises(saccade.UnsupportedModelError, match="33 tokens in a layer and 40 in another"):
+                model(prompt(1), past_key_values=cache)
+            assert [layer.get_seq_length() for layer in cache.layers] == [40, 33, 40, 40]
+        cache.layers[1].keys, cache.layers[1].values = (torch.zeros(1, 2, 40, 8) for _ in range(2))
+        model(prompt(1), past_key_values=cache)
+
+
+def causal(past: int, new: int, hides: float, bias: float = 0.0) -> torch.Tensor:
+    """A mask to add for `new` queries, `[1, 1, new, T]`; `bias` on the tokens at the end, the queries' own left out."""
+    slots = torch.arange(past + new)
+    mask = torch.where(slots <= torch.arange(past, past + new)[:, None], 0.0, hides)[None, None]
+    mask[..., max(past - 4, 0) : past] += bias
+    return mask
+
+
+@pytest.mark.parametrize("hides", [-1e4, float("-inf"), torch.finfo(torch.float32).min])
+@torch.no_grad()
+def test_what_hides_is_read_and_what_adds_is_refused(hides: float) -> None:
+    model = tiny.llama()
+    cache = DynamicCache()
+    with saccade.sparsify(model, "quest:page=4,budget=8") as run:
+        model(prompt(40), past_key_values=cache, attention_mask=causal(0, 40, hides, 0.5).clamp(max=0.5))
+        model(prompt(1), past_key_values=cache, attention_mask=causal(40, 1, hides))
+        assert run.stats().steps == 1
+        for bias in (0.25, -2.0):
+            with pytest.raises(saccade.UnsupportedModelError, match="adds to scores of tokens that it shows"):
+                model(prompt(1), past_key_values=cache, attention_mask=causal(41, 1, hides, bias))
+        assert cache.get_seq_length() == 41
+
+
+def test_stock_cache_operations_on_layers_that_were_never_filled() -> None:
+    """A call that fills some of a model's layers leaves ours where stock has none yet."""
+    model = fresh()
+    with saccade.sparsify(model, "quest:page=4,budget=8"), torch.no_grad():
+        cache = DynamicCache()
+        model(prompt(20), past_key_values=cache)
+        cache.reset()
+        for one in (cache, DynamicCache()):
+            one.crop(-3)
+            one.crop(0)
+            one.batch_repeat_interleave(2)
+            one.batch_select_indices(torch.tensor([0]))
+            one.reorder_cache(torch.tensor([0]))
+            one.reset()
+            assert one.get_seq_length() == 0
+            assert not any(layer.is_initialized for layer in one.layers)
+        model(prompt(20, rows=3), past_key_values=cache)
+        assert cache.get_seq_length() == 20
