@@ -10,7 +10,7 @@ LIMITS = {
     "imports against the table": 0,
     "files that import in a circle": 0,
     "lines of Python in src": 31_420,
-    "of them measuring": 9_903,
+    "of them measuring": 9_875,
     "lines of C in src": 3_689,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
@@ -23,7 +23,12 @@ LIMITS = {
 }
 """A row shrinks. It grows by an allowance, which stands below, and by nothing else; a test reads the history."""
 
-ALLOWANCES: tuple[tuple[str, int, int], ...] = ()
+ALLOWANCES: tuple[tuple[str, int, int], ...] = (
+    ("lines of Python in src", 250, 44),
+    ("lines of tests", 900, 44),
+    ("cases of make test and make walk", 120, 44),
+    ("words by hand, the log left out", 600, 44),
+)
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"
 COLLECTED = pytest.StashKey[int]()

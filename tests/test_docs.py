@@ -14,9 +14,11 @@ from benchmarks.tables.blocks import BLOCKS, PICTURES, drawn, pages
 from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed, unmade
 from claims.judging.discovery import found
 from docs import hooks
+from limits import LIMITS, limit
 from saccade.errors import SaccadeError
 
-WORDS = 14_700
+_ROW = "words by hand, the log left out"
+WORDS = 14_700 + limit(_ROW) - LIMITS[_ROW]
 """That somebody wrote, on all pages but the log, the changes and the API; 200 of them say how the ledger in claims.md,
 which is generated, is to be read."""
 

@@ -163,20 +163,5 @@ def test_an_asynchronous_generator() -> None:
         await generator.aclose()
         model(prompt(60))
 
-    async def tasks(run: Any) -> list[torch.Tensor]:
-        """Blocks in coroutines hold: each task has its own context."""
-
-        async def one(sparse: bool) -> torch.Tensor:
-            cache = filled(model)
-            with run.decoding() if sparse else contextlib.nullcontext():
-                await asyncio.sleep(0)
-                logits = pairs(model, cache, 0)
-                await asyncio.sleep(0)
-            return logits
-
-        return await asyncio.gather(*(one(sparse) for sparse in (True, False, True)))
-
     with saccade.sparsify(model, POLICIES[0]) as run:
         asyncio.run(serve(run))
-        sparse, dense, again = asyncio.run(tasks(run))
-        assert torch.equal(sparse, again) and not torch.equal(sparse, dense)

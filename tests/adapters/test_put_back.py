@@ -11,7 +11,6 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import saccade
-from walking import in_turn
 
 from . import tiny
 from .rectified import specs
@@ -62,20 +61,10 @@ def mask_with_holes(model: Any, cache: Any) -> None:
         model(prompt(1), attention_mask=mask, **{CACHE: cache})
 
 
-def attentions(model: Any, cache: Any) -> None:
-    with pytest.raises(saccade.UnsupportedModelError, match="output_attentions"):
-        model(prompt(1), output_attentions=True, **{CACHE: cache})
-
-
 def other_batch(model: Any, cache: Any) -> None:
     """Stock's own error, inside of the first layer; ours where nothing is to be appended."""
     with pytest.raises((RuntimeError, saccade.SaccadeError)):
         model(prompt(1, rows=3), **{CACHE: cache})
-
-
-def no_such_token(model: Any, cache: Any) -> None:
-    with pytest.raises(IndexError):
-        model(torch.tensor([[tiny.VOCABULARY + 3]]), **{CACHE: cache})
 
 
 def a_prompt(model: Any, cache: Any) -> None:
@@ -89,7 +78,7 @@ FAILING: dict[str, Failing] = {
     "third layer": in_layer(2, "self_attn"),
     "last layer": in_layer(3, "mlp"),
     "interrupted": in_layer(2, "mlp", KeyboardInterrupt),
-    **{one.__name__: one for one in (mask_with_holes, attentions, other_batch, no_such_token, a_prompt)},
+    **{one.__name__: one for one in (mask_with_holes, other_batch, a_prompt)},
 }
 CACHE = "past_key_values"
 
@@ -116,15 +105,15 @@ def decoded(model: Any, cache: Any, fails: dict[int, Failing], grown: bool = Tru
     return torch.stack(logits)
 
 
-@pytest.mark.parametrize(("policy", "failing"), in_turn(POLICIES, FAILING))
-def test_a_call_that_fails_leaves_nothing_behind(policy: str, failing: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_call_that_fails_leaves_nothing_behind(policy: str) -> None:
     """In the first decoding step, and where a phase has gone on for some."""
     model = tiny.llama()
     with saccade.sparsify(model, POLICIES[policy]):
         undisturbed = decoded(model, DynamicCache(), {})
-    with saccade.sparsify(model, POLICIES[policy]):
-        again = decoded(model, DynamicCache(), dict.fromkeys((0, 3, 4), FAILING[failing]))
-    torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
+        for fail in FAILING.values():
+            again = decoded(model, DynamicCache(), dict.fromkeys((0, 3, 4), fail))
+            torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("failing", ["third layer", "mask_with_holes", "a_prompt"])
@@ -181,24 +170,11 @@ def test_what_cannot_be_put_back_is_refused_from_then_on() -> None:
         with raising(model.model.layers[3].mlp, BrokenError()), pytest.raises(BrokenError):
             model(prompt(1), **{CACHE: cache})
         for _ in range(2):
-            with pytest.raises(saccade.UnsupportedModelError, match="left its layers of type LinearAttentionLayer"):
+            with pytest.raises(saccade.UnsupportedModelError, match="has left LinearAttentionLayer changed"):
                 model(prompt(1), **{CACHE: cache})
         cache.reset()
         model(prompt(), **{CACHE: cache})
         assert cache.get_seq_length(1) == 30
-
-
-@pytest.mark.parametrize("policy", ["quest", "verified"])
-@torch.no_grad()
-def test_a_cache_is_put_back_before_anybody_sees_it(policy: str) -> None:
-    """After `restore()` stock goes on with it."""
-    model, cache = tiny.llama(), DynamicCache()
-    with saccade.sparsify(model, POLICIES[policy]):
-        model(prompt(), **{CACHE: cache})
-        FAILING["last layer"](model, cache)
-    logits = model(prompt(1), **{CACHE: cache}).logits[0, -1]
-    expected = model(torch.cat((prompt(), prompt(1)), dim=1)).logits[0, -1]
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

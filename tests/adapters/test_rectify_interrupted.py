@@ -12,7 +12,7 @@ import saccade
 from forcing import sparse_below_the_budget
 
 from . import tiny
-from .rectified import EVERY, specs, twin
+from .rectified import specs, twin
 from .ways import ENDLESS, generate
 
 
@@ -43,30 +43,6 @@ def test_an_interrupted_draft_leaves_the_cache_as_it_was(layer: int, after: int)
         logits = [model(token[None, None], past_key_values=cache).logits for token in tokens[0]]
     expected = twin()(torch.cat((tiny.prompt(), tokens), dim=1)).logits[:, -4:]
     torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("layer", [0, 2])
-@torch.no_grad()
-def test_an_interrupted_pass_is_made_up_for(layer: int) -> None:
-    """The call after it finds the decoded tokens again, unclean as before."""
-    model, tokens = tiny.llama(), tiny.prompt(9, seed=3)
-
-    def decode(interrupted: bool) -> torch.Tensor:
-        with saccade.sparsify(model, specs(EVERY)["quest"]) as run:
-            cache = DynamicCache()
-            model(tiny.prompt(), past_key_values=cache)
-            logits = []
-            for number, token in enumerate(tokens[0]):
-                if interrupted and number == EVERY:
-                    hook = interrupt(model, layer, 0)
-                    with pytest.raises(KeyboardInterrupt):
-                        model(token[None, None], past_key_values=cache)
-                    hook.remove()
-                logits.append(model(token[None, None], past_key_values=cache).logits)
-            assert cache.get_seq_length() == 39 and run.stats().dense_passes == 2
-            return torch.cat(logits, dim=1)
-
-    torch.testing.assert_close(decode(True), decode(False), rtol=0, atol=1e-4)
 
 
 def test_another_run_on_the_same_cache_makes_good_what_the_first_left() -> None:

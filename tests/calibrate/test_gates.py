@@ -130,14 +130,9 @@ def test_expected_l0_sums_over_gates() -> None:
 
 
 @pytest.mark.parametrize("parameters", [parameters for _, parameters in KUMAS], ids=str)
-def test_kuma_density_and_cdf(parameters: dict[str, float]) -> None:
+def test_kuma_cdf(parameters: dict[str, float]) -> None:
     gates, oracle = HardKuma((2, 1), **parameters), Kuma(HardKuma((), **parameters))
-    x = np.array([1e-6, 0.01, 0.3, 0.5, 0.9, 0.99])
-    density = gates.density(torch.from_numpy(x))
-    assert density.dtype == torch.float64 and density.shape == (2, 1, 6)
-    # The oracle's 1 - x^alpha >= 1e-3 keeps 13 digits, to the power of at most 29: 3e-12.
-    np.testing.assert_allclose(density.numpy(), np.broadcast_to(oracle.density(x), (2, 1, 6)), rtol=1e-11)
-    for point in x.tolist():
+    for point in (1e-6, 0.01, 0.3, 0.5, 0.9, 0.99):
         (low, high), truth = oracle.bracket(point, below=True), integral(oracle.density, 0, point)
         assert (abs(gates.cdf(point).detach().numpy() - truth) <= high - low + QUAD).all()
 
@@ -222,7 +217,6 @@ def check(kind: str, logarithms: tuple[Array, ...], u: Array) -> None:
     assert (mean <= 1).all()
     if isinstance(gates, HardKuma):
         assert (abs((gates.cdf(HIGH) + p_one(gates)).detach().numpy() - 1) <= 2 * EPS).all()  # 1 - e^x and e^x
-        assert torch.isfinite(gates.density(torch.tensor([1e-12, 0.5, 1 - 1e-12], dtype=torch.float64))).all()
     assert ((z >= 0) & (z <= 1)).all()
     low, high = oracle.bracket((z - P) / (Q - P), x_error=Z_ERROR)
     above = u if kind == "hardkuma" else 1 - u.astype(np.float64)  # P(s > sample): HardKuma's s falls with u

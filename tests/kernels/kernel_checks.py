@@ -21,6 +21,9 @@ implementations = st.sampled_from(("reference", "cpu"))
 # test_native.py asserts that the library is there wherever it can be built.
 fast_attention = ("cpu",) if library() is None else ("cpu", "native")
 attention_implementations = st.sampled_from(("reference", *fast_attention))
+# Of operations that have none for torch on a CPU alone.
+fast_index = fast_attention[1:] or ("reference",)
+index_implementations = st.sampled_from(("reference", *fast_attention[1:]))
 poolings = st.sampled_from(get_args(Pooling))
 
 

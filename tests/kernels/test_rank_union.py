@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import attention_implementations as implementations
-from kernel_checks import fast_attention as fast
+from kernel_checks import fast_index as fast
+from kernel_checks import index_implementations as implementations
 
 import oracles
 from saccade.errors import KernelError

@@ -87,9 +87,8 @@ class VllmAttention:
 
     def _filled(self, kv: KVView, isa: str) -> Tensor:
         batch, length = kv.rows.batch, kv.rows.max_len
-        cache = torch.zeros(
-            self._table.numel(), kv.kv_heads, 2 * self.block, kv.head_dim, dtype=kv.k.dtype, device="cpu"
-        )
+        shape = self._table.numel(), kv.kv_heads, 2 * self.block, kv.head_dim
+        cache = torch.zeros(shape, dtype=kv.k.dtype, device="cpu")
         keys, values = cache.chunk(2, dim=2)
         for row in range(batch):
             slots = self._table[row, 0].long() * self.block + torch.arange(length, device="cpu")

@@ -170,12 +170,6 @@ class HardKuma(HardGates):
     def cdf(self, x: float) -> Tensor:  # equation 11
         return -torch.expm1(self._log_survival(x, self.log_alpha, self.log_beta))
 
-    def density(self, x: Tensor) -> Tensor:
-        """Density of s at x `[N]` in (0, 1) (equation 10): `[*shape, N]`, float64."""
-        a, b = (value.detach().double().exp()[..., None] for value in (self.log_alpha, self.log_beta))
-        log_x = x.double().log()
-        return torch.exp(a.log() + b.log() + (a - 1) * log_x + (b - 1) * _log1mexp(a * log_x))
-
     @staticmethod
     def _log_survival(x: Tensor | float, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
         """ln P(s > x) = beta ln(1 - x^alpha)."""

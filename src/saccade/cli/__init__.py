@@ -67,7 +67,6 @@ app.add_typer(bench, name="bench")
 def main() -> None:
     """Entry point of `saccade` and of `python -m saccade`."""
     for stream in (sys.stdout, sys.stderr):
-        # What a terminal without UTF-8 cannot show must not end a command.
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace")  # what a terminal without UTF-8 cannot show must not end a command
     app()

@@ -40,9 +40,8 @@ class GazeObserver:
             return
         heads = span.stop - span.start
         chosen = membership(selection, kv.rows.seq_lens, kv.rows.max_len)[0, :, : self._length].cpu()
-        touched = torch.zeros(chosen.shape[0], BINS, dtype=torch.int64, device="cpu").index_add_(
-            1, self._edges, chosen.long()
-        )
+        none = torch.zeros(chosen.shape[0], BINS, dtype=torch.int64, device="cpu")
+        touched = none.index_add_(1, self._edges, chosen.long())
         self._bins += (touched > 0).float().mean(0) * heads
         self._held += float(chosen[:, slice(*self._span)].any(-1).float().mean()) * heads
         self._sets += heads

@@ -9,26 +9,24 @@ from statistics import fmean
 from typing import Any
 
 import numpy
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 from rich.table import Table
 
-from ..calibrate.gates import HIGH, KINDS, LOW, HardKuma
+from ..calibrate.gates import KINDS
 from ..eval.interval import wilson
 from ..eval.output import read_lines
 from .drawing import as_svg, canvas, side_by_side, with_intervals, write_picture
 from .labels import full_layers
-from .palette import GRID, INK, MUTED, marks
+from .palette import INK, MUTED, marks
 from .table import new_table
 from .wording import RECALL, Row, about, asked, grouped, mean_recall, number
 
 PICTURE = "heads.svg"
 
 _SHARP = 200  # dots per inch of the heat maps, which would be too many paths
-_HIGHEST = 6.0  # densities are cut here: where gates have decided, they have no bound
-_MOMENTS, _LABELS = 4, 12
+_LABELS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +100,19 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
 def head_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Draw into the results folder; returns the picture's path.
 
-    From the logs below `folder` gates over the training, densities of two of them and the curves of training; and what
-    roles achieve.
+    From the logs below `folder` gates over the training and its curves; and what roles achieve.
     """
     here = results.get("environment", {})
     runs = [_read(folder, found, here) for found in results["found"] if found["grey"] is not None]
     first = list({run.method: run for run in reversed(runs)}.values())[::-1]
-    kuma = next((run for run in first if run.method == HardKuma.kind), None)
     count = numpy.size(first[0].records[0]["mean"]) if first else 0
-    heights = [*((min(max(0.045 * count, 2.4), 6.5) + 0.5, 2.7) if first else ()), *((2.4,) if kuma else ()), 3.0]
+    heights = [*((min(max(0.045 * count, 2.4), 6.5) + 0.5, 2.7) if first else ()), 3.0]
     with canvas(11.0, sum(heights)) as figure:
         figure.set_dpi(_SHARP)
         rows = figure.add_gridspec(len(heights), 1, height_ratios=heights)
         if first:
             _polarisation(figure, rows[0].subgridspec(1, len(first)).subplots(squeeze=False)[0], first)
             _training(rows[1].subgridspec(1, 3).subplots(squeeze=False)[0], runs)
-        if kuma:
-            _densities(rows[2].subgridspec(1, 2).subplots(squeeze=False)[0], kuma)
         _answers(figure.add_subplot(rows[-1]), results)
         return write_picture(folder / PICTURE, as_svg(figure))
 
@@ -163,32 +157,6 @@ def _training(panels: Sequence[Axes], runs: Sequence[_Run]) -> None:
         axes.set(title=title, xlabel="step")
     panels[1].legend(panels[1].lines[-1:], [f"wanted: {target}"], fontsize=8)
     panels[2].legend(fontsize=8)
-
-
-def _densities(panels: Sequence[Axes], run: _Run) -> None:
-    """Densities of the unstretched variable of the heads that end highest and lowest."""
-    final = numpy.array(run.records[-1]["mean"])
-    x = torch.linspace(0.002, 0.998, 499, dtype=torch.float64, device="cpu")
-    moments = sorted({round(place) for place in numpy.linspace(0, len(run.records) - 1, _MOMENTS)})
-    for axes, flat in zip(panels, (int(final.argmax()), int(final.argmin())), strict=True):
-        layer, head = divmod(flat, final.shape[1])
-        highest = 0.0
-        for drawn, moment in enumerate(moments):
-            record = run.records[moment]
-            gates = HardKuma(final.shape)
-            gates.load({name: torch.tensor(value, device="cpu") for name, value in record["parameters"].items()})
-            density = gates.density(x)[layer, head].numpy()
-            highest = max(highest, density.max())
-            shade = 0.25 + 0.75 * (drawn + 1) / len(moments)
-            axes.plot(x.numpy(), density, color=INK, alpha=shade, linewidth=0.6 + 0.4 * drawn, label=record["step"])
-        for low, high, gate in ((0.0, LOW, "z = 0"), (HIGH, 1.0, "z = 1")):
-            axes.axvspan(low, high, color=GRID, zorder=0)
-            axes.text((low + high) / 2, 0.97, gate, transform=axes.get_xaxis_transform(), rotation=90, fontsize=7.5,
-                      color=MUTED, ha="center", va="top")  # fmt: skip
-        title = f"density of s, layer {run.layers[layer]} head {head}, at the end E[z] = {final[layer, head]:.2f}"
-        limits = {"xlim": (0, 1), "ylim": (0, min(1.08 * highest, _HIGHEST))}
-        axes.set(title=title, xlabel="s, before it is stretched and cut", **limits)
-        axes.legend(title="step", fontsize=8, title_fontsize=8, loc="upper center")
 
 
 def _answers(axes: Axes, results: Mapping[str, Any]) -> None:

@@ -143,6 +143,7 @@ class IndexedStaticLayer(StaticLayer):
 
     session: Session
     layer: int
+    buffers: None = None
     shown: tuple[Tensor | None, Tensor | None] = None, None
 
     @classmethod
@@ -219,43 +220,30 @@ def is_set_by_hand(layer: Any) -> bool:
 
 
 def see(layer: GrowingLayer | IndexedStaticLayer) -> None:
-    """Take over what somebody has set by hand; nothing that was known of the sequences holds for it.
-
-    Raises:
-        UnsupportedModelError: for keys and values of different numbers.
-    """
+    """Take over what somebody has set by hand; nothing that was known of the sequences holds for it."""
     if is_set_by_hand(layer):
-        sizes = [None if held is None else list(held.shape[:3]) for held in (layer.keys, layer.values)]
-        if sizes[0] != sizes[1]:
-            raise UnsupportedModelError(f"layer {layer.layer} of the cache has keys {sizes[0]}, values {sizes[1]}")
-        layer.shown = layer.keys, layer.values
-        if isinstance(layer, GrowingLayer):
-            layer.buffers = None
+        keys, values = (None if held is None else list(held.shape[:3]) for held in (layer.keys, layer.values))
+        if keys != values:
+            raise UnsupportedModelError(f"layer {layer.layer} of the cache has keys {keys}, values {values}")
+        layer.shown, layer.buffers = (layer.keys, layer.values), None
         layer.session.reset()
 
 
-def look_over(cache: Any, session: Session) -> None:
-    """Take over what somebody has set by hand in the layers of a session since its last call.
-
-    Raises:
-        UnsupportedModelError: if they do not fit each other, or a call that raised has left others behind changed.
-    """
+def look_over(cache: Any, session: Session, batch: int | None = None) -> None:
+    """Take over what was set by hand since a session's last call; an UnsupportedModelError if it does not fit."""
     if session.spoilt is not None:
-        told = f"a call that raised has left its layers of type {session.spoilt} changed"
-        raise UnsupportedModelError(f"this cache cannot go on: {told}; begin the text again in a new cache")
+        raise UnsupportedModelError(f"a call that raised has left {session.spoilt} changed: begin anew in a new cache")
     layers = [cache.layers[layer] for layer in session.keeping]
     for layer in layers:
         see(layer)
+        if batch is not None and layer.keys is not None and layer.keys.shape[0] != batch:
+            raise UnsupportedModelError(f"this call has {batch} rows, and the cache {layer.keys.shape[0]}")
     if not session.fixed:
         refuse_uneven(layers)
 
 
 def refuse_uneven(layers: Iterable[Any]) -> None:
-    """Raise unless layers of a growing cache hold the same number of tokens.
-
-    Raises:
-        UnsupportedModelError: with two of the numbers.
-    """
+    """Raise an UnsupportedModelError unless layers of a growing cache hold the same number of tokens."""
     lengths = {layer.get_seq_length() for layer in layers}
     if len(lengths) > 1:
         told = f"{min(lengths)} tokens in a layer and {max(lengths)} in another"

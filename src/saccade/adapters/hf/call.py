@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Literal
 
@@ -66,7 +68,7 @@ class Caller:
         purpose: what verification calls the model for.
         ending: of the text that `generate` makes under verification; None outside of it.
         text: that `generate` makes; None outside of it.
-        blocks: generators with an open block of these facts, which hold while the generator runs.
+        blocks: generators with an open block, which holds while its generator runs; None: of a function.
     """
 
     prompt: int | None = None
@@ -75,7 +77,7 @@ class Caller:
     purpose: Purpose = "plain"
     ending: Ending | None = None
     text: Text | None = None
-    blocks: tuple[FrameType, ...] = ()
+    blocks: tuple[FrameType | None, ...] = ()
 
     @property
     def decodes(self) -> bool:
@@ -105,7 +107,7 @@ class Callers:
 
     def __init__(self) -> None:
         self._known: ContextVar[Caller] = ContextVar("caller")
-        self._blocks: list[FrameType] = []
+        self._blocks: list[FrameType | None] = []
 
     def __reduce__(self) -> tuple[type[Callers], tuple[()]]:
         return Callers, ()  # of a copied model
@@ -116,20 +118,12 @@ class Callers:
         return self._known.get(None) or Caller()
 
     def calling(self) -> Caller:
-        """The one whose call is at hand.
-
-        Raises:
-            AttachmentError: if a generator was suspended in a block of `holding`, or runs on in another context.
-        """
+        """As `here`; an AttachmentError if a generator was suspended in a block, or runs on in another context."""
         caller = self.here
-        if self._blocks:
-            running = set(_stack())
-            for block in [*self._blocks]:
-                if (block in caller.blocks) != (block in running):
-                    raise AttachmentError(
-                        f"a block of this run stays open around a yield of {block.f_code.co_name!r}, where it cannot "
-                        "hold: open it around each call of the model, and close it before the yield"
-                    )
+        for block in filter(None, [*self._blocks]):
+            if (block in caller.blocks) != (block in _stack()):
+                told = f"a block of this run stays open around a yield of {block.f_code.co_name!r}"
+                raise AttachmentError(f"{told}, where it cannot hold: open it around calls of the model alone")
         return caller
 
     @contextmanager
@@ -147,25 +141,19 @@ class Callers:
     def holding(self, **facts: Any) -> Iterator[None]:
         """As `knowing`, for a block of a caller's own, which may stand in a generator."""
         block = _generator()
-        opened = [] if block is None else [block]
-        self._blocks += opened
+        self._blocks.append(block)
         try:
-            with self.knowing(blocks=(*self.here.blocks, *opened), **facts):
+            with self.knowing(blocks=(*self.here.blocks, block), **facts):
                 yield
         finally:
-            for one in opened:
-                self._blocks.remove(one)
+            self._blocks.remove(block)
 
 
 @dataclass(slots=True, eq=False)
 class Generate:
-    """Stands in for a model's `generate`, `stock`: it says where prompt and text end, and sees that tokens are counted.
+    """Stands in for a model's `generate`, `stock`, behind a `check`: it says where prompt and text end, and counts.
 
     An object that holds what it needs, not a closure: a copy of the model has one of its own.
-
-    Attributes:
-        check: of the model and of what it is told, before anything else.
-        ending: where verification's text ends.
     """
 
     model: Any
@@ -187,19 +175,12 @@ class Generate:
             text.end(made.shape[1] - (begun if ids is None else ids.shape[1]))
         return output
 
-    @property
-    def __wrapped__(self) -> Any:
-        return self.stock  # whose signature and text this one has
+    __wrapped__ = property(attrgetter("stock"))  # whose signature this one has
 
 
 def _stack() -> list[FrameType]:
     """The frames that run in this thread, the latest first."""
-    frame: FrameType | None = sys._getframe(1)
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
 
 
 def _generator() -> FrameType | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,60 +15,41 @@ _RENEWED = (DynamicLayer, DynamicSlidingWindowLayer, RewindingWindow)
 """Layers that write nothing into what they hold: they hold other tensors then."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """The state of a cache ahead of a call.
+    """The state of a cache `held` ahead of a call: `slots` are filled, and its layers `keeping` are ours."""
 
-    Attributes:
-        held: the cache.
-        slots: that are filled.
-        count: layers it has; the others are made at their first use.
-        empty: layers that have never held anything, whose next tokens may be of another batch.
-        others: layers that no policy concerns, with what they hold.
-        rewritten: slots from this one on are written anew, in layers of ours, which held this.
-    """
-
-    held: Any
-    slots: int
-    count: int
-    empty: tuple[Any, ...]
-    others: tuple[tuple[Any, dict[str, Any]], ...]
-    rewritten: list[tuple[Any, int, list[Tensor]]] = field(default_factory=list)
-
-    @classmethod
-    def now(cls, held: Any, slots: int, keeping: Collection[int]) -> Found:
-        """Of a cache whose layers `keeping` are ours."""
+    def __init__(self, held: Any, slots: int, keeping: Sequence[int]) -> None:
         layers = held.layers
-        empty = () if slots else tuple(layer for layer in layers if not getattr(layer, "is_initialized", True))
-        mixed = len(layers) > len(keeping)
-        others = tuple((one, dict(vars(one))) for one in layers if type(one) in _RENEWED) if mixed else ()
-        return cls(held, slots, len(layers), empty, others)
+        self._held, self._slots, self._count = held, slots, len(layers)
+        # The next tokens of those that have never held anything may be of another batch.
+        self._empty = () if slots else [layer for layer in layers if not getattr(layer, "is_initialized", True)]
+        renewed = (layer for layer in layers if type(layer) in _RENEWED) if len(layers) > len(keeping) else ()
+        self._others = [(layer, dict(vars(layer))) for layer in renewed]
+        self._rewritten: list[tuple[Any, slice, list[Tensor]]] = []
 
     def keep(self, start: int) -> None:
-        """Keep what the slots from `start` on hold."""
-        for layer in cache.keeping_of(self.held):
-            if isinstance(layer, (cache.GrowingLayer, cache.IndexedStaticLayer)):
-                held = [part[:, :, start : self.slots].clone() for part in _parts(layer)]
-                self.rewritten.append((layer, start, held))
+        """Keep what the slots from `start` on hold, which are to be written anew."""
+        ours, places = (cache.GrowingLayer, cache.IndexedStaticLayer), slice(start, self._slots)
+        layers = (layer for layer in cache.keeping_of(self._held) if isinstance(layer, ours))
+        self._rewritten = [(layer, places, [part[:, :, places].clone() for part in _parts(layer)]) for layer in layers]
 
     def put_back(self) -> list[str]:
         """Let the cache be as it was found; types of layers that cannot be, as they write into what they hold."""
-        del self.held.layers[self.count :]
-        for layer, state in self.others:
-            vars(layer).clear()
-            vars(layer).update(state)
-        for layer, start, held in self.rewritten:
-            for part, kept in zip(_parts(layer), held, strict=True):
-                part[:, :, start : self.slots].copy_(kept)
+        del self._held.layers[self._count :]
+        for layer, state in self._others:
+            layer.__dict__ = dict(state)
+        for layer, places, kept in self._rewritten:
+            for part, before in zip(_parts(layer), kept, strict=True):
+                part[:, :, places].copy_(before)
         spoilt = set()
-        for layer in cache.keeping_of(self.held):
-            if any(layer is one for one in self.empty):
+        for layer in cache.keeping_of(self._held):
+            if any(layer is one for one in self._empty):
                 layer.reset()
                 layer.is_initialized, layer.keys, layer.values = False, None, None
             elif isinstance(layer, StaticLayer) and not hasattr(layer, "cumulative_length"):
-                _parts(layer)[0][:, :, self.slots :] = 0  # transformers 4 counts keys that are not 0
+                _parts(layer)[0][:, :, self._slots :] = 0  # transformers 4 counts keys that are not 0
             elif hasattr(layer, "end_at"):
-                layer.end_at(self.slots)
+                layer.end_at(self._slots)
             elif type(layer) not in _RENEWED:
                 spoilt.add(type(layer).__name__)
         return sorted(spoilt)
@@ -77,5 +57,4 @@ class Found:
 
 def _parts(layer: Any) -> tuple[Tensor, Tensor]:
     """Where a layer of ours keeps keys and values, `[B, Hkv, capacity, d]`."""
-    parts: tuple[Tensor, Tensor] = getattr(layer, "buffers", None) or (layer.keys, layer.values)
-    return parts
+    return layer.buffers or (layer.keys, layer.values)

@@ -84,12 +84,12 @@ class ForwardHook:
             held = kwargs[self.kept] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self.session_in(held)
         session.make_up()
-        cache.look_over(held, session)
+        cache.look_over(held, session, batch)
         past = cache.filled(held, kwargs.get("cache_position"))
         call = caller.call(past, queries, session)
         if self.verified and caller.purpose == "plain" and call.prompt < queries:
             raise UnsupportedModelError(UNVERIFIED)
-        found = Found.now(held, past, session.keeping)
+        found = Found(held, past, session.keeping)
         self._enter(session).put_back = found.put_back
         if self.rectifier is not None or self.levels is not None:
             with lasting():

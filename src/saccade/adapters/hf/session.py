@@ -94,7 +94,7 @@ class Session:
 
     def __del__(self) -> None:
         if self.latest is not None:
-            self.latest.outlive(self)
+            self.latest.note(self)
 
     def unclean(self, past: int) -> int:
         """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
@@ -187,38 +187,34 @@ class Latest:
     """A run's latest session of any thread, which lives as long as its cache does, and what is to be known of it."""
 
     def __init__(self) -> None:
-        self._session: weakref.ref[Session] | None = None
-        self._number = 0
-        self._known: tuple[int, float, Tensor | bool] = 0, 0.0, False
+        self._weak: weakref.ref[Session] | None = None
+        self._number, self._known = 0, tuple[int, float, Tensor | bool]((0, 0.0, False))
 
     def __reduce__(self) -> tuple[type[Latest], tuple[()]]:
         return Latest, ()  # of a copied model
 
-    def enter(self, session: Session) -> None:
-        """Let a session be the latest."""
-        if self._number != id(session):
-            session.latest, self._session, self._number = self, weakref.ref(session), id(session)
-
-    def outlive(self, session: Session) -> None:
-        """Keep what is known of a session that ends."""
-        if self._number == id(session):
-            self._known, self._session, self._number = self._of(session), None, 0
-
     @property
     def session(self) -> Session | None:
         """The session, while it lives."""
-        return None if self._session is None else self._session()
+        return None if self._weak is None else self._weak()
 
     @property
     def known(self) -> tuple[int, float, Tensor | bool]:
         """Bytes of its indexes, seconds that their first update took, and whether text of it was not read."""
-        session = self.session
-        return self._known if session is None else self._of(session)
+        if self.session is not None:
+            self.note(self.session)
+        return self._known
 
-    @staticmethod
-    def _of(session: Session) -> tuple[int, float, Tensor | bool]:
-        indexes = session.state.indexes
-        return indexes.nbytes, indexes.build_seconds, session.state.history.unread
+    def enter(self, session: Session) -> None:
+        """Let a session be the latest."""
+        if self.session is not session:
+            session.latest, self._weak, self._number = self, weakref.ref(session), id(session)
+
+    def note(self, session: Session) -> None:
+        """Note what is known of a session, if it is the latest."""
+        if self._number == id(session):
+            indexes = session.state.indexes
+            self._known = indexes.nbytes, indexes.build_seconds, session.state.history.unread
 
 
 class AtHand(threading.local):

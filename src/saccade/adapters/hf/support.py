@@ -189,8 +189,8 @@ def _structure(model: Any) -> list[str]:
     full, modules = list(shape.full_layers), full_attention(model)
     if [module.layer_idx for module in modules] != full:
         return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
-    if attention := _own_attention(decoder, modules):
-        return [attention]
+    if own := _own_attention(decoder, modules):
+        return [own]
     if not attention_modules(decoder):
         return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
     sharing = [module.layer_idx for module in modules if getattr(module, "is_kv_shared_layer", False)]
@@ -204,24 +204,18 @@ def _structure(model: Any) -> list[str]:
 
 def _own_attention(decoder: Any, modules: list[Any]) -> str | None:
     """What computes a model's attention if it is none that sdpa and eager equal; None otherwise."""
-    name = decoder.config._attn_implementation
+    name, advice = decoder.config._attn_implementation, "load it with attn_implementation='sdpa' or 'eager'"
     if name not in (*KNOWN, attention.NAME, attention.EAGER):
-        return (
-            f"its attention is {name!r}, which may differ from sdpa: load it with attn_implementation='sdpa' or 'eager'"
-        )
-    stock = ALL_ATTENTION_FUNCTIONS.get("sdpa")
-    if stock is not sdpa_attention_forward:
-        return (
-            "the attention function 'sdpa' was registered anew in this process, and may differ from transformers' own"
-        )
+        return f"its attention is {name!r}, which may differ from sdpa: {advice}"
+    if ALL_ATTENTION_FUNCTIONS.get("sdpa") is not sdpa_attention_forward:
+        return "the attention function 'sdpa' was registered anew in this process, and may differ from torch's"
     for module in modules:
         # accelerate keeps the forward that it wraps.
         own = vars(module).get("_old_forward", vars(module).get("forward"))
         own = type(module).forward if own is None else getattr(own, "__func__", own)
         classes = [kind for kind in type(module).__mro__ if "forward" in vars(kind)]
         if own is not vars(classes[0])["forward"] or own.__module__ != classes[0].__module__:
-            told = "was replaced, so that it may not go through transformers' AttentionInterface"
-            return f"the forward of its {type(module).__name__} {told}; load it without"
+            return f"the forward of its {type(module).__name__} was replaced, and may not go through AttentionInterface"
     return None
 
 

@@ -52,8 +52,6 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """What is exported: prometheus_client's class, the help text, the labels."""
 
-_PREFIX, _LOCK = "saccade-metrics-", "lock"
-
 RECALLS = ("attention_recall", "attention_recall_with_dense")
 
 
@@ -75,10 +73,10 @@ def exporting() -> Iterator[str]:
         yield given
         return
     _sweep()
-    with TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, "new").open("w") as lock:
+    with TemporaryDirectory(prefix="saccade-metrics-") as folder, Path(folder, "new").open("w") as lock:
         # Held until this process ends in whatever way; under its name only once it is.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        Path(folder, "new").rename(Path(folder, _LOCK))
+        Path(folder, "new").rename(Path(folder, "lock"))
         os.environ[VARIABLE] = folder
         try:
             yield folder
@@ -88,7 +86,7 @@ def exporting() -> Iterator[str]:
 
 def _sweep() -> None:
     """Remove the folders of servers that were killed, and nobody else's."""
-    for lock in Path(gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+    for lock in Path(gettempdir()).glob("saccade-metrics-*/lock"):
         with suppress(OSError), lock.open("r+") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)

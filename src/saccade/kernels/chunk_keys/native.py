@@ -17,9 +17,8 @@ def pool(operation: str, kv: KVView, edges: Tensor, poolings: Sequence[RunPoolin
     """Pooled keys float32 `[B, Hkv, C, d]`, one for each pooling; of edges that were checked."""
     k, rows = kv.k, kv.rows
     batch, heads, chunks, head_dim = rows.batch, kv.kv_heads, edges.shape[1] - 1, kv.head_dim
-    pooled = {
-        name: torch.empty((batch, heads, chunks, head_dim), dtype=torch.float32, device="cpu") for name in poolings
-    }
+    shape = batch, heads, chunks, head_dim
+    pooled = {name: torch.empty(shape, dtype=torch.float32, device="cpu") for name in poolings}
     # These must live until the call returns: it holds addresses.
     table, starts, places = rows.page_table.contiguous(), rows.row_start.contiguous(), edges.contiguous()
     size = ITEM_SIZE[k.dtype]

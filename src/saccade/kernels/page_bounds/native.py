@@ -61,9 +61,8 @@ def page_scores(q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling:
     lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     blocks, kv_heads, block_pages, _ = lower.shape
-    scores = torch.empty(
-        batch, query_heads if pooling == "each" else kv_heads, pages, dtype=torch.float32, device="cpu"
-    )
+    heads = query_heads if pooling == "each" else kv_heads
+    scores = torch.empty(batch, heads, pages, dtype=torch.float32, device="cpu")
     # These must live until the call returns: it holds addresses.
     queries, lengths = readable(q), seq_lens.contiguous()
     places = None if table is None else table.contiguous()

@@ -12,7 +12,7 @@ from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
-from saccade.kernels.rank_union import cpu, native, reference
+from saccade.kernels.rank_union import native, reference
 from saccade.kernels.rank_union.sets import framed
 
 Rest = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -33,7 +33,7 @@ def rank_union(
         limit: the most positions to keep, at least 1.
         universe: every id is below it (the scores' width).
         implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
-            "cpu" CPU tensors, "triton" CUDA tensors. "auto" takes the first that can run of these, else the reference.
+            "triton" CUDA tensors. "auto" takes the one that can run, else the reference.
 
     Returns:
         ids int32 `[B, 1, limit]` ascending, -1 after the count; counts int32 `[B, 1]`.
@@ -116,7 +116,6 @@ def _chosen(
         operation,
         implementation,
         native=lambda: library.refusal(ids, counts),
-        cpu=lambda: None if ids.is_cpu else f"the ids are on {ids.device}",
         triton=lambda: refusals.refusal(ids, counts),
     )
 
@@ -124,5 +123,5 @@ def _chosen(
 def _union(
     implementation: Implementation, ids: Tensor, counts: Tensor, limit: int, universe: int
 ) -> tuple[Tensor, Tensor]:
-    run = {"native": native.rank_union, "cpu": cpu.rank_union}.get(implementation, reference.rank_union)
+    run = native.rank_union if implementation == "native" else reference.rank_union
     return run(ids, counts, limit, universe)

@@ -13,7 +13,7 @@ from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
 from saccade.kernels._share import Share
 from saccade.kernels._triton import refusals
-from saccade.kernels.topk import cpu, native, reference
+from saccade.kernels.topk import native, reference
 from saccade.kernels.topk.sets import best_and_last, with_last
 
 Order = Literal["position", "score"]
@@ -42,8 +42,7 @@ def topk(
         reserved: by how much `lengths` exceed what may be chosen; nothing may where they are smaller.
         order: "position" sorts the chosen ascending, "score" from the best down (ties: lower position first).
         implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
-            "cpu" CPU tensors, "triton" CUDA tensors and N below 2^21. "auto" takes the first that can run of these,
-            else the reference.
+            "triton" CUDA tensors and N below 2^21. "auto" takes the one that can run, else the reference.
 
     Returns:
         ids int32 `[B, G, min(k, N)]`, -1 after the count; counts int32 `[B, G]` = min(k, max(length - reserved, 0)).
@@ -65,7 +64,7 @@ def topk(
     candidates = (lengths - reserved).clamp(min=0) if reserved else lengths
     if chosen == "native":
         return native.topk(scores, candidates, k, 0, 1, None, order == "score")
-    return _ranked(chosen, scores, candidates, k, order)
+    return reference.topk(scores, candidates, k, order)
 
 
 def topk_and_last(
@@ -117,8 +116,8 @@ def topk_and_last(
         none = scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
         return with_last(none, units.new_zeros(scores.shape[:2]), others, ends, last)
     if sizes is None:
-        return with_last(*_ranked(chosen, scores, others, k, "position"), others, ends, last)
-    ids, counts = _ranked(chosen, scores, others, k, "score")
+        return with_last(*reference.topk(scores, others, k, "position"), others, ends, last)
+    ids, counts = reference.topk(scores, others, k, "score")
     take = counts.minimum((sizes - ends).clamp(min=0)[:, None])
     return best_and_last(ids, take, others, ends, last)
 
@@ -140,19 +139,9 @@ def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Imp
         operation,
         implementation,
         native=lambda: library.refusal(scores, lengths),
-        cpu=lambda: None if scores.is_cpu else f"the scores are on {scores.device}",
         triton=lambda: refusals.refusal(scores, lengths) or _too_wide(scores.shape[2]),
     )
 
 
 def _too_wide(width: int) -> str | None:
     return f"it takes rows of at most {_WIDEST} scores, got {width}" if width > _WIDEST else None
-
-
-def _ranked(
-    implementation: Implementation, scores: Tensor, lengths: Tensor, k: int, order: Order
-) -> tuple[Tensor, Tensor]:
-    """`topk` by an implementation in plain torch."""
-    if implementation == "cpu":
-        return cpu.topk(scores, lengths, k, order)
-    return reference.topk(scores, lengths, k, order)

@@ -3,79 +3,62 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_FILES = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "tool_parser_plugin", "reasoning_parser_plugin")
-
 
 def missing(args: Namespace) -> Iterator[str]:
     """What names nothing, one line each."""
-    for name in _FILES:
+    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "tool_parser_plugin", "reasoning_parser_plugin"):
         told = getattr(args, name, None)
         if told and not Path(told).is_file():
-            yield f"{_flag(name)} {told}: there is no such file"
+            yield f"--{name.replace('_', '-')} {told}: there is no such file"
     if args.uds is not None and not Path(args.uds).absolute().parent.is_dir():
         yield f"--uds {args.uds}: there is no folder {Path(args.uds).absolute().parent}"
-    folder = args.generation_config
-    if folder not in ("auto", "vllm") and not (Path(folder) / "generation_config.json").is_file() and _is_path(folder):
-        yield f"--generation-config {folder}: there is no generation_config.json in it"
-    for module in args.lora_modules or ():
-        if not args.enable_lora:
-            yield f"--lora-modules {module.name}={module.path}: adapters need --enable-lora"
-        elif _is_path(module.path) and not Path(module.path).expanduser().is_dir():
-            yield f"--lora-modules {module.name}={module.path}: there is no such folder"
-    if isinstance(args.scheduler_cls, str):
-        yield from _lookup("--scheduler-cls", args.scheduler_cls, _object)
-    for name in args.middleware:
-        yield from _lookup("--middleware", name, _object)
-    for one in args.logits_processors or ():
-        if isinstance(one, str):
-            yield from _lookup("--logits-processors", one, _processor)
+    if _lacks(args.generation_config):
+        yield f"--generation-config {args.generation_config}: there is no such folder"
+    for one in args.lora_modules or ():
+        if not args.enable_lora or _lacks(one.path):
+            told = "there is no such folder" if args.enable_lora else "adapters need --enable-lora"
+            yield f"--lora-modules {one.name}={one.path}: {told}"
+    wanted = [("--middleware", name) for name in args.middleware]
+    wanted += [("--scheduler-cls", args.scheduler_cls)]
+    wanted += [("--logits-processors", name) for name in args.logits_processors or ()]
     if args.enable_auto_tool_choice and not args.tool_parser_plugin:
-        yield from _lookup("--tool-call-parser", args.tool_call_parser, _tool_parser)
+        wanted += [("--tool-call-parser", args.tool_call_parser)]
+    for flag, name in wanted:
+        if isinstance(name, str) and (found := _failing(flag, name)):
+            yield f"{flag} {name} names nothing that can be used: {found}"
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _lacks(told: str) -> bool:
+    """Whether it can only be a path, which a hub's `name` or `owner/name` is not, and there is no such folder."""
+    return (told.startswith(("/", "~", ".")) or told.count("/") > 1) and not Path(told).expanduser().is_dir()
 
 
-def _is_path(told: str) -> bool:
-    """Whether it can only be a path: a hub's names are `name` or `owner/name`."""
-    return told.startswith(("/", "~", ".")) or told.count("/") > 1
-
-
-def _lookup(flag: str, name: str, find: Callable[[str], Any]) -> Iterator[str]:
+def _failing(flag: str, name: str) -> str | None:
+    """What importing a name says against it."""
     try:
-        find(name)
+        _find(flag, name)
     except Exception as error:
-        told = " ".join(str(error).split()) or type(error).__name__
-        yield f"{flag} {name} names nothing that can be used: {told}"
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
 
 
-def _object(name: str) -> Any:
-    module, dot, attribute = name.rpartition(".")
-    if not dot:
-        raise ValueError("a module and a name in it are asked for, with a dot between them")
-    return getattr(import_module(module), attribute)
-
-
-def _processor(name: str) -> None:
+def _find(flag: str, name: str) -> None:
+    from vllm.tool_parsers import ToolParserManager
     from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError("module:class is asked for")
+    if flag == "--tool-call-parser":
+        ToolParserManager.get_tool_parser(name)
+        return
+    module, mark, attribute = name.rpartition(":" if flag == "--logits-processors" else ".")
+    if not mark:
+        raise ValueError("a module and a name in it are asked for")
     found: Any = import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
+    if flag == "--logits-processors" and not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
         raise ValueError("it is no LogitsProcessor of vLLM's")
-
-
-def _tool_parser(name: str) -> None:
-    from vllm.tool_parsers import ToolParserManager
-
-    ToolParserManager.get_tool_parser(name)

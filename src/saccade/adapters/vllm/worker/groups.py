@@ -151,23 +151,14 @@ class Groups:
         indexes.take_in(arrivals, lambda chosen: batch.picked([numbers[one] for one in chosen], table, lengths))
 
     def sparse_rows(self, batch: Batch) -> list[int]:
-        """Rows that select in this step: one new token behind the prompt, not opted out, not covered, and indexed."""
-        if self._serving.plan.selector is None:
-            return []
-        known = self._announced(batch)
-        return [
-            row
-            for row, request in enumerate(self.requests(batch))
-            if batch.decodes(row, request) and not self.covers(batch.lengths[row]) and self._indexed(request, known)
-        ]
+        """Rows that select in this step: one new token behind the prompt, not opted out, not covered."""
+        rows = enumerate(self.requests(batch) if self._searches(batch) else ())
+        return [row for row, request in rows if batch.decodes(row, request) and not self.covers(batch.lengths[row])]
 
     def whole(self, batch: Batch) -> list[bool]:
         """Which rows of a step of one new token each do not decode under the policy; not those that pad the batch."""
-        known = self._announced(batch)
-        decoding = [
-            batch.decodes(row, request) and self._indexed(request, known)
-            for row, request in enumerate(self.requests(batch))
-        ]
+        known, searches = self._announced(batch), self._searches(batch)
+        decoding = [searches and batch.decodes(row, request) for row, request in enumerate(self.requests(batch))]
         chosen = [row for row, decodes in enumerate(decoding) if decodes]
         self._report(batch, chosen, known=known)
         self._serving.attended.begin(bool(chosen) or not known, len(decoding), warms=not known)
@@ -279,12 +270,10 @@ class Groups:
         ]
         metrics.step([batch.lengths[row] for row in sparse], dense)
 
-    def _indexed(self, request: RequestRow, known: bool) -> bool:
-        """Whether a request can be searched, where that takes an index of its own; `known` as `_announced` says."""
+    def _searches(self, batch: Batch) -> bool:
+        """Whether rows can be searched: where that takes an index of its own, those of requests alone."""
         selector = self._serving.plan.selector
-        if selector is None or not selector.owns_index:
-            return True
-        return known and request.memory is not None and request.memory.slot is not None
+        return selector is None or not selector.owns_index or self._announced(batch)
 
     def _memory(self, request: RequestRow, indexes: SlotIndexes) -> SlotMemory:
         if request.memory is None:

@@ -251,17 +251,13 @@ class FixedIndexes(SlotIndexes):
 
     def place(self, requests: Sequence[RequestRow | None], rows: int) -> None:
         """Let a step of so many rows search the indexes of its first rows' requests; None: it does not search."""
-        slots = [self._nobody if one is None else self._slot(one) for one in requests]
+        slots = [self._nobody if one is None or one.memory is None else one.memory.slot for one in requests]
         slots += [self._nobody] * (rows - len(slots))
         if self._known[:rows] != slots:
             self._known[:rows] = slots
             self._places[:rows].copy_(async_tensor_h2d(slots, self._places.device, torch.int32))
         # Always the same memory, which a graph reads.
         self._search((slots, self._places[:rows]))
-
-    def _slot(self, request: RequestRow) -> int:
-        slot: int | None = request.memory.slot
-        return self._nobody if slot is None else slot
 
     def _begin(self, arrivals: Sequence[Arrival], rows: Callable[[Sequence[int]], Rows]) -> None:
         """All is there."""
