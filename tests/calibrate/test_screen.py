@@ -166,6 +166,7 @@ def screened(folder: Path, task: Path, tmp_path_factory: pytest.TempPathFactory)
     return tuning, results
 
 
+@pytest.mark.walk
 def test_other_texts_judge_than_those_that_screen(screened: tuple[Tuning, dict[str, Any]]) -> None:
     tuning, results = screened
     first, texts = set(tuning.screening), asked_of(tuning.target.settings.output_dir)

@@ -70,6 +70,7 @@ def test_generate(tmp_path: Path) -> None:
     assert "with a budget above the context the text is the same: True" in printed
 
 
+@walk
 def test_chat(tmp_path: Path) -> None:
     """Three turns are answered right, and a turn reads its own question and the token that was said last."""
     printed = run("chat.py", tmp_path)

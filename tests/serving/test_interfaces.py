@@ -172,7 +172,7 @@ def test_in_another_version_nothing_is_registered(monkeypatch: pytest.MonkeyPatc
 
 def config(text: PreTrainedConfig | None = None, **attention: Any) -> Any:
     chosen = {"backend": AttentionBackendEnum.CUSTOM, "backend_per_kind": {}, **attention}
-    model = SimpleNamespace(hf_text_config=text or LlamaConfig(), max_model_len=8192)
+    model = SimpleNamespace(hf_text_config=text or LlamaConfig(), max_model_len=8192, original_max_model_len=8192)
     return SimpleNamespace(additional_config=OPTIONS, attention_config=SimpleNamespace(**chosen), model_config=model)
 
 

@@ -265,9 +265,16 @@ def test_a_server_without_our_options_is_not_followed() -> None:
     assert not rows.rows
 
 
-def test_a_folder_is_made_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_made_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With those of servers that were killed; another's that lives is left alone."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    with exporting() as folder:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, strange = tmp_path / "saccade-metrics-killed", tmp_path / "saccade-metrics-strange"
+    for path in (killed, strange):
+        path.mkdir()
+    (killed / "lock").touch()
+    with exporting() as alive, exporting() as folder:
+        assert Path(alive).is_dir() and strange.is_dir() and not killed.exists()
         assert os.environ[VARIABLE] == folder
         assert Path(folder).is_dir()
         Path(folder, "counter_1.db").touch()

@@ -142,6 +142,7 @@ def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
     def made(args: Namespace) -> Any:
         asked.append(args.block_size)
         monkeypatch.undo()
+        monkeypatch.setattr(serve, "unit", lambda: 16)
         return whole(args)
 
     monkeypatch.setattr(serve, "_made", made)
@@ -353,6 +354,10 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("--host", "no.such.host.invalid"), ("--host no.such.host.invalid",)),
     ({}, ("--port", "70000"), ("70000",)),
     ({}, ("--enable-auto-tool-choice",), ("--tool-call-parser",)),
+    ({}, ("--logits-processors", "os.path:join"), ("os.path:join names nothing", "no LogitsProcessor")),
+    ({}, ("--tool-parser-plugin", "/gone/x.py"), ("--tool-parser-plugin /gone/x.py", "no such file")),
+    ({}, ("--lora-modules", "a=/gone"), ("a=/gone", "--enable-lora")),
+    ({"policy": "quest:page=24,budget=96"}, ("--block-size", "40"), ("block_size=40", "--block-size 96")),
 ]
 
 

@@ -23,7 +23,7 @@ from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk, topk_and_last
-from walking import drawn
+from walking import drawn, in_turn
 
 MODULE = "saccade.kernels.topk.triton"
 ORDERS: tuple[Order, ...] = ("position", "score")
@@ -116,8 +116,7 @@ def test_any_floats(values: list[float], k: int) -> None:
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("style", "order"), in_turn(STYLES, ORDERS))
 def test_narrowed_rows(style: str, order: Order) -> None:
     """Constant scores overflow the candidates' buffer of 512; neighbouring ones all lie in one part of the row."""
     scores = make_scores(style, (3, 1, 1537), 3)

@@ -185,6 +185,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.entrypoints.common.cli_args|vllm.entrypoints.launchers.cli_args make_arg_parser(parser)
         vllm.entrypoints.common.cli_args|vllm.entrypoints.launchers.cli_args validate_parsed_serve_args(args)
         vllm.entrypoints.launchers.api_server.entry run_server(args)
+        vllm.tool_parsers ToolParserManager.get_tool_parser(name)
         vllm.entrypoints.common.startup|vllm.entrypoints.serve.utils.api_utils cli_env_setup
         vllm.engine.arg_utils AsyncEngineArgs.from_cli_args(args)
         vllm.engine.arg_utils AsyncEngineArgs.create_engine_config(usage_context)

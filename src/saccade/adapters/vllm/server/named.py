@@ -23,8 +23,7 @@ def missing(args: Namespace) -> Iterator[str]:
         if not args.enable_lora or _lacks(one.path):
             told = "there is no such folder" if args.enable_lora else "adapters need --enable-lora"
             yield f"--lora-modules {one.name}={one.path}: {told}"
-    wanted = [("--middleware", name) for name in args.middleware]
-    wanted += [("--scheduler-cls", args.scheduler_cls)]
+    wanted = [*(("--middleware", name) for name in args.middleware), ("--scheduler-cls", args.scheduler_cls)]
     wanted += [("--logits-processors", name) for name in args.logits_processors or ()]
     if args.enable_auto_tool_choice and not args.tool_parser_plugin:
         wanted += [("--tool-call-parser", args.tool_call_parser)]
