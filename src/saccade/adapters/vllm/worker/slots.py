@@ -125,22 +125,22 @@ class SlotIndexes:
         little, much = list[tuple[Feed, int]](), list[tuple[Feed, int]]()
         for number, one in enumerate(arrivals):
             memory: SlotMemory = one.request.memory
-            if memory.slot is None:
-                memory.slot = self._enter()
+            # A prompt may find blocks that another request computes in this very step.
+            ahead = 0 if memory.slot is None else left
+            memory.slot = self._enter() if memory.slot is None else memory.slot
             kept = min(memory.rewritten, one.start)
             stop = selector.stop(one.length, min(one.start, memory.clean))
             known = min(self._stop(memory.slot), kept, stop)
             # What a row chooses must not depend on how its text came into the cache: who decodes is taken in whole.
             if not one.decodes:
-                stop = min(known + left, stop)
+                stop = min(known + ahead, stop)
                 left -= stop - known
             if selector.reads_text:
                 self._fed.feed(memory.slot, one.request, one.place, stop)
             feed = Feed(memory.slot, 0, kept, stop)
             (little if stop - known <= LITTLE else much).append((feed, number))
             memory.rewritten = one.length
-        # Apart, for as much is planted of every row as of the one that brings most.
-        for some in filter(None, (little, much)):
+        for some in filter(None, (little, much)):  # as much is planted of every row as of the one that brings most
             self._bring([feed for feed, _ in some], [number for _, number in some], rows)
 
     def narrow(self, requests: Sequence[RequestRow], device: torch.device) -> None:
@@ -251,8 +251,8 @@ class FixedIndexes(SlotIndexes):
 
     def place(self, requests: Sequence[RequestRow | None], rows: int) -> None:
         """Let a step of so many rows search the indexes of its first rows' requests; None: it does not search."""
-        slots = [self._nobody if one is None or one.memory is None else one.memory.slot for one in requests]
-        slots += [self._nobody] * (rows - len(slots))
+        found = [None if one is None or one.memory is None else one.memory.slot for one in requests]
+        slots = [self._nobody if slot is None else slot for slot in (*found, *[None] * (rows - len(found)))]
         if self._known[:rows] != slots:
             self._known[:rows] = slots
             self._places[:rows].copy_(async_tensor_h2d(slots, self._places.device, torch.int32))
