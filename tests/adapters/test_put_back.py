@@ -13,7 +13,7 @@ from transformers import DynamicCache, StaticCache
 import saccade
 
 from . import tiny
-from .rectified import specs
+from .rectified import SMALLEST, specs
 from .tiny import fresh, prompt
 from .ways import VERSION, needs_5
 
@@ -117,10 +117,10 @@ def test_a_call_that_fails_leaves_nothing_behind(policy: str) -> None:
 
 
 @pytest.mark.parametrize("failing", ["third layer", "mask_with_holes", "a_prompt"])
-@pytest.mark.parametrize("policy", ["quest", "lychee_cluster", "dense"])
+@pytest.mark.parametrize("policy", ["quest", "tidal", "dense"])
 def test_a_static_cache_too(policy: str, failing: str) -> None:
     model = tiny.llama()
-    with saccade.sparsify(model, POLICIES[policy]):
+    with saccade.sparsify(model, SMALLEST.get(policy, policy)):
         caches = [StaticCache(config=model.config, max_cache_len=48) for _ in range(2)]
         undisturbed = decoded(model, caches[0], {}, grown=False)
         again = decoded(model, caches[1], {2: FAILING[failing]}, grown=False)
@@ -164,8 +164,8 @@ def test_what_cannot_be_put_back_is_refused_from_then_on() -> None:
         **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4},
         **{"moe_intermediate_size": 16, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16},
     )
-    cache = DynamicCache(config=model.config)
     with saccade.sparsify(model, "streaming:budget=8"):
+        cache = DynamicCache(config=model.config) if VERSION >= (5,) else model(prompt(), use_cache=True)[CACHE]
         model(prompt(), **{CACHE: cache})
         with raising(model.model.layers[3].mlp, BrokenError()), pytest.raises(BrokenError):
             model(prompt(1), **{CACHE: cache})

@@ -44,7 +44,7 @@ NAMES = [name for name in ("gemma3_text", "llama4_text", "gpt_oss", "qwen3_next"
 """Windows, chunks, windows beside sinks, recurrent layers."""
 
 
-@pytest.fixture(scope="module", params=among(NAMES, ("gemma3_text", "qwen3_next")))
+@pytest.fixture(scope="module", params=among(NAMES, {*NAMES} & {"gemma3_text", "qwen3_next"}))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in a folder with the bundled model's tokenizer; windows are far shorter than any text."""
     path = tmp_path_factory.mktemp(request.param)
