@@ -10,7 +10,7 @@ LIMITS = {
     "imports against the table": 0,
     "files that import in a circle": 0,
     "lines of Python in src": 31_420,
-    "of them measuring": 9_875,
+    "of them measuring": 9_862,
     "lines of C in src": 3_689,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

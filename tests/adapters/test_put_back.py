@@ -98,9 +98,8 @@ def decoded(model: Any, cache: Any, fails: dict[int, Failing], grown: bool = Tru
         if number in fails:
             before, length = held(cache), cache.get_seq_length()
             fails[number](model, cache)
-            if fails[number] is not FAILING["interrupted"]:
-                assert {int(layer.get_seq_length()) for layer in cache.layers} == {int(length)}
-                assert all(torch.equal(*pair) for pair in zip(before, held(cache), strict=True))
+            assert {int(layer.get_seq_length()) for layer in cache.layers} == {int(length)}
+            assert all(torch.equal(*pair) for pair in zip(before, held(cache), strict=True))
         logits.append(model(token[None], **{CACHE: cache}).logits[0, -1])
     return torch.stack(logits)
 

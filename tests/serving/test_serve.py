@@ -287,14 +287,8 @@ def test_the_arguments_are_not_those_of_the_check(made: Callable[..., Server]) -
 
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 2048,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
+    **{"vocab_size": 2048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
 }
 
 

@@ -101,10 +101,6 @@ class HardGates(Gates):
         """P(s > x), 0 < x < 1, elementwise."""
 
     @abstractmethod
-    def cdf(self, x: float) -> Tensor:
-        """P(s <= x), 0 < x < 1."""
-
-    @abstractmethod
     def unstretched(self, uniform: Tensor) -> Tensor:
         """Samples of s."""
 
@@ -140,9 +136,6 @@ class HardConcrete(HardGates):
     def survival(self, x: Tensor | float, *parameters: Tensor) -> Tensor:
         return torch.sigmoid(parameters[0] - _logistic(x, parameters[0]))
 
-    def cdf(self, x: float) -> Tensor:
-        return torch.sigmoid(_logistic(x, self.log_a) - self.log_a)
-
 
 class HardKuma(HardGates):
     """s = (1 - u^(1/beta))^(1/alpha) (LycheeDecode, section 3.2, equation 4, and appendix A; Bastings et al., 2019).
@@ -165,16 +158,10 @@ class HardKuma(HardGates):
         return torch.exp(inner * torch.exp(-self.log_alpha))
 
     def survival(self, x: Tensor | float, *parameters: Tensor) -> Tensor:
-        return torch.exp(self._log_survival(x, *parameters))
-
-    def cdf(self, x: float) -> Tensor:  # equation 11
-        return -torch.expm1(self._log_survival(x, self.log_alpha, self.log_beta))
-
-    @staticmethod
-    def _log_survival(x: Tensor | float, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
-        """ln P(s > x) = beta ln(1 - x^alpha)."""
+        log_alpha, log_beta = parameters
         log_x = torch.as_tensor(x, dtype=log_alpha.dtype, device=log_alpha.device).log()
-        return torch.exp(log_beta) * _log1mexp(torch.exp(log_alpha) * log_x)
+        # ln P(s > x) = beta ln(1 - x^alpha), equation 11
+        return torch.exp(torch.exp(log_beta) * _log1mexp(torch.exp(log_alpha) * log_x))
 
 
 KINDS: dict[str, type[HardKuma | DirectGates | HardConcrete]] = {

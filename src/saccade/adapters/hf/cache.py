@@ -41,8 +41,7 @@ class RoomyLayer(DynamicLayer):
 class GrowingLayer(DynamicLayer):
     """A `DynamicLayer` that appends in place; `keys` and `values` are views `[B, Hkv, T, d]` of larger buffers.
 
-    Attributes:
-        shown: keys and values as they were set here; others than these somebody has set by hand.
+    `shown` are those that were set here; others than these somebody has set by hand.
     """
 
     def __init__(self, session: Session, layer: int) -> None:
@@ -78,7 +77,7 @@ class GrowingLayer(DynamicLayer):
         super().crop(tokens_to_remove)
         self.shown = self.keys, self.values
         # Whoever takes tokens back may feed others in their place, unseen if that is stock.
-        self.session.drafts = self.session.put_back = None
+        self.session.drafts = None
         self.session.state.history.forget(self.get_seq_length())
 
     def end_at(self, slots: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +20,8 @@ from transformers.cache_utils import Cache, StaticLayer
 from ...checkpoints.versions import FORMER
 from ...errors import AttachmentError
 from .effect import Text
+
+_CONTEXTLIB = contextmanager.__code__.co_filename
 
 
 def named(takes: Sequence[str], kept: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class Caller:
         purpose: what verification calls the model for.
         ending: of the text that `generate` makes under verification; None outside of it.
         text: that `generate` makes; None outside of it.
-        blocks: generators with an open block, which holds while its generator runs; None: of a function.
+        blocks: generators with an open block, which holds while they run, and threads; None: of a function.
     """
 
     prompt: int | None = None
@@ -77,7 +79,7 @@ class Caller:
     purpose: Purpose = "plain"
     ending: Ending | None = None
     text: Text | None = None
-    blocks: tuple[FrameType | None, ...] = ()
+    blocks: tuple[tuple[FrameType, int] | None, ...] = ()
 
     @property
     def decodes(self) -> bool:
@@ -107,7 +109,7 @@ class Callers:
 
     def __init__(self) -> None:
         self._known: ContextVar[Caller] = ContextVar("caller")
-        self._blocks: list[FrameType | None] = []
+        self._blocks: list[tuple[FrameType, int] | None] = []
 
     def __reduce__(self) -> tuple[type[Callers], tuple[()]]:
         return Callers, ()  # of a copied model
@@ -115,14 +117,17 @@ class Callers:
     @property
     def here(self) -> Caller:
         """The one whose call is at hand."""
-        return self._known.get(None) or Caller()
+        known = self._known.get(None) or Caller()
+        return known if {*known.blocks} - {None} <= {*self._blocks} else Caller()  # a generator ended elsewhere
 
     def calling(self) -> Caller:
         """As `here`; an AttachmentError if a generator was suspended in a block, or runs on in another context."""
         caller = self.here
         for block in filter(None, [*self._blocks]):
-            if (block in caller.blocks) != (block in _stack()):
-                told = f"a block of this run stays open around a yield of {block.f_code.co_name!r}"
+            running = block[0] in _stack()
+            # Another thread that knows of it was told, as by `asyncio.to_thread`.
+            if running != (block in caller.blocks) and (running or block[1] == threading.get_ident()):
+                told = f"a block of this run stays open around a yield of {block[0].f_code.co_name!r}"
                 raise AttachmentError(f"{told}, where it cannot hold: open it around calls of the model alone")
         return caller
 
@@ -183,13 +188,13 @@ def _stack() -> list[FrameType]:
     return [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
 
 
-def _generator() -> FrameType | None:
-    """The generator that opens the block at hand, context managers of contextlib's passed over; None: a function."""
+def _generator() -> tuple[FrameType, int] | None:
+    """The generator and thread that open a block, context managers of contextlib's passed over; None: a function."""
     for frame in _stack()[1:]:
-        entered = frame.f_back is not None and frame.f_back.f_code.co_filename == contextlib.__file__
+        entered = frame.f_back is not None and frame.f_back.f_code.co_filename == _CONTEXTLIB
         suspends = frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR)
-        if frame.f_code.co_filename != contextlib.__file__ and not (suspends and entered):
-            return frame if suspends else None
+        if frame.f_code.co_filename != _CONTEXTLIB and not (suspends and entered):
+            return (frame, threading.get_ident()) if suspends else None
     return None
 
 

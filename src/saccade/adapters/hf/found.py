@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from . import cache
 from .window import RewindingWindow
 
-_RENEWED = (DynamicLayer, DynamicSlidingWindowLayer, RewindingWindow)
-"""Layers that write nothing into what they hold: they hold other tensors then."""
+_RENEWED = (DynamicLayer, DynamicSlidingWindowLayer, RewindingWindow)  # they write nothing into what they hold
 
 
 class Found:
@@ -39,6 +39,8 @@ class Found:
         for layer, state in self._others:
             layer.__dict__ = dict(state)
         for layer, places, kept in self._rewritten:
+            if _parts(layer)[0].shape[2] < places.stop:  # there was no memory for larger buffers
+                layer._hold(*(torch.cat(pair, 2) for pair in zip(_parts(layer), kept, strict=True)), places.stop)
             for part, before in zip(_parts(layer), kept, strict=True):
                 part[:, :, places].copy_(before)
         spoilt = set()
@@ -46,7 +48,7 @@ class Found:
             if any(layer is one for one in self._empty):
                 layer.reset()
                 layer.is_initialized, layer.keys, layer.values = False, None, None
-            elif isinstance(layer, StaticLayer) and not hasattr(layer, "cumulative_length"):
+            elif isinstance(layer, cache.IndexedStaticLayer) and not hasattr(layer, "cumulative_length"):
                 _parts(layer)[0][:, :, self._slots :] = 0  # transformers 4 counts keys that are not 0
             elif hasattr(layer, "end_at"):
                 layer.end_at(self._slots)

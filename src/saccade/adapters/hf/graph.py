@@ -182,10 +182,7 @@ class GraphedStep:
         return Recorded(tokens, logits, replay)
 
     def _slots_left(self) -> int:
-        """As the device has it; a call that was interrupted in its dense pass has hidden some that are filled."""
-        session = caches.session_of(self._cache)
-        if session is not None:
-            session.make_up()
+        """As the device has it."""
         return caches.room(self._cache) or 0
 
     @property

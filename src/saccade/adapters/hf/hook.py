@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,11 +24,6 @@ from .found import Found
 from .rectify import Rectifier
 from .session import AtHand, Latest, Session, lasting
 from .support import COMPILED, NO_CACHE
-
-UNVERIFIED = (
-    "rectify mode verify: a decoding call came to the decoder that the model's own forward does not know of, so nobody "
-    "would verify it; call the model itself, and restore() and attach it again if its forward was replaced since"
-)
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
@@ -83,12 +79,12 @@ class ForwardHook:
             # As the decoder would: without a configuration all layers keep everything.
             held = kwargs[self.kept] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self.session_in(held)
-        session.make_up()
         cache.look_over(held, session, batch)
         past = cache.filled(held, kwargs.get("cache_position"))
         call = caller.call(past, queries, session)
         if self.verified and caller.purpose == "plain" and call.prompt < queries:
-            raise UnsupportedModelError(UNVERIFIED)
+            told = "rectify mode verify: the model's forward does not know of this call, so nobody would verify it"
+            raise UnsupportedModelError(f"{told}; call the model itself, or attach anew if its forward was replaced")
         found = Found(held, past, session.keeping)
         self._enter(session).put_back = found.put_back
         if self.rectifier is not None or self.levels is not None:
@@ -110,7 +106,7 @@ class ForwardHook:
         return (), kwargs
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
-        """What the caller gets of a call's output, None if it has raised: then the cache is put back."""
+        """What the caller gets of a call's output; None if it has raised."""
         session = self.at_hand.session
         if session is None or is_backward():
             return output
@@ -122,7 +118,13 @@ class ForwardHook:
                 session.put_back = None
             return output
         finally:
-            self.at_hand.session = session.slots = None
+            self.leave()
+
+    def leave(self) -> None:
+        """End the call at hand; its cache is put back if the call has not come to its end."""
+        session, self.at_hand.session = self.at_hand.session, None
+        if session is not None:
+            session.slots = None
             session.make_up()
 
     def decoding_from(self, held: Any) -> Session | None:
@@ -173,8 +175,6 @@ class ForwardHook:
             feed = earlier.state.history.continued(self.levels) if earlier is not None else TokenHistory(self.levels)
         state = DecodeState(self.plan, self.counters, self.observers, history=feed)
         session = Session(state, rectified=self.rectifier is not None)
-        if earlier is not None:
-            session.put_back, session.pending = earlier.put_back, earlier.pending
         return session
 
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
@@ -183,6 +183,22 @@ class ForwardHook:
         if not uses and self.callers.here.decodes:
             raise UnsupportedModelError(NO_CACHE)
         return uses
+
+
+@dataclass(slots=True, eq=False)
+class Guarded:
+    """Stands in for a decoder's `forward`, `stock`: torch calls hooks behind errors, but not behind Ctrl-C."""
+
+    stock: Any
+    hook: ForwardHook
+    __wrapped__ = property(attrgetter("stock"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.stock(*args, **kwargs)
+        except BaseException:
+            self.hook.leave()
+            raise
 
 
 def _refuse_call(module: Any, kwargs: dict[str, Any]) -> None:

@@ -83,11 +83,9 @@ def _trimmed(part: Any, rows: int, surplus: int, kept: int) -> Any:
     """A part of a decoder's output, `[B, n, d]`, `[B * n, d]` or of all layers, of each row's last `kept` positions."""
     if isinstance(part, tuple):
         return tuple(_trimmed(states, rows, surplus, kept) for states in part)
-    if not isinstance(part, Tensor):
-        return part
-    if part.shape[:2] == (rows, surplus + kept):
+    if isinstance(part, Tensor) and part.shape[:2] == (rows, surplus + kept):
         return part[:, surplus:]
-    flat = part.dim() == 2 and part.shape[0] == rows * (surplus + kept)
+    flat = isinstance(part, Tensor) and part.dim() == 2 and part.shape[0] == rows * (surplus + kept)
     return part.unflatten(0, (rows, -1))[:, surplus:].flatten(0, 1) if flat else part
 
 

@@ -26,8 +26,9 @@ from ...plans.plan import Plan
 from ...recipes.resolve import PolicyLike, resolve
 from ...selection.history import UNREAD
 from . import attention, support
+from .cache import look_over
 from .call import Generate
-from .hook import ForwardHook
+from .hook import ForwardHook, Guarded
 from .linear import NativeLinears
 from .rectify import Rectifier
 from .upkeep import Upkeep
@@ -119,7 +120,8 @@ class Run:
 
     def upkeep(self, cache: Any, starts: Tensor) -> Upkeep:
         """Who prepares each of those calls on a filled `StaticCache`; `starts` as there."""
-        return Upkeep(self._hook.session_in(cache), cache, starts, self._hook.rectifier)
+        look_over(cache, session := self._hook.session_in(cache))
+        return Upkeep(session, cache, starts, self._hook.rectifier)
 
     def refuse_capture(self) -> None:
         """Raise unless a step needs nothing of the host.
@@ -183,6 +185,7 @@ class Run:
                 if hasattr(model, name):
                     self._set_attribute(model, name, partial(_refuse_batching, name))
             self._undo.append(NativeLinears(model).restore)
+            self._set_attribute(decoder, "forward", Guarded(decoder.forward, hook))
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             self._undo.append(decoder.register_forward_hook(hook.after, always_call=True).remove)
             # Of the decoder alone: what reads images keeps its own.
@@ -234,14 +237,12 @@ def sparsify(
     model = _unwrap(model)
     if _RUN_ATTRIBUTE in getattr(model, "__dict__", {}):
         attached = model.__dict__[_RUN_ATTRIBUTE].policy
-        advice = "restore() that run first (copies of an attached model are attached, so copy before)"
-        raise AttachmentError(f"this model is already attached with {attached}; {advice}")
+        raise AttachmentError(f"this model is already attached with {attached}; restore() that run, or copy before")
     support.refuse_unsupported(model)
     decoder = support.decoder_of(model)
     marked = any(attention.SESSION_ATTRIBUTE in vars(module) for module in support.attention_modules(decoder))
     if marked or decoder.config._attn_implementation in (attention.NAME, attention.EAGER):
-        told = "this model shares layers or its configuration with one that is attached"
-        raise AttachmentError(f"{told}; restore() that run first")
+        raise AttachmentError("this model shares layers or its configuration with an attached one; restore() that run")
     shape = shape_of_model(model)
     chosen = resolve(policy, getattr(model, "name_or_path", None) or "", lambda: shape)
     plan = chosen.policy.plan(shape)

@@ -18,8 +18,7 @@ from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
 from .call import Call
 
-HIDES = -1e4
-"""What hides a token if it, or less, is added to its score."""
+HIDES = -1e4  # what hides a token if it, or less, is added to its score
 
 
 @contextmanager
@@ -66,8 +65,7 @@ class Session:
     Attributes:
         keeping: layers whose keys its cache holds; none where there is no cache.
         fixed: that cache is static, and shows more slots than are filled.
-        put_back: undoes what the call under way has changed in its cache, and gives the types of layers of which it
-            cannot; a call that was interrupted leaves it set.
+        put_back: undoes what the call at hand has changed in its cache; gives the types of layers of which it cannot.
         pending: slots that a dense pass under way has hidden behind its start, None when none is.
         drafts: what verification has found and nobody has asked for yet.
         calls: how many forward calls there were, replays of a graph not among them.
@@ -93,8 +91,8 @@ class Session:
         self._steps: list[Rows] = []
 
     def __del__(self) -> None:
-        if self.latest is not None:
-            self.latest.note(self)
+        if (latest := getattr(self, "latest", None)) is not None:
+            latest.note(self)
 
     def unclean(self, past: int) -> int:
         """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
@@ -107,7 +105,7 @@ class Session:
         if self.pending is not None:
             (_, self.state.history.clean), self.pending = self.pending, None
         if self.put_back is not None:
-            put_back, self.put_back = self.put_back, None
+            put_back, self.put_back, self.spoilt = self.put_back, None, "its layers"
             self.spoilt = ", ".join(put_back()) or None
 
     def begin(self, call: Call) -> None:
@@ -134,7 +132,6 @@ class Session:
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
-        self.put_back = None
         self.state.indexes.permute(layer, rows)
         if layer == self.state.plan.roles.concerned[0]:
             self.state.history.permute(rows)

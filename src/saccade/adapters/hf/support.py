@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,8 +67,7 @@ def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
     if uses is False:
         raise UnsupportedModelError(NO_CACHE)
     if any(place.get("assistant_early_exit") for place in places):
-        told = "drafts with the model's first layers alone, and the policy needs all of them"
-        raise UnsupportedModelError(f"assistant_early_exit {told}; leave it out, or draft with an assistant_model")
+        raise UnsupportedModelError("assistant_early_exit drafts with few layers, and a policy needs all; leave it out")
 
 
 def against_rewinding(policy: Policy, shape: ModelShape) -> str | None:
@@ -205,7 +205,7 @@ def _structure(model: Any) -> list[str]:
 def _own_attention(decoder: Any, modules: list[Any]) -> str | None:
     """What computes a model's attention if it is none that sdpa and eager equal; None otherwise."""
     name, advice = decoder.config._attn_implementation, "load it with attn_implementation='sdpa' or 'eager'"
-    if name not in (*KNOWN, attention.NAME, attention.EAGER):
+    if name not in (*KNOWN, attention.NAME, attention.EAGER) and not re.fullmatch("kernels-community/.*flash.*", name):
         return f"its attention is {name!r}, which may differ from sdpa: {advice}"
     if ALL_ATTENTION_FUNCTIONS.get("sdpa") is not sdpa_attention_forward:
         return "the attention function 'sdpa' was registered anew in this process, and may differ from torch's"

@@ -137,7 +137,7 @@ class Verifier:
         if count < 1:
             self._done.add(passes=1)
             return self._densely(inputs)
-        tokens = self._draft(session, past, count, inputs, held)
+        tokens = self._draft(past, count, inputs, held)
         run = placed(inputs, past, past, tokens, self._positions(inputs, 0, count + 1))
         if "logits_to_keep" in self._takes:
             run["logits_to_keep"] = 0
@@ -147,15 +147,14 @@ class Verifier:
                 logits = self._stock(**run).logits
             end = past + 1
         finally:
-            session.make_up()
             cache.end_at(held, end)
             session.state.history.settle(end)
-        seen = inputs.get("attention_mask"), inputs.get("position_ids")
+        seen = map(inputs.get, ("attention_mask", "position_ids"))
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], *seen)
         self._done.add(passes=1, rewritten=count, drafted=count)
         return self._output(logits[:, :1], held)
 
-    def _draft(self, session: Session, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
+    def _draft(self, past: int, count: int, inputs: dict[str, Any], held: Any) -> Tensor:
         """The fed token and `count` sparsely decoded ones, int64 `[B, count + 1]`; the cache ends where it did."""
         tokens = [inputs["input_ids"]]
         try:
@@ -165,7 +164,6 @@ class Verifier:
                     step = placed(inputs, past, past + number, tokens[-1], at)
                     tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(tokens[0].dtype))
         finally:
-            session.make_up()
             cache.end_at(held, past)
         return torch.cat(tokens, dim=1)
 

@@ -121,12 +121,11 @@ def _room(vllm_config: Any) -> list[str]:
     config, cache = vllm_config.model_config, vllm_config.cache_config
     given = cache.kv_cache_memory_bytes
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    fits = config.original_max_model_len == -1  # then vLLM finds the length that fits, once weights are loaded
-    if fits or reasons_in_sizes(config.hf_text_config):
+    # Of -1 vLLM finds the length that fits, once weights are loaded.
+    if config.original_max_model_len == -1 or reasons_in_sizes(config.hf_text_config):
         return []
     blocks, block = cache.num_gpu_blocks_override, cache.block_size
-    # One block is nobody's.
-    if blocks is not None and block and config.max_model_len > (blocks - 1) * block:
+    if blocks is not None and block and config.max_model_len > (blocks - 1) * block:  # one is nobody's
         told = f"num_gpu_blocks_override={blocks} holds {(blocks - 1) * block} tokens of a request"
         return [f"{told}, max_model_len={config.max_model_len} asks for more: lower --max-model-len or set more"]
     if not given or blocks is not None:

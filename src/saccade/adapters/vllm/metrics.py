@@ -74,8 +74,7 @@ def exporting() -> Iterator[str]:
         return
     _sweep()
     with TemporaryDirectory(prefix="saccade-metrics-") as folder, Path(folder, "new").open("w") as lock:
-        # Held until this process ends in whatever way; under its name only once it is.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends in whatever way; under its name only once it is held
         Path(folder, "new").rename(Path(folder, "lock"))
         os.environ[VARIABLE] = folder
         try:

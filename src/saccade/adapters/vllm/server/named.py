@@ -34,7 +34,8 @@ def missing(args: Namespace) -> Iterator[str]:
 
 def _lacks(told: str) -> bool:
     """Whether it can only be a path, which a hub's `name` or `owner/name` is not, and there is no such folder."""
-    return (told.startswith(("/", "~", ".")) or told.count("/") > 1) and not Path(told).expanduser().is_dir()
+    path = told.startswith(("/", "~", ".")) or ("://" not in told and told.count("/") > 1)
+    return path and not Path(told).expanduser().is_dir()
 
 
 def _failing(flag: str, name: str) -> str | None:
@@ -47,10 +48,9 @@ def _failing(flag: str, name: str) -> str | None:
 
 
 def _find(flag: str, name: str) -> None:
-    from vllm.tool_parsers import ToolParserManager
-    from vllm.v1.sample.logits_processor.interface import LogitsProcessor
-
     if flag == "--tool-call-parser":
+        from vllm.tool_parsers import ToolParserManager
+
         ToolParserManager.get_tool_parser(name)
         return
     module, mark, attribute = name.rpartition(":" if flag == "--logits-processors" else ".")
@@ -59,5 +59,5 @@ def _find(flag: str, name: str) -> None:
     found: Any = import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
-    if flag == "--logits-processors" and not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
+    if flag == "--logits-processors" and not hasattr(found, "is_argmax_invariant"):
         raise ValueError("it is no LogitsProcessor of vLLM's")

@@ -21,7 +21,7 @@ from .fed import Fed
 from .requests import RequestRow
 
 SLICE = 2048
-"""Tokens of prompts that a step takes in, or as many as it computes: a decoding step beside them stays short."""
+"""Tokens of prompts that a step takes in, or as many as it computes; of rows that decode it takes in all there is."""
 
 LITTLE = 512
 """Tokens that a request brings at most while it decodes: a full buffer, or what a dense pass has made final."""
@@ -131,7 +131,6 @@ class SlotIndexes:
             kept = min(memory.rewritten, one.start)
             stop = selector.stop(one.length, min(one.start, memory.clean))
             known = min(self._stop(memory.slot), kept, stop)
-            # What a row chooses must not depend on how its text came into the cache: who decodes is taken in whole.
             if not one.decodes:
                 stop = min(known + ahead, stop)
                 left -= stop - known
