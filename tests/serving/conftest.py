@@ -20,7 +20,7 @@ from vllm import LLM
 from vllm.model_executor.models import registry
 from xdist.scheduler import LoadScopeScheduling
 
-# What a model can do vLLM asks a new process, for the sake of CUDA; each takes 13 s to import it.
+# What a model can do vLLM asks a new process, for the sake of CUDA; each takes 11 s to import it.
 vars(registry)["_run_in_subprocess"] = operator.call
 
 MAX_STARTS = 70

@@ -37,7 +37,7 @@ class Found:
         """Let the cache be as it was found; types of layers that cannot be, as they write into what they hold."""
         del self._held.layers[self._count :]
         for layer, state in self._others:
-            layer.__dict__ = dict(state)
+            layer.__dict__ = state
         for layer, places, kept in self._rewritten:
             if _parts(layer)[0].shape[2] < places.stop:  # there was no memory for larger buffers
                 layer._hold(*(torch.cat(pair, 2) for pair in zip(_parts(layer), kept, strict=True)), places.stop)

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 class RewindingWindow(DynamicSlidingWindowLayer):
     """A layer of a window that holds `reach` tokens more than it shows.
 
-    Behind `end_at` it also holds whatever the next call brings: a dense pass that is interrupted is taken back. While
+    Behind `end_at` it also holds whatever the next call brings, which verification shows again later. While
     stock records the past it holds everything until `crop`. `keys` and `values`, `[B, Hkv, min(T, window - 1), d]`, are
     those that stock's layer would show at the same length.
     """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
 
 
 def missing(args: Namespace) -> Iterator[str]:
@@ -53,11 +52,11 @@ def _find(flag: str, name: str) -> None:
 
         ToolParserManager.get_tool_parser(name)
         return
-    module, mark, attribute = name.rpartition(":" if flag == "--logits-processors" else ".")
-    if not mark:
+    if (":" if flag == "--logits-processors" else ".") not in name:
         raise ValueError("a module and a name in it are asked for")
-    found: Any = import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    if flag == "--logits-processors" and not hasattr(found, "is_argmax_invariant"):
-        raise ValueError("it is no LogitsProcessor of vLLM's")
+    found = resolve_name(name)
+    if flag == "--logits-processors":
+        from vllm.v1.sample.logits_processor.interface import LogitsProcessor
+
+        if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
+            raise ValueError("it is no LogitsProcessor of vLLM's")
