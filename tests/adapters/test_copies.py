@@ -14,7 +14,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 import saccade
 
-from .tiny import fresh, prompt
+from .tiny import fresh, said
 
 MODES = {
     "plain": "quest:page=4,budget=8",
@@ -24,12 +24,6 @@ MODES = {
     "verified": "exact_topk:budget=8,rectify=3:verify",
     "dense": "dense",
 }
-
-
-def said(model: Any, **inputs: Any) -> list[int]:
-    made = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)
-    tokens: list[int] = made[0, 40:].tolist()
-    return tokens
 
 
 def unpickled(model: Any) -> Any:
@@ -81,8 +75,7 @@ def with_shared_layer() -> Any:
 
 
 def with_shared_configuration() -> Any:
-    model = fresh()
-    return model, LlamaForCausalLM(model.config).eval()
+    return (model := fresh()), LlamaForCausalLM(model.config).eval()
 
 
 @pytest.mark.parametrize("sharing", [with_shared_decoder, with_shared_layer, with_shared_configuration])

@@ -19,15 +19,10 @@ import saccade
 
 from . import tiny
 from .rectified import specs
-from .tiny import fresh, prompt
+from .tiny import fresh, prompt, said
 
 VERIFIED = "exact_topk:budget=8,rectify=3:verify"
 FACTORIES = re.compile(r"torch\.(empty|zeros|ones|full|arange|tensor|rand|randn|randint|randperm|eye|linspace)")
-
-
-def said(model: Any, **inputs: Any) -> list[int]:
-    tokens: list[int] = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)[0, 40:].tolist()
-    return tokens
 
 
 def around_by_a_wrapper(model: Any, ids: Any, **inputs: Any) -> None:

@@ -217,3 +217,44 @@ def test_stock_cache_operations_on_layers_that_were_never_filled() -> None:
             assert not any(layer.is_initialized for layer in one.layers)
         model(prompt(20, rows=3), past_key_values=cache)
         assert cache.get_seq_length() == 20
+
+
+TEXTS = prompt(20), prompt(12, seed=2)
+
+
+def made(model: Any, ids: torch.Tensor, cache: Any = None) -> list[list[int]]:
+    given = {"attention_mask": torch.ones_like(ids), "past_key_values": cache, "use_cache": True}
+    tokens: list[list[int]] = model.generate(ids, max_new_tokens=8, do_sample=False, **given).tolist()
+    return tokens
+
+
+@torch.no_grad()
+def uses(model: Any) -> list[list[list[int]]]:
+    caches = [DynamicCache() for _ in range(5)]
+    for cache, ids in zip(caches, (*TEXTS, TEXTS[0], TEXTS[0]), strict=False):
+        model(ids, past_key_values=cache)
+    first, second, repeated, expanded, again = caches
+    for layer, other in zip(first.layers, second.layers, strict=True):  # transformers#35684: two caches, one behind
+        layer.keys, layer.values = (torch.cat((getattr(layer, n), getattr(other, n)), 2) for n in ("keys", "values"))
+    answers = [made(model, torch.cat((*TEXTS, prompt(3)), dim=1), first)]
+    repeated.batch_repeat_interleave(3)  # transformers#34232: a prefix over a batch
+    for layer in expanded.layers:  # transformers#28738: the same by hand
+        layer.keys, layer.values = layer.keys.expand(3, -1, -1, -1), layer.values.expand(3, -1, -1, -1)
+    rows = torch.cat((TEXTS[0].expand(3, -1), LATER[:6].view(3, 2)), dim=1)
+    answers += [made(model, rows, cache) for cache in (repeated, expanded)]
+    made(model, prompt(), again)
+    again.crop(29 - again.get_seq_length())  # transformers#32019: the same prompt once more
+    answers.append(made(model, prompt(), again))
+    model.train()  # unsloth#2973, transformers#36051, turbo-alignment#47: what training leaves
+    model.eval()
+    model.gradient_checkpointing_enable()
+    model.config.use_cache = False
+    return [*answers, made(model, prompt())]
+
+
+def test_reported_uses_give_stocks_tokens() -> None:
+    """From public trackers, which docs/transformers.md names; the others are ways, and adapters in test_lifecycle."""
+    expected = uses(fresh())
+    for policy in EXACT.values():
+        with saccade.sparsify(fresh(), policy) as run:
+            assert uses(run.model) == expected

@@ -85,6 +85,12 @@ def prompt(length: int = 30, rows: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.cat((words, words), dim=1)[:, :length]
 
 
+def said(model: PreTrainedModel, **inputs: Any) -> list[int]:
+    """Greedy tokens behind a prompt of 40."""
+    tokens: list[int] = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)[0, 40:].tolist()
+    return tokens
+
+
 def padded(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     """A left-padded batch."""
     width = max(lengths)
