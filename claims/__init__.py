@@ -1,1 +1,9 @@
 """What the papers and `saccade tune` claim, an experiment each: `python -m claims`."""
+
+import saccade
+
+from .methods import text_pages
+
+# Here, so that every process that plans an arm knows them.
+for _module in (text_pages,):
+    saccade.register(_module.METHOD)

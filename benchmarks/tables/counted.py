@@ -25,12 +25,12 @@ MODEL, CONTEXT, BATCH = "llama-3.1-8b", 131_072, 8
 
 
 def _costs(batch: int) -> dict[str, Cost]:
-    """By spec, with the defaults of every method, cache and weights in bfloat16."""
+    """By spec, with the defaults of every method of the package, cache and weights in bfloat16."""
     config = read_config(MODEL)
     weights = 2.0 * weights_read(skeleton_of(config, MODEL))
     shape, found = shape_of(config), {}
-    for name, method in policies().items():
-        policy = Policy.create(name, method.usual(Known()).options)
+    for method in (one for one in policies().values() if one.options.__module__.startswith("saccade.")):
+        policy = Policy.create(method.name, method.usual(Known()).options)
         plan = policy.plan(shape)
         found[policy.to_spec()] = cost_of(
             plan, policy.rectify, shape, context=CONTEXT, batch=batch, kv_itemsize=2, weight_bytes=weights

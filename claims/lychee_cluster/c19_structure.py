@@ -8,6 +8,8 @@ SCORERS = {"page_bounds": 0.106, "cluster": 0.030}
 
 
 def _arm(scorer: str, chunking: str, budget: str) -> str:
+    if (scorer, chunking) == ("page_bounds", "text"):
+        return f"text_pages:budget={budget}"
     return f"composed:scorer={scorer},chunking={chunking},budget={budget}"
 
 

@@ -11,13 +11,12 @@ import torch
 from transformers import DynamicCache
 
 import saccade
-from saccade.selection.chunks.bounds import ChunkBounds
+from saccade.selection.clusters.index import ClusterIndex
 from walking import in_turn
 
 from . import tiny
 from .ways import WAYS, assistant, offered
 
-SPEC = "composed:scorer=page_bounds,chunking=text,page=4,dense_layers=1,budget=12"
 CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,replant=4,dense_layers=1,budget=16"
 SAME = offered("by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill")
 
@@ -37,29 +36,26 @@ def letters() -> Letters:
     return Letters()
 
 
-def tokens(way: str, spec: str = SPEC, tokenizer: Letters | None = None) -> tuple[torch.Tensor, tuple[str, ...]]:
-    with saccade.sparsify(tiny.llama(), spec, tokenizer=tokenizer or letters()) as run:
+def tokens(way: str, tokenizer: Letters | None = None) -> tuple[torch.Tensor, tuple[str, ...]]:
+    with saccade.sparsify(tiny.llama(), CLUSTERS, tokenizer=tokenizer) as run:
         out = WAYS[way](tiny.llama())
         assert run.stats().share_attended < 0.9
         return out, run.notes
 
 
 @functools.cache
-def greedy(spec: str) -> list[list[int]]:
-    out, notes = tokens("greedy", spec)
+def greedy() -> list[list[int]]:
+    out, notes = tokens("greedy", letters())
     assert notes == ()
     return out.tolist()
 
 
 @pytest.mark.parametrize("way", SAME)
-@pytest.mark.parametrize("spec", [SPEC, CLUSTERS])
-def test_ways_of_generating_agree(way: str, spec: str) -> None:
-    assert tokens(way, spec)[0].tolist() == greedy(spec)
+def test_ways_of_generating_agree(way: str) -> None:
+    assert tokens(way, letters())[0].tolist() == greedy()
 
 
-@pytest.mark.parametrize(
-    ("spec", "seed"), in_turn([SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")], range(4))
-)
+@pytest.mark.parametrize(("spec", "seed"), in_turn([CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")], range(4)))
 def test_rejected_drafts_leave_no_trace(spec: str, seed: int) -> None:
     """An assistant that is often wrong, over many flushes of the buffer, against plain decoding."""
     ids, plain = tiny.prompt(40, seed=seed), {"do_sample": False, "max_new_tokens": 60}
@@ -71,11 +67,11 @@ def test_rejected_drafts_leave_no_trace(spec: str, seed: int) -> None:
     assert drafted == expected
 
 
-@pytest.mark.parametrize("spec", [SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")])
+@pytest.mark.parametrize("spec", [CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")])
 @pytest.mark.parametrize("turn", [1, 2, 9, 30])
 def test_a_rectified_second_turn_is_one_prompt(spec: str, turn: int) -> None:
     """Behind a new turn all keys are dense ones, and the index is that of one prompt."""
-    rectified = spec.replace("budget=12", "budget=24").replace("budget=16", "budget=24") + ",rectify=3"
+    rectified = spec.replace("budget=16", "budget=24") + ",rectify=3"
     model, cache, plain = tiny.llama(), DynamicCache(), {"do_sample": False, "max_new_tokens": 21}
     with saccade.sparsify(model, rectified, tokenizer=letters()):
         first = model.generate(input_ids=tiny.prompt(40), past_key_values=cache, **plain)
@@ -87,14 +83,13 @@ def test_a_rectified_second_turn_is_one_prompt(spec: str, turn: int) -> None:
 
 def test_chunks_matter() -> None:
     """Else the test above would hold of any chunks."""
-    others = [tokens("greedy", SPEC.replace("text", "fixed"))[0], WAYS["greedy"](tiny.llama())]
-    assert all(other.tolist() != greedy(SPEC) for other in others)
-    assert tokens("greedy", CLUSTERS)[0].tolist() != others[1].tolist()
+    others = [tokens("greedy")[0], WAYS["greedy"](tiny.llama())]
+    assert all(other.tolist() != greedy() for other in others)
 
 
 @pytest.mark.parametrize("rectify", ["none", "3"])
 def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
-    spec, lengths = f"{SPEC},rectify={rectify},budget=24".replace("budget=12,", ""), [40, 30]
+    spec, lengths = CLUSTERS.replace("budget=16", f"budget=24,rectify={rectify}"), [40, 30]
     with saccade.sparsify(tiny.llama(), spec, tokenizer=letters()):
         both = tiny.llama().generate(**tiny.padded(lengths), do_sample=False, max_new_tokens=12)
         for row, length in enumerate(lengths):
@@ -103,12 +98,12 @@ def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
             assert alone[0].tolist() == both[row, -length - 12 :].tolist()
 
 
-def test_without_a_tokenizer_chunks_are_pages_and_the_run_says_so() -> None:
-    with saccade.sparsify(tiny.llama(), SPEC) as run:
+def test_without_a_tokenizer_chunks_have_one_length_and_the_run_says_so() -> None:
+    with saccade.sparsify(tiny.llama(), CLUSTERS) as run:
         cache = DynamicCache()
         tiny.by_hand(tiny.llama(), tiny.prompt(), 9, cache)
         index = cache.layers[0].session.state.indexes._indexes[1]
-        assert isinstance(index, ChunkBounds)
+        assert isinstance(index, ClusterIndex)
         edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
         assert {stop - start for start, stop in pairwise(edges)} == {4}
-        assert run.notes == ("composed: no tokenizer was given, so chunks have a fixed length",)
+        assert run.notes == ("lychee_cluster: no tokenizer was given, so chunks have a fixed length",)

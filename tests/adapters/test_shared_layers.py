@@ -16,7 +16,7 @@ from walking import in_turn
 
 from . import tiny
 from .checking import OracleObserver
-from .test_chunks import CLUSTERS, SPEC, letters
+from .test_chunks import CLUSTERS, letters
 from .test_layer_kinds import hybrid, known
 from .ways import NEW, WAYS, needs_5, offered
 
@@ -72,9 +72,7 @@ def test_sets_are_the_oracles(policy: str, way: str) -> None:
 
 @REFUSED_ON_4
 @pytest.mark.parametrize("way", AGREEING)
-@pytest.mark.parametrize(
-    "spec", [tiny.spec("quest", BUDGET), SPEC, CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")]
-)
+@pytest.mark.parametrize("spec", [tiny.spec("quest", BUDGET), CLUSTERS, CLUSTERS.replace("replant=4", "replant=none")])
 def test_ways_agree(spec: str, way: str) -> None:
     """Several tokens of a call bring an index to the last of them before the layer that shares it sees the first."""
     model = gemma()
@@ -85,7 +83,7 @@ def test_ways_agree(spec: str, way: str) -> None:
 
 
 @REFUSED_ON_4
-@pytest.mark.parametrize("spec", [tiny.spec("quest", BUDGET), SPEC, CLUSTERS])
+@pytest.mark.parametrize("spec", [tiny.spec("quest", BUDGET), CLUSTERS])
 @torch.no_grad()
 def test_several_tokens_at_once_are_one_by_one(spec: str) -> None:
     model, ids, fed = gemma(), tiny.prompt(30, rows=2), torch.arange(5, 17).repeat(2, 1)

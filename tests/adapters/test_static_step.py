@@ -242,7 +242,6 @@ def test_what_happens_undone_is_not_counted() -> None:
     ("spec", "reason"),
     [
         (f"lychee_cluster:{CLUSTERS},replant=none", "between steps"),
-        ("composed:scorer=page_bounds,page=4,budget=12,chunking=text", "between steps"),
         ("resa:page=4,min_pages=2,rectify=3:verify", "compares drafts with dense logits on the host"),
     ],
 )

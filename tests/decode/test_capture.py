@@ -22,7 +22,6 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
         ("lychee_cluster:replant=none,rectify=16", ["takes new tokens in between steps"]),
         ("lychee_cluster", []),
         ("lychee_cluster:replant=none", ["takes new tokens in between steps"]),
-        ("composed:scorer=page_bounds,chunking=text,roles=select", ["takes new tokens in between steps"]),
         ("lychee_cluster:replant=none,rectify=16:verify", ["rectify=16:verify", "takes new tokens in between steps"]),
     ],
 )

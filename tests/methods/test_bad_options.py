@@ -12,7 +12,6 @@ import saccade
 from .drawing import NEEDED, OPTIONS, SHAPE
 from .refusing import bad, check_line
 
-CHUNKS_OF_TEXT = {"name": "composed", "scorer": "page_bounds", "chunking": "text"}
 SMALLEST = [
     ({"name": "streaming"}, 5),
     ({"name": "streaming", "sinks": 0}, 1),
@@ -31,10 +30,6 @@ SMALLEST = [
     ({"name": "composed", "scorer": "page_bounds"}, 16),
     ({"name": "composed", "rule": "rank_union"}, 6),
     ({"name": "composed", "scorer": "cluster"}, 48),
-    (CHUNKS_OF_TEXT, 21),
-    ({**CHUNKS_OF_TEXT, "rectify": 32}, 52),
-    ({**CHUNKS_OF_TEXT, "chunk_max": 9}, 10),
-    ({**CHUNKS_OF_TEXT, "page": 1}, 2),
 ]
 
 
@@ -257,13 +252,9 @@ def test_every_nth_layer_is_a_stand_in_and_says_so() -> None:
         ({"scorer": "cluster", "heads": "query"}, ("heads=query does not fit scorer=cluster", "heads=kv")),
         ({"scorer": "cluster", "pooling": "max"}, ("pooling=max does not fit scorer=cluster", "pooling=mean")),
         ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
-        ({"chunking": "text"}, ("chunking=text needs scorer=page_bounds or scorer=cluster", "not exact")),
-        ({"chunking": "fixed"}, ("chunking=fixed needs scorer=page_bounds or scorer=cluster", "not exact")),
-        (
-            {"chunking": "text", "scorer": "page_bounds", "rule": "ratio", "ratio": 0.1},
-            ("rule=ratio does not fit chunking=text", "only rule=top_k"),
-        ),
-        ({"scorer": "page_bounds", "chunk_max": 8}, ("chunk_max=8 belongs to chunking=text", "chunking is fixed")),
+        ({"chunking": "text"}, ("chunking=text needs scorer=cluster", "not exact")),
+        ({"chunking": "fixed"}, ("chunking=fixed needs scorer=cluster", "not exact")),
+        ({"chunking": "text", "scorer": "page_bounds"}, ("the method text_pages of `claims`",)),
     ],
 )
 def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -273,14 +264,11 @@ def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"chunk_min": 8}, ("chunk_min=8 belongs to chunking=text", "chunking is fixed")),
-        ({"chunk_max": 8, "chunking": "fixed"}, ("chunk_max=8 belongs to chunking=text",)),
-        ({"chunk_min": 9, "chunk_max": 8, "chunking": "text"}, ("chunk_min=9 does not fit chunk_max=8", "1 to 8")),
-        ({"chunk_min": 25, "chunking": "text"}, ("chunk_min=25 does not fit chunk_max=20", "1 to 20")),
-        ({"chunk_max": 0, "chunking": "text"}, ("chunk_max=0 is not valid",)),
+        ({"chunk_min": 8}, ("chunk_min=8 belongs to scorer=cluster", "the scorer is page_bounds")),
+        ({"chunk_max": 0, "scorer": "cluster"}, ("chunk_max=0 is not valid",)),
         ({"chunking": "lines"}, ("chunking='lines' is not valid", "'fixed' or 'text'")),
         ({"chunk_pooling": "max"}, ("chunk_pooling=max belongs to scorer=cluster", "the scorer is page_bounds")),
-        ({"cluster_size": 2, "chunking": "text"}, ("cluster_size=2 belongs to scorer=cluster",)),
+        ({"cluster_size": 2, "chunking": "fixed"}, ("cluster_size=2 belongs to scorer=cluster",)),
         ({"cluster_size": 9, "scorer": "cluster"}, ("cluster_size=9 is not valid", "must be at most 8")),
     ],
 )

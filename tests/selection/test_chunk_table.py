@@ -43,7 +43,7 @@ def naive(levels: Sequence[int], cuts: Cuts, stop: int) -> list[int]:
         allowed = range(cuts.shortest, cuts.longest + 1)
         strength = {n: window[n - 1] for n in allowed if window[n - 1] > 0}
         length = max(n for n in strength if strength[n] == min(strength.values())) if strength else cuts.longest
-        found.append(found[-1] + (cuts.without_text if UNKNOWN in window else length))
+        found.append(found[-1] + (cuts.longest if UNKNOWN in window else length))
     return found
 
 
@@ -51,7 +51,7 @@ def naive(levels: Sequence[int], cuts: Cuts, stop: int) -> list[int]:
 def sizes(draw: st.DrawFn) -> Cuts:
     shortest = draw(st.integers(1, 6))
     longest = shortest + draw(st.integers(0, 7))
-    return Cuts(draw(st.integers(0, 5)), shortest, longest, draw(st.integers(shortest, longest)))
+    return Cuts(draw(st.integers(0, 5)), shortest, longest)
 
 
 @settings(deadline=None)
@@ -96,7 +96,7 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
 def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
     """Left padding moves no edge, which are logical positions."""
     text = [0, 3, 0, 0, 2, 0, 1, 0, 0, 4, 0, 0, 0, 3, 0] * 4
-    cuts = Cuts(1, 2, 5, 5)
+    cuts = Cuts(1, 2, 5)
     table = table_of(cuts, [[0] * first + text, [0] * second + text])
     table.bring([Feed(0, first, 0, 60), Feed(1, second, 0, 44)])
     assert edges(table, 0) == naive(text, cuts, 60)
@@ -104,7 +104,7 @@ def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
 
 
 def test_who_missed_a_change_is_told_of_all_rows() -> None:
-    table = table_of(Cuts(0, 2, 4, 4), [[0] * 40, [0] * 40])
+    table = table_of(Cuts(0, 2, 4), [[0] * 40, [0] * 40])
     assert table.since(0) is None
     table.bring([Feed(0, 0, 0, 20), Feed(1, 0, 0, 0)])
     change = table.since(0)
@@ -118,7 +118,7 @@ def test_who_missed_a_change_is_told_of_all_rows() -> None:
 
 
 def test_rows_are_added_and_move() -> None:
-    table = table_of(Cuts(1, 2, 4, 4), [[0] * 40, [0] * 40])
+    table = table_of(Cuts(1, 2, 4), [[0] * 40, [0] * 40])
     table.bring([Feed(0, 0, 0, 21), Feed(1, 0, 0, 9)])
     one, other = edges(table, 0), edges(table, 1)
     table.permute(torch.tensor([1, 0, 1]))
@@ -130,8 +130,8 @@ def test_rows_are_added_and_move() -> None:
 
 def test_without_levels_chunks_have_one_length() -> None:
     for table in (
-        ChunkTable(Cuts(2, 3, 8, 6), None, 1, torch.device("cpu")),
-        ChunkTable(Cuts(2, 3, 8, 6), TokenHistory(), 1, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 6), None, 1, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 6), TokenHistory(), 1, torch.device("cpu")),
     ):
         table.bring([Feed(0, 0, 0, 40)])
         assert edges(table) == [2, 8, 14, 20, 26, 32, 38]
@@ -142,7 +142,7 @@ def chunks_of(text: str, minimum: int, maximum: int) -> list[str]:
     tokens = re.findall(r"\n+|\w+|[^\w\n]", text)
     levels = [*delimiter_levels(tokens), 0]
     ids = [*range(len(tokens)), *[len(tokens)] * maximum]
-    table = table_of(Cuts(0, minimum, maximum, maximum), [ids], levels)
+    table = table_of(Cuts(0, minimum, maximum), [ids], levels)
     table.bring([Feed(0, 0, 0, len(ids))])
     return ["".join(tokens[start:stop]) for start, stop in pairwise(edges(table)) if start < len(tokens)]
 

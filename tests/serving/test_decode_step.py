@@ -28,7 +28,6 @@ from saccade.types import KVView, Selection
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 CLUSTERS = "lychee_cluster:budget=64"
-CHUNKS = "composed:scorer=page_bounds,page=16,budget=64,chunking=text,roles=select"
 
 
 def decode_step(engine: CudaEngine, rows: Sequence[Row]) -> DecodeStep:
@@ -143,30 +142,17 @@ def test_the_whole_step_is_one_shape(policy: str, monkeypatch: pytest.MonkeyPatc
     assert shapes[1] == shapes[2] == shapes[3]
 
 
-@pytest.mark.parametrize(
-    ("policy", "reason"),
-    [
-        ("dense", None),
-        (PAGES, None),
-        ("resa:min_pages=2,ratio=0.05", None),
-        ("less_is_more:budget=64,reselect=7", None),
-        (CHUNKS, "its index takes new tokens in between steps"),
-    ],
-)
-def test_who_is_captured_and_who_says_why_not(
-    policy: str, reason: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("policy", ["dense", PAGES, "resa:min_pages=2,ratio=0.05", "less_is_more:budget=64,reselect=7"])
+def test_who_is_captured_says_so(
+    policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False} if "resa" in policy else {}
     with caplog.at_level(logging.INFO, logger="saccade"):
         engine = CudaEngine(monkeypatch, policy, settings=settings)
     support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
     told = [record.message for record in caplog.records if "CUDA graphs" in record.message]
-    if reason is None:
-        assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-        assert told == ["saccade: decoding steps are part of CUDA graphs"]
-    else:
-        assert support is AttentionCGSupport.NEVER
-        assert told == [f"saccade: decoding steps are not part of CUDA graphs: {reason}"]
+    assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    assert told == ["saccade: decoding steps are part of CUDA graphs"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ POLICIES = (
     "quest:budget=64",
     "quest:budget=64,rectify=8",
     "quest:budget=128,page=32,heads=query",
-    "composed:scorer=page_bounds,budget=96,chunking=text",
+    "lychee_cluster:budget=96,buffer=16",
     "resa:min_pages=2,ratio=0.05,rectify=16",
     "resa:min_pages=2,ratio=0.05,rectify=none",
     "tidal:budget=64,reselect=7",

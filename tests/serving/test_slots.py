@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from world import DIM, HEADS, LAYERS, LENGTH, LEVELS, REQUESTS, SELECTORS, World, by_device, by_host, present
+from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, LEVELS, REQUESTS, World, by_device, by_host, present
 
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.slots import SlotIndexes, SlotMemory
 from saccade.plans.rectify import Phase
 
 
-@pytest.mark.parametrize("selector", SELECTORS, ids=["clusters", "chunks"])
 @pytest.mark.parametrize("way", [by_host, by_device])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_requests_come_and_go(selector: Any, way: Any, seed: int) -> None:
-    world, numbers = World(seed), random.Random(seed)
+def test_requests_come_and_go(way: Any, seed: int) -> None:
+    selector, world, numbers = CLUSTERS, World(seed), random.Random(seed)
     fed, made = way(world)
     indexes = SlotIndexes(world.plan(selector), LEVELS, fed, world.view)
     here: dict[int, RequestRow] = {}
@@ -50,7 +49,7 @@ def test_requests_come_and_go(selector: Any, way: Any, seed: int) -> None:
 
 def test_what_is_written_anew_is_taken_in_anew() -> None:
     """A request that is set back, as by a scheduler that preempts, and goes on with other tokens."""
-    selector, world = SELECTORS[0], World(3)
+    selector, world = CLUSTERS, World(3)
     world.lengths = [150] * REQUESTS
     fed, made = by_host(world)
     indexes = SlotIndexes(world.plan(selector), LEVELS, fed, world.view)
@@ -64,10 +63,9 @@ def test_what_is_written_anew_is_taken_in_anew() -> None:
     assert present(selector.select(q, kv, indexes.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
 
 
-@pytest.mark.parametrize("selector", SELECTORS, ids=["clusters", "chunks"])
-def test_a_row_within_the_budget_has_a_slot_too(selector: Any) -> None:
+def test_a_row_within_the_budget_has_a_slot_too() -> None:
     """Where rows that the budget covers decode by our own operations."""
-    world = World(4)
+    selector, world = CLUSTERS, World(4)
     world.lengths = [20] * REQUESTS
     fed, made = by_host(world)
     indexes = SlotIndexes(world.plan(selector), LEVELS, fed, world.view)

@@ -13,7 +13,6 @@ from saccade.adapters.vllm.worker.fed import Fed, FedByDevice, FedByHost
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.slots import Arrival, SlotIndexes
 from saccade.plans.plan import Plan, layer_roles
-from saccade.selection.chunks.selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
 from saccade.selection.selector import NewTokens
@@ -22,7 +21,6 @@ from saccade.types import KVView, ModelShape, Rows
 LEVELS = (0, 0, 0, 1, 2, 3, 4)
 REQUESTS, LENGTH, LAYERS, HEADS, DIM = 7, 260, 4, 2, 16
 CLUSTERS = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=7)
-SELECTORS = [CLUSTERS, ChunkSelector(budget=40, page=6)]
 
 
 class World:

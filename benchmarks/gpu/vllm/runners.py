@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-POLICIES = ("lychee_cluster:budget=96", "composed:scorer=page_bounds,budget=96,chunking=text", "quest:budget=96")
+POLICIES = ("lychee_cluster:budget=96", "quest:budget=96")
 LENGTHS = (700, 130, 391, 64, 1033, 257, 900, 512, 2100, 300, 1500, 97)
 NEW = 160
 ROWS = 5

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-RunPooling = Literal["mean", "max", "min"]
+RunPooling = Literal["mean", "max"]
 
 BLOCK = 4096
 """Tokens whose keys are copied at a time."""
@@ -20,6 +20,6 @@ def grouped(q: Tensor, kv_heads: int) -> Tensor:
 
 
 def pool_runs(tokens: Tensor, lengths: Tensor, pooling: RunPooling) -> Tensor:
-    """Mean, maximum or minimum of each run of `lengths[i]` neighbouring rows of float32 `[N, ...]`; 0 of no rows."""
+    """Mean or maximum of each run of `lengths[i]` neighbouring rows of float32 `[N, ...]`; 0 of no rows."""
     pooled = torch.segment_reduce(tokens, pooling, lengths=lengths, axis=0, unsafe=True)
     return pooled.masked_fill_((lengths == 0).view(-1, *[1] * (tokens.dim() - 1)), 0.0)

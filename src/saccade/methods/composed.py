@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..plans.plan import Plan, dense_unless_told, layer_roles
-from ..selection.chunks.selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.rules import RankUnion, Ratio
 from ..selection.scorers.exact import ExactScorer
@@ -34,11 +33,11 @@ class ComposedOptions(CutOptions):
     page: Page | None = None
     """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
     chunking: Literal["fixed", "text"] | None = None
-    """fixed or text: units of one length, or chunks cut where the text breaks; not given: text with scorer=cluster"""
+    """scorer=cluster: chunks of one length, or cut where the text breaks; not given: text"""
     chunk_min: AtLeastOne | None = None
-    """chunking=text: fewest tokens of a chunk; not given: half a page, 8 with scorer=cluster"""
+    """scorer=cluster: fewest tokens of a chunk; not given: 8"""
     chunk_max: AtLeastOne | None = None
-    """chunking=text: most tokens of a chunk; not given: a page and a quarter, 16 with scorer=cluster"""
+    """scorer=cluster: most tokens of a chunk; not given: 16"""
     chunk_pooling: Literal["mean", "max"] | None = None
     """scorer=cluster: how a chunk's keys become one (LycheeCluster, table 3); not given: mean"""
     cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
@@ -104,9 +103,6 @@ class ComposedOptions(CutOptions):
             drawn = RandomHeadScorer(page=self.unit, heads=heads, seed=self.seed or 0)
             return ScoredSelector(drawn, self.cut, self.grouping)
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
-        if self.chunking == "text":
-            sizes = self.chunk_min, self.chunk_max
-            return ChunkSelector(self.tokens, self.unit, *sizes, self.grouping, pooling, self.every)
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
         return ScoredSelector(scorer, self.cut, self.grouping)
 
@@ -144,8 +140,7 @@ class ComposedOptions(CutOptions):
             raise ValueError(
                 f"dense_layers={self.dense_layers} does not fit roles={self.roles}, which speaks of every layer"
             )
-        if self.chunking != "text":
-            self.check_page(self.unit)
+        self.check_page(self.unit)
 
     def _check_random(self) -> None:
         """Refuse a head drawn where none is, or where more than one is asked."""
@@ -175,22 +170,17 @@ class ComposedOptions(CutOptions):
                 )
 
     def _check_chunks(self) -> None:
-        """Refuse chunks where something else is scored, or where their number does not follow from a budget."""
+        """Refuse chunks where something else is scored."""
+        if self.chunking == "text" and self.scorer == "page_bounds":
+            raise ValueError(
+                "chunking=text needs scorer=cluster; with page bounds it is the method text_pages of `claims` now"
+            )
         if self.chunking is not None and self.scorer == "exact":
-            raise ValueError(f"chunking={self.chunking} needs scorer=page_bounds or scorer=cluster, not exact")
-        for name in ("chunk_pooling", "cluster_size"):
+            raise ValueError(f"chunking={self.chunking} needs scorer=cluster, not exact")
+        for name in ("chunk_min", "chunk_max", "chunk_pooling", "cluster_size"):
             value = getattr(self, name)
             if value is not None:
                 raise ValueError(f"{name}={value} belongs to scorer=cluster, but the scorer is {self.scorer}")
-        for name in ("chunk_min", "chunk_max"):
-            value = getattr(self, name)
-            if value is not None and self.chunking != "text":
-                raise ValueError(f"{name}={value} belongs to chunking=text, but chunking is fixed")
-        if self.chunking == "text" and self.rule != "top_k":
-            raise ValueError(
-                f"rule={self.rule} does not fit chunking=text, which keeps whole chunks while they fit the budget: "
-                "only rule=top_k does"
-            )
 
     @property
     def roles_name_every_head(self) -> bool:

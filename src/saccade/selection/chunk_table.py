@@ -32,13 +32,12 @@ class LevelSource(Protocol):
 class Cuts:
     """Sizes of chunks: the first starts at `first`; a chunk has `shortest` to `longest` tokens.
 
-    `without_text` are those of a chunk in whose window some token is unknown.
+    It has `longest` where some token of its window is unknown.
     """
 
     first: int
     shortest: int
     longest: int
-    without_text: int
 
     def most(self, stop: int) -> int:
         """How many chunks there can be before position `stop`."""
@@ -231,7 +230,7 @@ class ChunkTable:
         backwards = torch.arange(choices - 1, -1, -1, device=levels.device)
         latest = choices - 1 - (ends * choices + backwards).amin(2) % choices
         unknown = (levels < 0).unfold(1, cuts.longest, 1).any(2)
-        lengths = torch.where(unknown, cuts.without_text, cuts.shortest + latest)
+        lengths = torch.where(unknown, cuts.longest, cuts.shortest + latest)
         place = torch.arange(width + 1, device=levels.device).expand(len(rows), -1)
         lengths = pad(lengths, (0, place.shape[1] - lengths.shape[1]))
         return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)

@@ -1,4 +1,4 @@
-"""Chunk keys and bounds in Triton: of the chunks' own slots alone, in every layout, and compiled without spills."""
+"""Chunk keys in Triton: of the chunks' own slots alone, in every layout, and compiled without spills."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from compiling import compile_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from test_chunk_keys import edges_of, expect, expect_bounds, expect_that_nothing_else_matters, table
+from test_chunk_keys import edges_of, expect, expect_that_nothing_else_matters, table
 
 from saccade.errors import KernelError
-from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_bounds, chunk_keys
+from saccade.kernels.chunk_keys.api import chunk_keys
 from walking import drawn
 
 
@@ -21,20 +21,15 @@ from walking import drawn
 @given(
     cases(longest=60, dtypes=(torch.float32, torch.float16), head_dims=(1, 8, 24, 80)),
     st.data(),
-    st.sampled_from(("mean", "max")),
 )
-def test_against_float64(case: Case, data: st.DataObject, pooling: ChunkPooling) -> None:
-    edges = data.draw(edges_of(case.lengths))
-    expect(case, edges, pooling, "triton")
-    expect_bounds(case, edges, "triton")
+def test_against_float64(case: Case, data: st.DataObject) -> None:
+    expect(case, data.draw(edges_of(case.lengths)), "mean", "triton")
 
 
 def test_chunks_longer_than_a_program_reads_at_a_time() -> None:
     """128 tokens of 16 numbers: chunks of several such parts, the last of them partial, full and of one token."""
     case = make_case(layout="paged", lengths=[900, 129], kv_heads=2, group=1, head_dim=16, padding=3)
-    edges = [[3, 4, 300, 300, 556, 685, 900], [0, 129]]
-    expect(case, edges, "mean", "triton")
-    expect_bounds(case, edges, "triton")
+    expect(case, [[3, 4, 300, 300, 556, 685, 900], [0, 129]], "mean", "triton")
 
 
 def test_what_lies_in_no_chunk_does_not_matter() -> None:
@@ -45,8 +40,6 @@ def test_a_key_that_is_no_number_marks_its_chunk() -> None:
     case = make_case(layout="buffer", lengths=[400], kv_heads=2, group=1, head_dim=16)
     case.kv.k[0, 150, 1, 3] = torch.nan
     options = {"longest": 240, "implementation": "triton"}
-    for bounds in chunk_bounds(case.kv, table([[0, 150, 150, 390, 400]]), **options):
-        assert bounds[0, 1, 2, 3].isnan() and bounds.isnan().sum() == 1
     assert chunk_keys(case.kv, table([[0, 150, 390]]), **options).isnan().any(dim=-1).tolist() == [
         [[False, False], [False, True]]
     ]
@@ -60,9 +53,6 @@ def test_quantised(dtype: torch.dtype) -> None:
     for scale in (torch.tensor([0.25, 3.0]), torch.tensor([0.5])):
         kv = replace(case.kv, k=k, v=k, k_scale=scale, v_scale=scale)
         edges = table([[1, 9, 30]])
-        wanted = chunk_bounds(kv, edges, longest=21, implementation="reference")
-        for got, want in zip(chunk_bounds(kv, edges, longest=21, implementation="triton"), wanted, strict=True):
-            assert torch.equal(got, want)
         means = [chunk_keys(kv, edges, longest=21, implementation=name) for name in ("triton", "reference")]
         torch.testing.assert_close(*means, rtol=1e-5, atol=1e-6)
 
@@ -72,15 +62,15 @@ def test_what_it_cannot_take_is_named() -> None:
     wide = replace(case.kv, k=case.kv.k.double(), v=case.kv.v.double())
     with pytest.raises(KernelError, match=r"'triton' cannot take this call: a tensor is torch\.float64"):
         chunk_keys(wide, table([[0, 4]]), longest=4, implementation="triton")
+    with pytest.raises(KernelError, match="'triton' cannot take this call: pooling=max has a reference alone"):
+        chunk_keys(case.kv, table([[0, 4]]), longest=4, pooling="max", implementation="triton")
     with pytest.raises(KernelError, match="unknown implementation 'cpu'; use auto, reference, native or triton"):
         chunk_keys(case.kv, table([[0, 4]]), longest=4, implementation="cpu")
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(
-    ("head_dim", "poolings"), [(64, ("mean", "none")), (128, ("mean", "none")), (128, ("min", "max"))]
-)
-def test_compiles_without_spills(head_dim: int, poolings: tuple[str, str], capability: int) -> None:
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_compiles_without_spills(head_dim: int, capability: int) -> None:
     pointers = {"k": "*bf16", "pooled": "*fp32", "k_scale": "*fp32"}
     indexes = ("page_table", "row_start", "edges")
     steps = ("k_page_step", "k_slot_step", "k_head_step")
@@ -92,8 +82,6 @@ def test_compiles_without_spills(head_dim: int, poolings: tuple[str, str], capab
         {
             "k_dim_step": 1,
             "SCALED": False,
-            "FIRST": poolings[0],
-            "SECOND": poolings[1],
             "HEAD_DIM": head_dim,
             "DIMS": head_dim,
             "TOKENS": 2048 // head_dim,

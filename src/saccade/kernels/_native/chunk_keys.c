@@ -1,8 +1,6 @@
-/* Keys of neighbouring tokens pooled where they lie: the mean, the least and the largest numbers of every chunk.
+/* Means of neighbouring tokens' keys, taken where they lie.
  *
  * A mean is summed in the tokens' order, as torch sums it: the results are the same bits. */
-#include <math.h>
-
 #include "compiler.h"
 #include "pool.h"
 
@@ -11,7 +9,6 @@
 #define FAIR_BYTES (1 << 19) /* of cache per thread: below, waking a thread costs more than it saves */
 
 enum failure { DONE, BAD_ROW, BAD_PAGE, BAD_WIDTH, BAD_SHAPE };
-enum kind { MEAN, LEAST, MOST, KINDS };
 
 /* Everything 8 bytes wide, so that ctypes and every compiler lay it out alike. */
 struct chunk_keys {
@@ -19,7 +16,8 @@ struct chunk_keys {
     const int32_t *table; /* [batch, row_pages] */
     const int32_t *starts;
     const int32_t *edges; /* [batch, chunks + 1], ascending: where they differ, inside of the row */
-    float *pooled[KINDS]; /* [batch, kv_heads, chunks, dim] or NULL */
+    float *means;          /* [batch, kv_heads, chunks, dim] */
+    const void *unused[2]; /* library.py passes two more */
     int64_t k_page, k_slot, k_head, k_dim; /* bytes */
     int64_t batch, kv_heads, dim, bf16;
     int64_t page, pages, row_pages, chunks;
@@ -49,59 +47,41 @@ INLINE vec load(const char *at, int64_t step, int bf16)
 }
 
 /* Take `count` keys, `slot` bytes apart, into `to`; their numbers are `step` bytes apart. */
-INLINE void take(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim, enum kind kind,
-                 int bf16)
+INLINE void take(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim, int bf16)
 {
     for (int64_t i = 0; i < dim; i += LANES) {
         vec held;
         memcpy(&held, to + i, sizeof held);
-        for (int64_t token = 0; token < count; token++) {
-            const vec key = load(keys + token * slot + i * step, step, bf16);
-            if (kind == MEAN) {
-                held += key;
-                continue;
-            }
-            /* NaN stays: nothing is less or more, and it is unequal to itself. */
-            const uvec new = (uvec)(kind == LEAST ? key < held : key > held) | (uvec)(key != key);
-            held = (vec)(((uvec)key & new) | ((uvec)held & ~new));
-        }
+        for (int64_t token = 0; token < count; token++)
+            held += load(keys + token * slot + i * step, step, bf16);
         memcpy(to + i, &held, sizeof held);
     }
 }
 
-#define TAKE(kind)                                                                                                     \
-    static void take_##kind(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim,       \
-                            int bf16)                                                                                  \
-    {                                                                                                                  \
-        if (bf16 && step == 2)                                                                                         \
-            take(to, keys, slot, 2, count, dim, kind, 1);                                                              \
-        else if (!bf16 && step == 4)                                                                                   \
-            take(to, keys, slot, 4, count, dim, kind, 0);                                                              \
-        else                                                                                                           \
-            take(to, keys, slot, step, count, dim, kind, bf16);                                                        \
-    }
-TAKE(MEAN)
-TAKE(LEAST)
-TAKE(MOST)
-
-/* What a row's chunk `begin..end` pools to; zeros of no token. */
-static void pool_chunk(const struct chunk_keys *call, int64_t row, int64_t head, int64_t begin, int64_t end,
-                       enum kind kind, float *to)
+static void take_any(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim, int bf16)
 {
-    static void (*const takes[KINDS])(float *, const char *, int64_t, int64_t, int64_t, int64_t, int) = {
-        take_MEAN, take_LEAST, take_MOST};
-    const float nothing[KINDS] = {0.0f, INFINITY, -INFINITY};
+    if (bf16 && step == 2)
+        take(to, keys, slot, 2, count, dim, 1);
+    else if (!bf16 && step == 4)
+        take(to, keys, slot, 4, count, dim, 0);
+    else
+        take(to, keys, slot, step, count, dim, bf16);
+}
+
+/* The mean of a row's chunk `begin..end`; zeros of no token. */
+static void pool_chunk(const struct chunk_keys *call, int64_t row, int64_t head, int64_t begin, int64_t end, float *to)
+{
     const int64_t dim = call->dim;
     for (int64_t i = 0; i < dim; i++)
-        to[i] = begin < end ? nothing[kind] : 0.0f;
+        to[i] = 0.0f;
     for (int64_t at = call->starts[row] + begin, stop = call->starts[row] + end, some; at < stop; at += some) {
         const int64_t number = at / call->page, slot = at - number * call->page;
         const char *keys = call->k + call->table[row * call->row_pages + number] * call->k_page;
         some = stop - at < call->page - slot ? stop - at : call->page - slot;
-        takes[kind](to, keys + slot * call->k_slot + head * call->k_head, call->k_slot, call->k_dim, some, dim,
-                    (int)call->bf16);
+        take_any(to, keys + slot * call->k_slot + head * call->k_head, call->k_slot, call->k_dim, some, dim,
+                 (int)call->bf16);
     }
-    for (int64_t i = 0; kind == MEAN && i < dim && begin < end; i++)
+    for (int64_t i = 0; i < dim && begin < end; i++)
         to[i] /= (float)(end - begin);
 }
 
@@ -114,10 +94,8 @@ static void pool_chunks(const void *job, int64_t index)
     const int64_t place = index / spans, row = place / call->kv_heads;
     const int32_t *edges = call->edges + row * (call->chunks + 1);
     for (int64_t chunk = first; chunk < last; chunk++)
-        for (int kind = 0; kind < KINDS; kind++)
-            if (call->pooled[kind])
-                pool_chunk(call, row, place % call->kv_heads, edges[chunk], edges[chunk + 1], kind,
-                           call->pooled[kind] + (place * call->chunks + chunk) * call->dim);
+        pool_chunk(call, row, place % call->kv_heads, edges[chunk], edges[chunk + 1],
+                   call->means + (place * call->chunks + chunk) * call->dim);
 }
 
 EXPORT int64_t saccade_chunk_keys(const struct chunk_keys *call)

@@ -1,1 +1,1 @@
-"""One key for every chunk of a row, its keys' mean or maximum of unit length; or bounds of its keys."""
+"""One key for every chunk of a row, its keys' mean or maximum of unit length."""

@@ -13,7 +13,6 @@ from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import host_bounds
 from saccade.kernels._native.attention import cache_refusal
-from saccade.kernels._pooling import RunPooling
 from saccade.kernels._triton import refusals
 from saccade.kernels.chunk_keys import native, reference
 from saccade.types import KVView
@@ -39,10 +38,10 @@ def chunk_keys(
             `edges[b, i]..edges[b, i + 1]`. Between equal neighbours is no chunk; these may lie outside the row.
         longest: host bound on the tokens of a chunk.
         pooling: "mean" or the elementwise "max".
-        implementation: "native" needs a float32 or bfloat16 CPU cache, head dim a multiple of 16 up to 256, int32 rows
-            and the library that the install builds where there is a C compiler; "triton" a CUDA device, for
-            float8_e4m3fn one of compute capability 8.9. "auto" takes the first that can run of these, else the
-            reference.
+        implementation: "native" needs a mean, a float32 or bfloat16 CPU cache, head dim a multiple of 16 up to 256,
+            int32 rows and the library that the install builds where there is a C compiler; "triton" a mean and a CUDA
+            device, for float8_e4m3fn one of compute capability 8.9. "auto" takes the first that can run of these, else
+            the reference.
 
     Returns:
         float32 `[B, Hkv, C, d]`; zeros where there is no chunk, and a pooled key of zeros stays zero.
@@ -65,60 +64,40 @@ def chunk_keys_of_layers(
     """`chunk_keys` of L layers whose rows are cut alike, float32 `[L, B, Hkv, C, d]`; lengths are divided by once."""
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
-    pooled = torch.stack([_pooled("chunk_keys", kv, edges, longest, (pooling,), implementation)[0] for kv in kvs])
+    pooled = torch.stack([_pooled(kv, edges, longest, pooling, implementation) for kv in kvs])
     lengths = torch.linalg.vector_norm(pooled, dim=-1, keepdim=True)
     return pooled / torch.where(lengths > 0, lengths, 1.0)
 
 
-def chunk_bounds(
-    kv: KVView, edges: Tensor, *, longest: int, implementation: Implementation = "auto"
-) -> tuple[Tensor, Tensor]:
-    """Elementwise minimum and maximum of each chunk's keys: Quest's bounds of a page (ReSA, section 2.1) for any cut.
-
-    Arguments and errors are those of `chunk_keys`.
-
-    Returns:
-        Lower and upper bounds, float32 `[B, Hkv, C, d]`, which hold the keys' own numbers; zeros where is no chunk.
-    """
-    lower, upper = _pooled("chunk_bounds", kv, edges, longest, ("min", "max"), implementation)
-    return lower, upper
-
-
-def _pooled(
-    operation: str,
-    kv: KVView,
-    edges: Tensor,
-    longest: int,
-    poolings: Sequence[RunPooling],
-    implementation: Implementation,
-) -> Sequence[Tensor]:
-    """Chunks pooled in each of the ways, `[B, Hkv, C, d]`; their keys are read once."""
-    _check(operation, kv, edges, longest)
+def _pooled(kv: KVView, edges: Tensor, longest: int, pooling: ChunkPooling, implementation: Implementation) -> Tensor:
+    """Pooled keys `[B, Hkv, C, d]`, not yet of unit length."""
+    _check(kv, edges, longest)
+    slow = None if pooling == "mean" else f"pooling={pooling} has a reference alone"
     chosen = choose(
-        operation,
+        "chunk_keys",
         implementation,
-        native=lambda: cache_refusal(kv, edges),
-        triton=lambda: refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("a tensor", kv.k),
+        native=lambda: slow or cache_refusal(kv, edges),
+        triton=lambda: slow or refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("a tensor", kv.k),
     )
     if chosen == "triton":
         from saccade.kernels.chunk_keys import triton
 
-        return triton.pool(kv, edges, poolings)
+        return triton.pool(kv, edges)
     if chosen == "native":
-        return native.pool(operation, kv, edges, poolings)
-    return reference.pool(kv, edges, longest, poolings)
+        return native.pool(kv, edges)
+    return reference.pool(kv, edges, longest, pooling)
 
 
-def _check(operation: str, kv: KVView, edges: Tensor, longest: int) -> None:
-    check_integers(operation, edges=edges)
+def _check(kv: KVView, edges: Tensor, longest: int) -> None:
+    check_integers("chunk_keys", edges=edges)
     batch = kv.rows.batch
     if edges.dim() != 2 or edges.shape[0] != batch or edges.shape[1] < 2 or edges.device != kv.k.device:
         raise KernelError(
-            f"{operation}: edges must be [{batch}, 2 or more] on {kv.k.device}, "
+            f"chunk_keys: edges must be [{batch}, 2 or more] on {kv.k.device}, "
             f"got {list(edges.shape)} on {edges.device}"
         )
     if longest < 1:
-        raise KernelError(f"{operation}: longest must be at least 1, got {longest}")
+        raise KernelError(f"chunk_keys: longest must be at least 1, got {longest}")
     if not edges.is_cpu:
         return
     least, most = edges.diff(dim=1).aminmax()
@@ -133,6 +112,6 @@ def _check(operation: str, kv: KVView, edges: Tensor, longest: int) -> None:
         row, chunk = (int(place) for place in wrong.nonzero()[0])
         start, stop = edges[row, chunk : chunk + 2].tolist()
         raise KernelError(
-            f"{operation}: chunk {chunk} of row {row} is {start}..{stop}; edges must ascend from 0 or more to at most "
+            f"chunk_keys: chunk {chunk} of row {row} is {start}..{stop}; edges must ascend from 0 or more to at most "
             f"{int(kv.rows.seq_lens[row])}, by at most {longest}"
         )

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
 from saccade.kernels._native.attention import FAILURES, ITEM_SIZE
-from saccade.kernels._pooling import RunPooling
 from saccade.types import KVView
 
 
-def pool(operation: str, kv: KVView, edges: Tensor, poolings: Sequence[RunPooling]) -> Sequence[Tensor]:
-    """Pooled keys float32 `[B, Hkv, C, d]`, one for each pooling; of edges that were checked."""
+def pool(kv: KVView, edges: Tensor) -> Tensor:
+    """Means of keys, float32 `[B, Hkv, C, d]`; of edges that were checked."""
     k, rows = kv.k, kv.rows
     batch, heads, chunks, head_dim = rows.batch, kv.kv_heads, edges.shape[1] - 1, kv.head_dim
-    shape = batch, heads, chunks, head_dim
-    pooled = {name: torch.empty(shape, dtype=torch.float32, device="cpu") for name in poolings}
+    pooled = torch.empty((batch, heads, chunks, head_dim), dtype=torch.float32, device="cpu")
     # These must live until the call returns: it holds addresses.
     table, starts, places = rows.page_table.contiguous(), rows.row_start.contiguous(), edges.contiguous()
     size = ITEM_SIZE[k.dtype]
     call = native.ChunkKeys.pack(
-        *native.addresses(k, table, starts, places, *(pooled.get(kind) for kind in ("mean", "min", "max"))),
+        *native.addresses(k, table, starts, places, pooled, None, None),
         *(step * size for step in k.stride()),
         *(batch, heads, head_dim, size == 2),
         *(kv.page, k.shape[0], table.shape[1], chunks),
         torch.get_num_threads(),
     )
-    native.check(operation, native.loaded().saccade_chunk_keys(call), FAILURES)
-    return list(pooled.values())
+    native.check("chunk_keys", native.loaded().saccade_chunk_keys(call), FAILURES)
+    return pooled

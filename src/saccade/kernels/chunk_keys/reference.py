@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -12,18 +10,19 @@ from saccade.kernels._pooling import BLOCK, RunPooling, pool_runs
 from saccade.types import KVView
 
 
-def pool(kv: KVView, edges: Tensor, longest: int, poolings: Sequence[RunPooling]) -> list[Tensor]:
-    """Pooled keys float32 `[B, Hkv, C, d]`, one for each pooling."""
+def pool(kv: KVView, edges: Tensor, longest: int, pooling: RunPooling) -> Tensor:
+    """Pooled keys float32 `[B, Hkv, C, d]`."""
     wide = max(BLOCK // (edges.shape[0] * longest), 1)
-    blocks = [_pool(kv, edges[:, i : i + wide + 1], longest, poolings) for i in range(0, edges.shape[1] - 1, wide)]
-    return [torch.cat(parts, dim=2) for parts in zip(*blocks, strict=True)]
+    blocks = [_pool(kv, edges[:, i : i + wide + 1], longest, pooling) for i in range(0, edges.shape[1] - 1, wide)]
+    return torch.cat(blocks, dim=2)
 
 
-def _pool(kv: KVView, edges: Tensor, longest: int, poolings: Sequence[RunPooling]) -> list[Tensor]:
+def _pool(kv: KVView, edges: Tensor, longest: int, pooling: RunPooling) -> Tensor:
     positions = edges[:, :-1, None] + torch.arange(longest, device=edges.device)
     tokens = gather_tokens(kv.k, kv.k_scale, kv.rows, positions.flatten(1)).flatten(0, 1)
     # Every other run is what was read behind a chunk.
     sizes = edges.diff(dim=1).clamp(0, longest)
     lengths = torch.stack((sizes, longest - sizes), dim=-1).flatten()
     shape = (edges.shape[0], edges.shape[1] - 1)
-    return [pool_runs(tokens, lengths, pooling)[::2].unflatten(0, shape).transpose(1, 2) for pooling in poolings]
+    pooled: Tensor = pool_runs(tokens, lengths, pooling)[::2].unflatten(0, shape)
+    return pooled.transpose(1, 2)

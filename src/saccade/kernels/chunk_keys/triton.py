@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from saccade.kernels._pooling import RunPooling
 from saccade.types import KVView
 
 
@@ -19,8 +16,7 @@ def _pool(
     k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor, k_dim_step: tl.tensor,
     page_table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, kv_page: tl.tensor,
     chunks: tl.tensor,
-    SCALED: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    SCALED: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, TOKENS: tl.constexpr,
 ) -> None:  # fmt: skip
     place = (tl.program_id(0) // kv_heads).to(tl.int64)
     head = (tl.program_id(0) % kv_heads).to(tl.int64)
@@ -34,8 +30,7 @@ def _pool(
     scale = 1.0
     if SCALED:
         scale = tl.load(k_scale + head * k_scale_step).to(tl.float32)
-    first = _nothing(FIRST, TOKENS, DIMS)
-    second = _nothing(SECOND, TOKENS, DIMS)
+    held = tl.zeros((TOKENS, DIMS), tl.float32)
     for position in tl.range(begin, end, TOKENS, num_stages=3):
         positions = position + tl.arange(0, TOKENS)
         # What lies beyond the chunk is read as its last token.
@@ -45,55 +40,19 @@ def _pool(
         keys = tl.load(
             tokens[:, None] + dims[None, :].to(tl.int64) * k_dim_step, mask=dims[None, :] < HEAD_DIM, other=0.0
         )
-        keys = keys.to(tl.float32) * scale
-        new = (positions < end)[:, None]
-        first = _joined(first, keys, new, FIRST)
-        if SECOND != "none":
-            second = _joined(second, keys, new, SECOND)
-    target = pooled + ((row * kv_heads + head) * chunks + place % chunks) * HEAD_DIM + dims
-    tl.store(target, _reduced(first, end - begin, FIRST), mask=dims < HEAD_DIM)
-    if SECOND != "none":
-        target += tl.num_programs(0).to(tl.int64) * HEAD_DIM
-        tl.store(target, _reduced(second, end - begin, SECOND), mask=dims < HEAD_DIM)
-
-
-@triton.jit
-def _nothing(POOLING: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr) -> tl.tensor:
-    """What joins with keys to those keys."""
-    if POOLING == "min":
-        return tl.full((TOKENS, DIMS), float("inf"), tl.float32)
-    if POOLING == "max":
-        return tl.full((TOKENS, DIMS), float("-inf"), tl.float32)
-    return tl.zeros((TOKENS, DIMS), tl.float32)
-
-
-@triton.jit
-def _joined(held: tl.tensor, keys: tl.tensor, new: tl.tensor, POOLING: tl.constexpr) -> tl.tensor:
-    """`[TOKENS, DIMS]`: place by place, with keys of which a mean takes only the new ones."""
-    if POOLING == "min":
-        return tl.minimum(held, keys, propagate_nan=tl.PropagateNan.ALL)
-    if POOLING == "max":
-        return tl.maximum(held, keys, propagate_nan=tl.PropagateNan.ALL)
-    return held + tl.where(new, keys, 0.0)
-
-
-@triton.jit
-def _reduced(held: tl.tensor, count: tl.tensor, POOLING: tl.constexpr) -> tl.tensor:
-    """`[DIMS]`; zeros of no keys."""
+        held += tl.where((positions < end)[:, None], keys.to(tl.float32) * scale, 0.0)
     total = tl.sum(held, axis=0)
-    if POOLING == "mean":
-        return tl.div_rn(total, tl.zeros_like(total) + tl.maximum(count, 1).to(tl.float32))
-    broken = tl.max((held != held).to(tl.int32), axis=0) > 0  # a reduction drops NaN
-    extreme = tl.min(held, axis=0) if POOLING == "min" else tl.max(held, axis=0)
-    return tl.where(count > 0, tl.where(broken, float("nan"), extreme), 0.0)
+    mean = tl.div_rn(total, tl.zeros_like(total) + tl.maximum(end - begin, 1).to(tl.float32))
+    target = pooled + ((row * kv_heads + head) * chunks + place % chunks) * HEAD_DIM + dims
+    tl.store(target, mean, mask=dims < HEAD_DIM)
 
 
-def pool(kv: KVView, edges: Tensor, poolings: Sequence[RunPooling]) -> list[Tensor]:
-    """Pooled keys float32 `[B, Hkv, C, d]`, one for each of one or two poolings."""
+def pool(kv: KVView, edges: Tensor) -> Tensor:
+    """Means of keys, float32 `[B, Hkv, C, d]`."""
     k, rows = kv.k, kv.rows
     batch, heads, head_dim, chunks = rows.batch, kv.kv_heads, kv.head_dim, edges.shape[1] - 1
     dims = max(triton.next_power_of_2(head_dim), 16)
-    pooled = torch.empty((len(poolings), batch, heads, chunks, head_dim), dtype=torch.float32, device=k.device)
+    pooled = torch.empty((batch, heads, chunks, head_dim), dtype=torch.float32, device=k.device)
     page_table = rows.page_table if rows.page_table.stride(1) == 1 else rows.page_table.contiguous()
     places = edges.contiguous()
     scale = places if kv.k_scale is None else kv.k_scale.expand(heads)
@@ -112,11 +71,9 @@ def pool(kv: KVView, edges: Tensor, poolings: Sequence[RunPooling]) -> list[Tens
             kv.page,
             chunks,
             SCALED=kv.k_scale is not None,
-            FIRST=poolings[0],
-            SECOND=poolings[1] if len(poolings) > 1 else "none",
             HEAD_DIM=head_dim,
             DIMS=dims,
             TOKENS=max(2048 // dims, 1),
             num_warps=4,
         )
-    return list(pooled)
+    return pooled

@@ -74,7 +74,7 @@ class ClusterSettings:
 
     @property
     def cuts(self) -> Cuts:
-        return Cuts(self.sinks, self.chunk_min, self.chunk_max, self.chunk_max)
+        return Cuts(self.sinks, self.chunk_min, self.chunk_max)
 
     @property
     def group_size(self) -> int:

@@ -50,13 +50,10 @@ class PageBounds:
     def nbytes(self) -> int:
         return self.lower.nbytes + self.upper.nbytes
 
-    def reserve(self, pages: int, rows: int | None = None) -> None:
-        """Make room for so many pages, or chunks, of any row; borrowed bounds have the room that they have."""
+    def reserve(self, pages: int) -> None:
+        """Make room for so many pages of any row; borrowed bounds have the room that they have."""
         if self.table is not None:
             return
-        if rows is not None and rows > self.lower.shape[0]:
-            more = (0, 0, 0, 0, 0, 0, 0, rows - self.lower.shape[0])
-            self.lower, self.upper = (torch.nn.functional.pad(held, more) for held in (self.lower, self.upper))
         held = self.lower.shape[2]
         if pages <= held:
             return
