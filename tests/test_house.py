@@ -68,7 +68,7 @@ def versions() -> Iterator[tuple[dict[str, int], list[tuple[str, int, int]]]]:
     """The limits and allowances of every commit that changed them on the way that landed, oldest first, then now's."""
     at = "tests/limits.py"
     git = ("git", "-C", str(ROOT))
-    log = subprocess.run([*git, "log", "--first-parent", "--format=%H", "--", at], capture_output=True, text=True, check=True)
+    log = subprocess.run([*git, "log", "--first-parent", "--format=%H", at], capture_output=True, text=True, check=True)
     for commit in reversed(log.stdout.split()):
         kept = subprocess.run([*git, "show", f"{commit}:{at}"], capture_output=True, text=True, check=True)
         nodes = [node for node in ast.parse(kept.stdout).body if isinstance(node, ast.Assign | ast.AnnAssign)]

@@ -88,6 +88,9 @@ class KVView:
             (attention sinks as parameters); None otherwise. Scores that rank tokens know nothing of it.
         soft_cap: c where scaled scores x enter the softmax as `c · tanh(x / c)`; None otherwise. It keeps their order,
             so that scores that rank tokens go without.
+        tiled: whether the numbers of a page and head lie in the tiles of AMX instead, in the same memory: keys
+            `[page / 16, d / 2, 16, 2]`, 16 tokens' pairs of numbers; values `[d / 16, page / 2, 16, 2]`, pairs of
+            tokens. `in_rows` reads them.
     """
 
     k: Tensor
@@ -97,6 +100,7 @@ class KVView:
     v_scale: Tensor | None = None
     sinks: Tensor | None = None
     soft_cap: float | None = None
+    tiled: bool = False
 
     @property
     def page(self) -> int:
@@ -109,6 +113,15 @@ class KVView:
     @property
     def head_dim(self) -> int:
         return self.k.shape[3]
+
+    def in_rows(self) -> KVView:
+        """The same cache, copied if it is `tiled`: for who reads it by strides."""
+        if not self.tiled:
+            return self
+        (pages, page, heads, d), dv = self.k.shape, self.v.shape[3]
+        k = self.k.transpose(1, 2).reshape(pages, heads, page // 16, d // 2, 16, 2).permute(0, 2, 4, 1, 3, 5)
+        v = self.v.transpose(1, 2).reshape(pages, heads, dv // 16, page // 2, 16, 2).permute(0, 3, 5, 1, 2, 4)
+        return replace(self, k=k.reshape(self.k.shape), v=v.reshape(self.v.shape), tiled=False)
 
     def picked(self, rows: list[int]) -> KVView:
         """The same cache seen by some of its rows."""

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -219,33 +220,46 @@ def test_what_the_library_cannot_take_is_named() -> None:
         update_page_bounds(bad, upper, wide.kv, page=4, start=start, count=9, implementation="native")
 
 
+def guarded(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """Numbers at the end of a page of memory, and the address of the next."""
+    edge, size = mmap.PAGESIZE, count * dtype.itemsize
+    memory = mmap.mmap(-1, -(-size // edge) * edge + edge)
+    numbers = torch.frombuffer(memory, dtype=dtype, count=count, offset=len(memory) - edge - size)
+    return numbers, numbers.data_ptr() + size
+
+
+def expect_guarded(behind: int, read: Callable[[], None]) -> None:
+    """`read` reads nothing from that address on: it ends well where the memory belongs to nobody."""
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            # Here only: the tests' own process keeps its memory.
+            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(behind), mmap.PAGESIZE, 0) == 0
+            read()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a wrong read would end the tests")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page", [*COLUMN_PAGES, 17, 33])
 def test_nothing_is_read_behind_the_storage(page: int, dtype: torch.dtype) -> None:
     """The memory behind the last page's last key belongs to nobody."""
-    heads, dim, edge = 2, 32, mmap.PAGESIZE
-    shape = (3, heads, dim, page)
-    size = 3 * heads * dim * page * dtype.itemsize
-    memory = mmap.mmap(-1, -(-size // edge) * edge + edge)
-    k = torch.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize, offset=len(memory) - edge - size)
-    behind = ctypes.c_void_p(k.data_ptr() + size)
-    k = k.view(shape).permute(0, 3, 1, 2)
+    heads, dim = 2, 32
+    k, behind = guarded(3 * heads * dim * page, dtype)
+    k = k.view(3, heads, dim, page).permute(0, 3, 1, 2)
     k.copy_(torch.randn(k.shape))
     kv = KVView(k, torch.randn(3, page, heads, dim).to(dtype), Rows.on_host(int32([0, 1, 2])[None], [0], [3 * page]))
     q = torch.randn(1, heads, dim).to(dtype)
     bounds = torch.empty(2, 1, heads, page, dim, dtype=dtype)
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(60)
-            # Here only: the tests' own process keeps its memory.
-            assert ctypes.CDLL(None).mprotect(behind, edge, 0) == 0
-            for native.widest in (4, 8, 16):
-                dense_decode_scores(q, kv, scale=0.3, implementation="native")
-                update_page_bounds(*bounds, kv, page=3, start=int32([0]), count=3 * page, implementation="native")
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def read() -> None:
+        for native.widest in (4, 8, 16):
+            dense_decode_scores(q, kv, scale=0.3, implementation="native")
+            update_page_bounds(*bounds, kv, page=3, start=int32([0]), count=3 * page, implementation="native")
+
+    expect_guarded(behind, read)

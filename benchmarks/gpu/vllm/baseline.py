@@ -16,7 +16,6 @@ import json
 import os
 import random
 import statistics
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -82,7 +81,7 @@ FILLED = {
 }
 
 
-def measure(llm: Any, context: int, batch: int, vocabulary: int, warm: int, steps: int) -> dict[str, Any]:
+def measure(llm: Any, context: int, batch: int, vocabulary: int, warm: int, steps: int, **more: Any) -> dict[str, Any]:
     """One batch, from its arrival to the last step that counts; times in ms.
 
     Raises:
@@ -93,7 +92,7 @@ def measure(llm: Any, context: int, batch: int, vocabulary: int, warm: int, step
     numbers = random.Random(batch * 7919 + context)
     core, rounds = llm.llm_engine, warm + steps + 2
     # Those that are prefilled first decode while the others are prefilled, and need more tokens.
-    sampling = greedy(min(rounds + 64 * batch, 1000))
+    sampling = greedy(min(rounds + 64 * batch, 1000), **more)
     arrived = time.perf_counter()
     for row in range(batch):
         core.add_request(f"{context}x{batch}-{row}-{time.time_ns()}", prompt(context, vocabulary, numbers), sampling)
@@ -164,13 +163,13 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=8192, help="tokens of one prefill step")
     parser.add_argument("--backend", default="FLASH_ATTN", help="stock's attention backend; auto: vLLM's choice")
     parser.add_argument("--engine", default="{}", help="further arguments of vLLM's LLM, as JSON")
+    parser.add_argument("--request", default="{}", help="further arguments of SamplingParams, as JSON")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     points = [(int(context), int(batch)) for context, batch in (one.split("x") for one in given.points.split(","))]
     began = time.perf_counter()
     llm = start(given, points)
     seconds = time.perf_counter() - began
-    sys.stderr.write(f"engine started in {seconds:.0f} s\n")
     import vllm
 
     head = {
@@ -182,13 +181,13 @@ def main() -> None:
         "start": seconds,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
-    shape, rows = SHAPES[given.shape], []
+    shape, rows, more = SHAPES[given.shape], [], json.loads(given.request)
     # Keys and values of one token in all layers, 16-bit.
     token_bytes = 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     for context, batch in points * given.repeat:
         name = f"{given.shape} {head['policy']} {context}x{batch}"
         try:
-            row = measure(llm, context, batch, shape["vocab_size"], given.warm, given.steps)
+            row = measure(llm, context, batch, shape["vocab_size"], given.warm, given.steps, **more)
         except RuntimeError as error:
             print(f"{name}: not measured: {error}", flush=True)
             continue

@@ -53,17 +53,23 @@ def choose(
 
 def choose_attention(
     operation: str, implementation: Implementation, q: Tensor, kv: KVView, selection: Selection | None = None
-) -> Implementation:
-    """`choose` for an operation that attends to a cache."""
+) -> tuple[Implementation, KVView]:
+    """`choose` for an operation that attends to a cache, and the cache as the implementation reads it."""
     unheeded = None if kv.rows.whole is None else "it knows neither rows that are whole nor rows that pad a batch"
     narrow = None if kv.v.shape[-1] == kv.head_dim else f"values are {kv.v.shape[-1]} wide, keys {kv.head_dim}"
-    return choose(
+    chosen = choose(
         operation,
         implementation,
         native=lambda: narrow or unheeded or native_refusal(q, kv, selection),
         cpu=lambda: narrow or unheeded or cpu_refusal(kv),
         triton=lambda: narrow or attention_refusal(q, kv, selection),
     )
+    return chosen, read_by(chosen, kv)
+
+
+def read_by(chosen: Implementation, kv: KVView) -> KVView:
+    """The cache as an implementation reads it: the C library alone knows tiles."""
+    return kv if chosen == "native" else kv.in_rows()
 
 
 def _unasked(name: Implementation) -> bool:

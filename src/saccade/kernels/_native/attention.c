@@ -17,7 +17,7 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 12 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 13 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 32    /* tokens per block of a set */
@@ -48,6 +48,8 @@ struct call {
     double scale, soft_cap; /* soft_cap: of scaled scores, 0: none */
     int64_t k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head; /* bytes; k_dim: 0 where a key's numbers are
         neighbours, else how far apart they are: then keys are columns, and neighbouring tokens are neighbours */
+    int64_t tiled; /* keys are columns of pairs: a line of 64 bytes holds two numbers of 16 tokens each, k_dim is from
+        line to line; a line of values holds 16 numbers of two tokens, the next 16 lie behind those of all the page */
     int64_t batch, query_heads, kv_heads, dim, bf16, narrow;
     int64_t page, pages, row_pages, max_len;
     int64_t sets, width, unit;
@@ -185,6 +187,7 @@ struct level {
     int64_t lanes;
     pool_task attend, bound_pages, update_pages;
     void (*exps)(float *, int64_t);
+    int products; /* of bfloat16 pairs */
 };
 
 /* The widest vectors that the machine has, that fit into `dim` and that are at most `lanes` wide (0: any). Products of
@@ -199,7 +202,7 @@ static struct level choose(int64_t dim, int64_t lanes)
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #ifdef DOTS
     if (v4 && most >= 32 && dim % 32 == 0 && __builtin_cpu_supports("avx512bf16"))
-        return (struct level){"x86-64-v4 with bf16", 16, dot_attend, dot_bound_pages, v4_update_pages, v4_exps};
+        return (struct level){"x86-64-v4 with bf16", 16, dot_attend, dot_bound_pages, v4_update_pages, v4_exps, 1};
 #endif
     if (v4 && most >= 16 && dim % 32 == 0)
         return (struct level){"x86-64-v4", 16, v4_attend, v4_bound_pages, v4_update_pages, v4_exps};
@@ -269,6 +272,8 @@ static enum failure check(const struct call *call)
 {
     if (!fits(call->dim, call->query_heads, call->kv_heads) || call->page < (call->k_dim ? LEAST_PAGE : 1) ||
         call->page > INT32_MAX)
+        return BAD_SHAPE;
+    if (call->tiled && (call->page % 32 || !call->bf16 || !call->narrow || !choose(call->dim, call->lanes).products))
         return BAD_SHAPE;
     for (int64_t row = 0; row < call->batch; row++) {
         const int64_t start = call->starts[row], end = start + call->lengths[row];

@@ -63,6 +63,8 @@ def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
         return unfit
     if kv.k_scale is not None or kv.v_scale is not None:
         return "the cache is quantised"
+    if kv.tiled and not native.reads_tiles(kv.head_dim):
+        return "the cache lies in tiles, and this machine has no products of bfloat16 pairs"
     if v.stride(3) != 1 or (k.stride(3) != 1 and (k.stride(1) != 1 or kv.page < native.LEAST_PAGE)):
         return (
             f"k and v have strides {k.stride()} and {v.stride()}, not 1 in the last place, nor k in the second with "
@@ -79,15 +81,17 @@ def cache_refusal(kv: KVView, *others: Tensor) -> str | None:
 def native_refusal(q: Tensor, kv: KVView, selection: Selection | None = None) -> str | None:
     """Why the library cannot attend with this query, or None."""
     refusal = cache_refusal(kv, q, *(() if selection is None else (selection.ids, selection.counts)))
+    if refusal is None and kv.tiled and q.dtype != torch.bfloat16:
+        return f"the cache lies in tiles, and q is {q.dtype}"
     if refusal is None and q.shape[1] > native.MOST_GROUP * kv.kv_heads:
         return f"{q.shape[1]} query heads on {kv.kv_heads} KV heads are more than {native.MOST_GROUP} on each"
     return refusal
 
 
-def key_steps(k: Tensor) -> tuple[int, int, int, int]:
+def key_steps(kv: KVView) -> tuple[int, int, int, int]:
     """Bytes between pages, slots, heads and a column's numbers; the last 0 where a key's numbers are neighbours."""
-    page, slot, head, dim = (step * ITEM_SIZE[k.dtype] for step in k.stride())
-    return page, slot, head, 0 if k.stride(3) == 1 else dim
+    page, slot, head, dim = (step * ITEM_SIZE[kv.k.dtype] for step in kv.k.stride())
+    return page, slot, head, native.LINE if kv.tiled else 0 if kv.k.stride(3) == 1 else dim
 
 
 def readable(q: Tensor) -> Tensor:
@@ -129,8 +133,7 @@ def attention(
         *((0, 0) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
         *native.addresses(out if attends else None, scores, sinks),
         *(scale, kv.soft_cap or 0.0),
-        *key_steps(k),
-        *(v_page * size, v_slot * size, v_head * size),
+        *(*key_steps(kv), v_page * size, v_slot * size, v_head * size, kv.tiled),
         *(batch, query_heads, kv_heads, dim, size == 2, queries.dtype == torch.bfloat16),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),

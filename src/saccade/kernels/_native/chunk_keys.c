@@ -16,9 +16,9 @@ struct chunk_keys {
     const int32_t *table; /* [batch, row_pages] */
     const int32_t *starts;
     const int32_t *edges; /* [batch, chunks + 1], ascending: where they differ, inside of the row */
-    float *means;          /* [batch, kv_heads, chunks, dim] */
-    const void *unused[2]; /* library.py passes two more */
+    float *means;         /* [batch, kv_heads, chunks, dim] */
     int64_t k_page, k_slot, k_head, k_dim; /* bytes */
+    int64_t tiled; /* as in `struct call` of attention.c: pairs of numbers are `k_dim` bytes apart */
     int64_t batch, kv_heads, dim, bf16;
     int64_t page, pages, row_pages, chunks;
     int64_t threads;
@@ -28,13 +28,13 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef uint16_t half __attribute__((vector_size(2 * LANES)));
 
-/* LANES numbers, `step` bytes apart. */
-INLINE vec load(const char *at, int64_t step, int bf16)
+/* LANES numbers, `step` bytes apart; of tiles pairs of numbers are. */
+INLINE vec load(const char *at, int64_t step, int bf16, int tiled)
 {
     const int64_t size = bf16 ? 2 : 4;
     char apart[4 * LANES];
     for (int i = 0; step != size && i < LANES; i++)
-        memcpy(apart + i * size, at + i * step, (size_t)size);
+        memcpy(apart + i * size, at + (tiled ? i / 2 * step + i % 2 * size : i * step), (size_t)size);
     const char *from = step == size ? at : apart;
     vec numbers;
     half words;
@@ -46,26 +46,31 @@ INLINE vec load(const char *at, int64_t step, int bf16)
     return numbers;
 }
 
-/* Take `count` keys, `slot` bytes apart, into `to`; their numbers are `step` bytes apart. */
-INLINE void take(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim, int bf16)
+/* Add `count` keys of a page from slot `first` on to `to`. */
+INLINE void take(float *to, const struct chunk_keys *call, const char *keys, int64_t first, int64_t count, int64_t step,
+                 int bf16, int tiled)
 {
-    for (int64_t i = 0; i < dim; i += LANES) {
+    for (int64_t i = 0; i < call->dim; i += LANES) {
         vec held;
         memcpy(&held, to + i, sizeof held);
-        for (int64_t token = 0; token < count; token++)
-            held += load(keys + token * slot + i * step, step, bf16);
+        for (int64_t slot = first; slot < first + count; slot++) {
+            const int64_t at = tiled ? slot / 16 * 16 * call->k_slot + slot % 16 * 4 : slot * call->k_slot;
+            held += load(keys + at + (tiled ? i / 2 : i) * step, step, bf16, tiled);
+        }
         memcpy(to + i, &held, sizeof held);
     }
 }
 
-static void take_any(float *to, const char *keys, int64_t slot, int64_t step, int64_t count, int64_t dim, int bf16)
+static void take_any(float *to, const struct chunk_keys *call, const char *keys, int64_t first, int64_t count)
 {
-    if (bf16 && step == 2)
-        take(to, keys, slot, 2, count, dim, 1);
-    else if (!bf16 && step == 4)
-        take(to, keys, slot, 4, count, dim, 0);
+    if (call->tiled)
+        take(to, call, keys, first, count, call->k_dim, 1, 1);
+    else if (call->bf16 && call->k_dim == 2)
+        take(to, call, keys, first, count, 2, 1, 0);
+    else if (!call->bf16 && call->k_dim == 4)
+        take(to, call, keys, first, count, 4, 0, 0);
     else
-        take(to, keys, slot, step, count, dim, bf16);
+        take(to, call, keys, first, count, call->k_dim, (int)call->bf16, 0);
 }
 
 /* The mean of a row's chunk `begin..end`; zeros of no token. */
@@ -78,8 +83,7 @@ static void pool_chunk(const struct chunk_keys *call, int64_t row, int64_t head,
         const int64_t number = at / call->page, slot = at - number * call->page;
         const char *keys = call->k + call->table[row * call->row_pages + number] * call->k_page;
         some = stop - at < call->page - slot ? stop - at : call->page - slot;
-        take_any(to, keys + slot * call->k_slot + head * call->k_head, call->k_slot, call->k_dim, some, dim,
-                 (int)call->bf16);
+        take_any(to, call, keys + head * call->k_head, slot, some);
     }
     for (int64_t i = 0; i < dim && begin < end; i++)
         to[i] /= (float)(end - begin);

@@ -34,6 +34,23 @@ INLINE void NAME(score)(const struct block *block, const struct call *call, cons
     }
 }
 
+/* The scores of a block's four groups from `group` on, a token per lane. */
+INLINE void NAME(keep_lanes)(const struct block *block, int group, vec sums[4][MOST_ROWS], float *scores, int rows)
+{
+    UNROLL for (int u = 0; u < 4; u++) {
+        const int first = block->first[group + u], count = block->first[group + u + 1] - first;
+        UNROLL for (int row = 0; row < rows; row++) {
+            float lanes[LANES];
+            memcpy(lanes, &sums[u][row], sizeof lanes);
+            if (count == LANES)
+                memcpy(scores + row * BLOCK + first, lanes, sizeof lanes);
+            else
+                for (int token = first; token < first + count; token++)
+                    scores[row * BLOCK + token] = lanes[block->lane[token]];
+        }
+    }
+}
+
 /* The same where keys are columns: four groups of tokens at a time, one token per lane. Meanwhile the next four groups
  * are fetched, and what `ahead` names first: a little with every number, as all at once holds up the keys. */
 INLINE void NAME(score_columns)(const struct block *block, const struct call *call, const struct ahead *ahead,
@@ -69,18 +86,7 @@ INLINE void NAME(score_columns)(const struct block *block, const struct call *ca
                     sums[u][row] += key * queries[row * MOST_DIM + i];
             }
         }
-        UNROLL for (int u = 0; u < 4; u++) {
-            const int first = block->first[group + u], count = block->first[group + u + 1] - first;
-            UNROLL for (int row = 0; row < rows; row++) {
-                float lanes[LANES];
-                memcpy(lanes, &sums[u][row], sizeof lanes);
-                if (count == LANES)
-                    memcpy(scores + row * BLOCK + first, lanes, sizeof lanes);
-                else
-                    for (int token = first; token < first + count; token++)
-                        scores[row * BLOCK + token] = lanes[block->lane[token]];
-            }
-        }
+        NAME(keep_lanes)(block, group, sums, scores, rows);
     }
 }
 
@@ -176,32 +182,100 @@ INLINE void NAME(dot_mix)(const struct block *block, const struct ahead *ahead, 
             _mm512_store_ps(sums + row * MOST_DIM + column + i * LANES, total[row][i]);
 }
 
+/* `score_columns` of tiles, in which a line holds two numbers of 16 tokens each. */
+INLINE void NAME(dot_score_tiles)(const struct block *block, const struct call *call, const struct ahead *ahead,
+                                  const uint16_t *queries, float *scores, int rows)
+{
+    const int pairs = (int)call->dim / 2;
+    for (int group = 0; group < block->groups; group += 4) {
+        const char *keys[4], *later[4];
+        vec sums[4][MOST_ROWS];
+        UNROLL for (int u = 0; u < 4; u++) {
+            keys[u] = call->k + block->k[group + u];
+            later[u] = call->k + block->k[group + 4 + u];
+            UNROLL for (int row = 0; row < rows; row++)
+                sums[u][row] = (vec){0};
+        }
+        for (int pair = 0; pair < pairs; pair++) {
+            /* A token's values are one line for eight pairs of its key. */
+            for (int token = block->first[group] + pair % 8; ahead && call->out && token < block->first[group + 4];
+                 token += 8)
+                PREFETCH(ahead->near + ahead->near_places[token] + pair / 8 * value_line(call), LINE);
+            UNROLL for (int u = 0; u < 4; u++) {
+                const __m512bh key = (__m512bh)_mm512_loadu_si512(keys[u] + pair * LINE);
+                if (ahead)
+                    PREFETCH(later[u] + pair * LINE, LINE);
+                UNROLL for (int row = 0; row < rows; row++) {
+                    int32_t both;
+                    memcpy(&both, queries + row * MOST_DIM + 2 * pair, sizeof both);
+                    sums[u][row] = (vec)_mm512_dpbf16_ps((__m512)sums[u][row], key, (__m512bh)_mm512_set1_epi32(both));
+                }
+            }
+        }
+        NAME(keep_lanes)(block, group, sums, scores, rows);
+    }
+}
+
+/* `dot_mix` of tiles, in which a line holds 16 numbers of two tokens each. */
+INLINE void NAME(dot_mix_tiles)(const struct block *block, const struct ahead *ahead, const struct call *call,
+                                int column, const uint16_t *weights, float *sums, int rows, int pairs)
+{
+    const char *values = call->v + column / 16 * value_line(call);
+    __m512 total[MOST_ROWS][4];
+    (void)ahead; /* the values were fetched with the scores */
+    UNROLL for (int row = 0; row < rows; row++)
+        UNROLL for (int i = 0; i < 2 * pairs; i++)
+            total[row][i] = _mm512_load_ps(sums + row * MOST_DIM + column + i * LANES);
+    for (int token = 0, some; token < block->count; token += some) {
+        const int64_t at = block->v[token], odd = at % LINE / 2; /* the line's second token */
+        some = token + 1 < block->count && block->v[token + 1] == at + 2 ? 2 : 1;
+        /* A neighbour outside of the set may hold NaN, which a weight of 0 would not hide. */
+        const __m512i wanted = _mm512_set1_epi32(some == 2 ? -1 : odd ? (int)0xffff0000 : 0xffff);
+        __m512bh shares[MOST_ROWS];
+        UNROLL for (int row = 0; row < rows; row++) {
+            const uint16_t *own = weights + row * BLOCK + token;
+            const uint32_t both = some == 2 ? own[0] | (uint32_t)own[1] << 16 : (uint32_t)own[0] << 16 * odd;
+            shares[row] = (__m512bh)_mm512_set1_epi32((int)both);
+        }
+        UNROLL for (int i = 0; i < 2 * pairs; i++) {
+            const __m512i line = _mm512_loadu_si512(values + at - 2 * odd + i * value_line(call));
+            const __m512bh numbers = (__m512bh)_mm512_and_si512(line, wanted);
+            UNROLL for (int row = 0; row < rows; row++)
+                total[row][i] = _mm512_dpbf16_ps(total[row][i], numbers, shares[row]);
+        }
+    }
+    UNROLL for (int row = 0; row < rows; row++)
+        UNROLL for (int i = 0; i < 2 * pairs; i++)
+            _mm512_store_ps(sums + row * MOST_DIM + column + i * LANES, total[row][i]);
+}
+
 typedef void (*NAME(dot_scorer))(const struct block *, const struct call *, struct ahead, const uint16_t *,
                                  float *);
 typedef void (*NAME(dot_mixer))(const struct block *, struct ahead, const struct call *, const uint16_t *,
                                 float *);
 
-#define DOT_ROWS(rows)                                                                                                 \
-    INNER void NAME(dot_score_##rows)(const struct block *block, const struct call *call, struct ahead next,           \
+#define DOT_ROWS(rows, of)                                                                                             \
+    INNER void NAME(dot_score##of##_##rows)(const struct block *block, const struct call *call, struct ahead next,     \
                                        const uint16_t *queries, float *scores)                                         \
     {                                                                                                                  \
-        FETCHING(NAME(dot_score)(block, call, ahead, queries, scores, rows));                                          \
+        FETCHING(NAME(dot_score##of)(block, call, ahead, queries, scores, rows));                                      \
     }                                                                                                                  \
-    INNER void NAME(dot_mix_##rows)(const struct block *block, struct ahead next, const struct call *call,             \
+    INNER void NAME(dot_mix##of##_##rows)(const struct block *block, struct ahead next, const struct call *call,       \
                                      const uint16_t *weights, float *sums)                                             \
     {                                                                                                                  \
         int column = 0, dim = (int)call->dim;                                                                          \
         for (; column + 2 * PAIR <= dim; column += 2 * PAIR)                                                           \
-            FETCHING(NAME(dot_mix)(block, ahead, call, column, weights, sums, rows, 2));                               \
+            FETCHING(NAME(dot_mix##of)(block, ahead, call, column, weights, sums, rows, 2));                           \
         if (column < dim)                                                                                              \
-            FETCHING(NAME(dot_mix)(block, ahead, call, column, weights, sums, rows, 1));                               \
+            FETCHING(NAME(dot_mix##of)(block, ahead, call, column, weights, sums, rows, 1));                           \
     }
-DOT_ROWS(1) DOT_ROWS(2) DOT_ROWS(3) DOT_ROWS(4)
+DOT_ROWS(1, ) DOT_ROWS(2, ) DOT_ROWS(3, ) DOT_ROWS(4, )
+DOT_ROWS(1, _tiles) DOT_ROWS(2, _tiles) DOT_ROWS(3, _tiles) DOT_ROWS(4, _tiles)
 #undef DOT_ROWS
-static const NAME(dot_scorer) NAME(dot_scorers)[MOST_ROWS] = {NAME(dot_score_1), NAME(dot_score_2), NAME(dot_score_3),
-                                                              NAME(dot_score_4)};
-static const NAME(dot_mixer) NAME(dot_mixers)[MOST_ROWS] = {NAME(dot_mix_1), NAME(dot_mix_2), NAME(dot_mix_3),
-                                                            NAME(dot_mix_4)};
+#define OF_ROWS(op) {NAME(op##_1), NAME(op##_2), NAME(op##_3), NAME(op##_4)}
+static const NAME(dot_scorer) NAME(dot_scorers)[2][MOST_ROWS] = {OF_ROWS(dot_score), OF_ROWS(dot_score_tiles)};
+static const NAME(dot_mixer) NAME(dot_mixers)[2][MOST_ROWS] = {OF_ROWS(dot_mix), OF_ROWS(dot_mix_tiles)};
+#undef OF_ROWS
 
 /* The group's queries as bfloat16; 0 if one of them is no such number. */
 static int NAME(short_queries)(const struct call *call, int64_t first, int rows, int dim, uint16_t (*to)[MOST_DIM])
@@ -361,7 +435,8 @@ static void NAME(attend)(const void *job, int64_t index)
     }
 
 #ifdef DOT
-    const int dot = bf16 && !columns && NAME(short_queries)(call, first, group, dim, words);
+    const int tiled = (int)call->tiled;
+    const int dot = bf16 && columns == tiled && NAME(short_queries)(call, first, group, dim, words);
 #endif
 
     read_block(&reader, block);
@@ -380,7 +455,7 @@ static void NAME(attend)(const void *job, int64_t index)
 #ifdef DOT
         for (; dot && row < group; row += some) {
             some = NAME(share)(group - row);
-            NAME(dot_scorers)[some - 1](block, call, ahead, words[row], scores[row]);
+            NAME(dot_scorers)[tiled][some - 1](block, call, ahead, words[row], scores[row]);
             ahead = (struct ahead){0}; /* once for all queries */
         }
 #endif
@@ -405,7 +480,7 @@ static void NAME(attend)(const void *job, int64_t index)
             some = NAME(share)(mixed - row);
 #ifdef DOT
             if (bf16) {
-                NAME(dot_mixers)[some - 1](block, ahead, call, weights[row], sums[row]);
+                NAME(dot_mixers)[tiled][some - 1](block, ahead, call, weights[row], sums[row]);
                 ahead = (struct ahead){0};
                 continue;
             }
@@ -426,7 +501,7 @@ static void NAME(attend)(const void *job, int64_t index)
         for (int lane = 0; lane < LANES; lane++)
             partial[1] += total[row][lane];
         for (int i = 0; i < dim; i++)
-            partial[2 + i] = sums[row][NAME(sum_place)(i, bf16)];
+            partial[2 + i] = sums[row][call->tiled ? i : NAME(sum_place)(i, bf16)];
     }
 }
 

@@ -14,10 +14,11 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 12
+_ABI_VERSION = 13
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
+LINE = 64  # bytes of a line of a tile
 
 POOLING = {None: 0, "max": 1, "mean": 2, "each": 3}
 
@@ -34,7 +35,7 @@ def _struct(addresses: str, factors: str, numbers: str) -> struct.Struct:
 Call = _struct(
     "q k v table starts lengths ids counts dense kept out scores sinks",
     "scale soft_cap",
-    "k_page k_slot k_head k_dim v_page v_slot v_head batch query_heads kv_heads dim bf16 narrow "
+    "k_page k_slot k_head k_dim v_page v_slot v_head tiled batch query_heads kv_heads dim bf16 narrow "
     "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
 )
 """`struct call` of attention.c, which documents the fields."""
@@ -50,7 +51,7 @@ Bounds = _struct(
 Update = _struct(
     "k lower upper table starts lengths changed blocks_of",
     "",
-    "k_page k_slot k_head k_dim lower_block lower_head lower_page upper_block upper_head upper_page "
+    "k_page k_slot k_head k_dim tiled lower_block lower_head lower_page upper_block upper_head upper_page "
     "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count filled threads lanes",
 )
 """`struct update` of pages.h, which documents the fields."""
@@ -86,9 +87,9 @@ OrderedClusters = _struct(
 """`struct ordered_clusters` of ordered_clusters.c, which documents the fields."""
 
 ChunkKeys = _struct(
-    "k table starts edges mean least most",
+    "k table starts edges means",
     "",
-    "k_page k_slot k_head k_dim batch kv_heads dim bf16 page pages row_pages chunks threads",
+    "k_page k_slot k_head k_dim tiled batch kv_heads dim bf16 page pages row_pages chunks threads",
 )
 """`struct chunk_keys` of chunk_keys.c, which documents the fields."""
 
@@ -147,6 +148,12 @@ def check(operation: str, failure: int, failures: dict[int, str]) -> None:
     """Raise KernelError unless a call has returned 0."""
     if failure:
         raise KernelError(f"{operation}: {failures.get(failure, failure)}")
+
+
+@functools.cache
+def reads_tiles(head_dim: int) -> bool:
+    """Whether the library reads a cache in tiles of such heads."""
+    return head_dim % 32 == 0 and library() is not None and b"bf16" in loaded().saccade_level(head_dim, widest)
 
 
 def description() -> str:

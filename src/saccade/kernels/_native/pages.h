@@ -57,7 +57,7 @@ struct update {
     const int32_t *starts, *lengths;
     const int32_t *changed;  /* [batch], first changed token of each row */
     const int32_t *blocks_of; /* `table` of `struct bounds` */
-    int64_t k_page, k_slot, k_head, k_dim; /* bytes */
+    int64_t k_page, k_slot, k_head, k_dim, tiled; /* bytes; `tiled` as in `struct call` */
     int64_t lower_block, lower_head, lower_page, upper_block, upper_head, upper_page; /* bytes */
     int64_t batch, kv_heads, dim, bf16;
     int64_t page, pages, row_pages;

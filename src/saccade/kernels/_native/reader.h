@@ -24,6 +24,20 @@ struct reader {
     int64_t run, run_end;       /* tokens of the entry that were not read yet */
 };
 
+#define LINE 64 /* bytes that a tile's numbers of two columns or two tokens take; a cache line */
+
+/* Bytes between the lines of a token's values in tiles. */
+static inline int64_t value_line(const struct call *call)
+{
+    return call->page / 2 * LINE;
+}
+
+/* Bytes from a page's values to those of a slot. */
+static inline int64_t value_place(const struct call *call, int64_t slot)
+{
+    return call->tiled ? slot / 2 * LINE + slot % 2 * 2 : slot * call->v_slot;
+}
+
 static void open_item(struct reader *reader, const struct plan *plan, const struct item *item, int lanes)
 {
     const struct call *call = plan->call;
@@ -133,7 +147,7 @@ static void read_columns(struct reader *reader, struct block *block)
         int64_t group = slot & ~(uint32_t)(reader->lanes - 1);
         group = group < call->page - reader->lanes ? group : call->page - reader->lanes;
         const int64_t k = reader->k_base + page * call->k_page + group * call->k_slot;
-        const int64_t v = reader->v_base + page * call->v_page + slot * call->v_slot;
+        const int64_t v = reader->v_base + page * call->v_page;
         const int lane = (int)(slot - group);
         if (!groups || block->k[groups - 1] != k || block->lane[count - 1] >= lane) {
             if (count >= reader->block)
@@ -145,7 +159,7 @@ static void read_columns(struct reader *reader, struct block *block)
         some = some < reader->lanes - lane ? some : reader->lanes - lane;
         for (int64_t i = 0; i < some; i++) {
             block->lane[count + i] = (uint8_t)(lane + i);
-            block->v[count + i] = v + i * call->v_slot;
+            block->v[count + i] = v + value_place(call, slot + i);
         }
         count += (int)some;
         reader->run += some;

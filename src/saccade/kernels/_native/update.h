@@ -21,6 +21,16 @@ static void NAME(take_rows)(const char *keys, int64_t step, int64_t count, int d
     }
 }
 
+/* Take the ends of four numbers from number `i` on into the bounds. */
+INLINE void NAME(keep_ends)(float ends[2][4], int i, int bf16, float *low, float *high)
+{
+    UNROLL for (int u = 0; u < 4; u++) {
+        const int64_t to = NAME(place)(i + u, bf16);
+        low[to] = ends[0][u] < low[to] || ends[0][u] != ends[0][u] ? ends[0][u] : low[to];
+        high[to] = ends[1][u] > high[to] || ends[1][u] != ends[1][u] ? ends[1][u] : high[to];
+    }
+}
+
 /* The same for `count` tokens from `slot` on of a page of `slots`, whose keys are columns `step` bytes apart. */
 static void NAME(take_columns)(const char *keys, int64_t step, int64_t slot, int64_t count, int64_t slots, int dim,
                                int bf16, float *low, float *high)
@@ -49,10 +59,32 @@ static void NAME(take_columns)(const char *keys, int64_t step, int64_t slot, int
         }
         REDUCE(NAME(least), lows[0], lows[1], lows[2], lows[3], ends[0]);
         REDUCE(NAME(most), highs[0], highs[1], highs[2], highs[3], ends[1]);
-        UNROLL for (int u = 0; u < 4; u++) {
-            const int64_t to = NAME(place)(i + u, bf16);
-            low[to] = ends[0][u] < low[to] || ends[0][u] != ends[0][u] ? ends[0][u] : low[to];
-            high[to] = ends[1][u] > high[to] || ends[1][u] != ends[1][u] ? ends[1][u] : high[to];
+        NAME(keep_ends)(ends, i, bf16, low, high);
+    }
+}
+
+/* The same for tiles, a group of tokens after the other; `step` bytes from token to token if they were rows. */
+static void NAME(take_tiles)(const char *keys, int64_t step, int64_t slot, int64_t count, int dim, float *low,
+                             float *high)
+{
+    for (int64_t at = slot / LANES * LANES; at < slot + count; at += LANES) {
+        const char *group = keys + at / 16 * 16 * step + at % 16 * 4;
+        ivec wanted;
+        UNROLL for (int lane = 0; lane < LANES; lane++)
+            wanted[lane] = at + lane >= slot && at + lane < slot + count ? -1 : 0;
+        const ivec above = (ivec)((vec){0} + INFINITY) & ~wanted, below = (ivec)((vec){0} - INFINITY) & ~wanted;
+        for (int i = 0; i < dim; i += 4, group += 2 * LINE) {
+            vec keys_of[4], lows[4], highs[4];
+            float ends[2][4];
+            NAME(load)(group, 1, &keys_of[0], &keys_of[1]);
+            NAME(load)(group + LINE, 1, &keys_of[2], &keys_of[3]);
+            UNROLL for (int u = 0; u < 4; u++) {
+                lows[u] = (vec)(((ivec)keys_of[u] & wanted) | above);
+                highs[u] = (vec)(((ivec)keys_of[u] & wanted) | below);
+            }
+            REDUCE(NAME(least), lows[0], lows[1], lows[2], lows[3], ends[0]);
+            REDUCE(NAME(most), highs[0], highs[1], highs[2], highs[3], ends[1]);
+            NAME(keep_ends)(ends, i, 1, low, high);
         }
     }
 }
@@ -82,7 +114,9 @@ static void NAME(update_pages)(const void *job, int64_t index)
             const int64_t slot = call->starts[row] + token - number * call->page;
             const char *keys = call->k + table[number] * call->k_page + head * call->k_head;
             some = end - token < call->page - slot ? end - token : call->page - slot;
-            if (call->k_dim)
+            if (call->tiled)
+                NAME(take_tiles)(keys, call->k_slot, slot, some, dim, low, high);
+            else if (call->k_dim)
                 NAME(take_columns)(keys, call->k_dim, slot, some, call->page, dim, bf16, low, high);
             else
                 NAME(take_rows)(keys + slot * call->k_slot, call->k_slot, some, dim, bf16, low, high);

@@ -82,10 +82,10 @@ def _pooled(kv: KVView, edges: Tensor, longest: int, pooling: ChunkPooling, impl
     if chosen == "triton":
         from saccade.kernels.chunk_keys import triton
 
-        return triton.pool(kv, edges)
+        return triton.pool(kv.in_rows(), edges)
     if chosen == "native":
         return native.pool(kv, edges)
-    return reference.pool(kv, edges, longest, pooling)
+    return reference.pool(kv.in_rows(), edges, longest, pooling)
 
 
 def _check(kv: KVView, edges: Tensor, longest: int) -> None:

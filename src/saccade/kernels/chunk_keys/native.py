@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.kernels._native.attention import FAILURES, ITEM_SIZE
+from saccade.kernels._native.attention import FAILURES, ITEM_SIZE, key_steps
 from saccade.types import KVView
 
 
@@ -19,8 +19,8 @@ def pool(kv: KVView, edges: Tensor) -> Tensor:
     table, starts, places = rows.page_table.contiguous(), rows.row_start.contiguous(), edges.contiguous()
     size = ITEM_SIZE[k.dtype]
     call = native.ChunkKeys.pack(
-        *native.addresses(k, table, starts, places, pooled, None, None),
-        *(step * size for step in k.stride()),
+        *native.addresses(k, table, starts, places, pooled),
+        *(*key_steps(kv)[:3], native.LINE if kv.tiled else k.stride(3) * size, kv.tiled),
         *(batch, heads, head_dim, size == 2),
         *(kv.page, k.shape[0], table.shape[1], chunks),
         torch.get_num_threads(),

@@ -44,7 +44,7 @@ def dense_decode_scores(
     check_query("dense_decode_scores", q, kv)
     check_pooling("dense_decode_scores", pooling)
     check_out("dense_decode_scores", q, kv, out)
-    chosen = choose_attention("dense_decode_scores", implementation, q, kv)
+    chosen, kv = choose_attention("dense_decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
@@ -87,7 +87,7 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
     if pooling is None:
         raise KernelError("decode_scores: pooling must be max, mean or each")
     check_pooling("decode_scores", pooling)
-    chosen = choose_attention("decode_scores", implementation, q, kv)
+    chosen, kv = choose_attention("decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 

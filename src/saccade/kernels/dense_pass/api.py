@@ -56,6 +56,7 @@ def dense_pass(q: Tensor, kv: KVView, *, scale: float, implementation: Implement
         return reason
 
     chosen = choose("dense_pass", implementation, cpu=cpu_refusal, triton=triton_refusal)
+    kv = kv.in_rows()
     if chosen == "triton":
         from saccade.kernels.dense_pass import triton
 

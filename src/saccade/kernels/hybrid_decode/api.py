@@ -58,7 +58,7 @@ def hybrid_decode(
     check_selection("hybrid_decode", q, kv, selection)
     check_out("hybrid_decode", q, kv, out)
     wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
-    chosen = choose_attention("hybrid_decode", implementation, q, kv, selection)
+    chosen, kv = choose_attention("hybrid_decode", implementation, q, kv, selection)
     if chosen == "native":
         result, scores = native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
         return placed(result, out), scores

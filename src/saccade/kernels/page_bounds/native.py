@@ -27,7 +27,7 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
     size = ITEM_SIZE[k.dtype]
     call = native.Update.pack(
         *native.addresses(k, lower, upper, pages, starts, lengths, changed, places),
-        *key_steps(k),
+        *(*key_steps(kv), kv.tiled),
         *(step * size for bounds in (lower, upper) for step in bounds.stride()[:3]),
         *(rows.batch, kv.kv_heads, head_dim, size == 2),
         *(kv.page, k.shape[0], pages.shape[1]),

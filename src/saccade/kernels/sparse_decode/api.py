@@ -45,7 +45,7 @@ def sparse_decode(
     check_query("sparse_decode", q, kv)
     check_selection("sparse_decode", q, kv, selection)
     check_out("sparse_decode", q, kv, out)
-    chosen = choose_attention("sparse_decode", implementation, q, kv, selection)
+    chosen, kv = choose_attention("sparse_decode", implementation, q, kv, selection)
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton
 

@@ -13,8 +13,9 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from ....errors import ServingError
+from ....kernels._native.library import reads_tiles
 from ....types import KVView, Rows
-from ..cache_dtype import as_numbers
+from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .groups import Groups
 
@@ -44,11 +45,11 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = Groups(self.vllm_config, self.view)
-        if self.isa == "amx":
-            # AMX packs keys in a way that strides cannot express.
+        if self.isa == "amx" and (self.kv_cache_dtype in FP8 or not reads_tiles(self.head_dim)):
+            # Tiles that our library does not read: another layout, for which vLLM has slower kernels.
             self.isa = "vec"
             self._set_isa_to_layers(self.layer_names)
-        if self.isa not in ("vec", "vec16"):
+        if self.isa not in ("vec", "vec16", "amx"):
             raise ServingError(f"vLLM's kernels for {self.isa!r} lay out keys in a way that saccade does not know")
 
 
@@ -56,11 +57,12 @@ class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
     """One layer."""
 
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
-        """Of `[blocks, Hkv, block, 2 · d]`: a head's keys `[d, block]`, then its values."""
-        kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
+        """Of `[blocks, Hkv, block, 2 · d]`: a head's keys, `[d, block]` or in AMX's tiles, then its values."""
+        kv_cache, tiled = as_numbers(kv_cache, self.kv_cache_dtype), layer.isa == "amx"
         blocks, heads, block, width = kv_cache.shape
         d = width // 2
-        halves = kv_cache.view(blocks, heads, 2, block * d)
-        k = halves[:, :, 0].view(blocks, heads, d, block).permute(0, 3, 1, 2)
-        v = halves[:, :, 1].view(blocks, heads, block, d).permute(0, 2, 1, 3)
-        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+        k, v = kv_cache.view(blocks, heads, 2, block, d).permute(2, 0, 3, 1, 4)
+        if not tiled:
+            k = kv_cache.view(blocks, heads, width, block)[:, :, :d].permute(0, 3, 1, 2)
+        cap = self.logits_soft_cap or None
+        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=cap, tiled=tiled)

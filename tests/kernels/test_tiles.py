@@ -1,0 +1,175 @@
+"""Caches in the tiles of AMX, as vLLM's CPU backend keeps bfloat16 where the machine has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from kernel_caches import Case
+from kernel_checks import everything, expect_attention, expect_scores, fast_attention
+from test_column_keys import columns, expect_guarded, guarded
+from test_hybrid_decode import check
+from test_page_bounds import expect_update, int32, poisoned
+from test_paged_bounds import expect_update as expect_paged_update
+from test_paged_bounds import scattered
+from test_sparse_decode import choose
+
+from saccade.errors import KernelError
+from saccade.kernels._native import library as native
+from saccade.kernels.chunk_keys.api import chunk_keys
+from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.page_bounds.api import update_page_bounds
+from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.types import KVView, Pooling
+
+pytestmark = pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
+NATIVE = native.reads_tiles(32)
+"""Machines without products of bfloat16 pairs read tiles by copying them: there the same is asked of that."""
+IMPLEMENTATION = "native" if NATIVE else "auto"
+PAGES = (32, 64, 96)
+
+
+def in_tiles(kv: KVView) -> KVView:
+    """The same numbers where AMX's kernels expect them, one by one; NaN between the pages."""
+    pages, page, heads, dim = kv.k.shape
+    token, number = torch.arange(page)[:, None], torch.arange(dim)
+    keys = (token // 16 * (dim // 2) + number // 2) * 32 + token % 16 * 2 + number % 2
+    values = (number // 16 * (page // 2) + token // 2) * 32 + number % 16 * 2 + token % 2
+    memory = torch.full((pages, heads, 2 * page * dim + 32), torch.nan, dtype=kv.k.dtype)
+    memory[:, :, keys] = kv.k.transpose(1, 2)
+    memory[:, :, page * dim + values] = kv.v.transpose(1, 2)
+    k, v = (memory[:, :, at : at + page * dim].unflatten(2, (page, dim)).transpose(1, 2) for at in (0, page * dim))
+    return replace(kv, k=k, v=v, tiled=True)
+
+
+def tiles(page: int, **changes: object) -> Case:
+    """Rows of several pages, the second against the grain of tiles, the third within one; NaN where no token is."""
+    case = columns(page, torch.bfloat16, **changes)
+    return replace(case, layout="tiles", kv=in_tiles(case.kv))
+
+
+def test_in_rows() -> None:
+    case = columns(64, torch.bfloat16)
+    rows = in_tiles(case.kv).in_rows()
+    for got, want in ((rows.k, case.kv.k), (rows.v, case.kv.v)):
+        assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert not rows.tiled and rows.in_rows() is rows
+
+
+@pytest.mark.parametrize(
+    ("page", "group", "head_dim"),
+    [(32, 1, 32), (64, 2, 64), (96, 3, 96), (32, 4, 128), (64, 1, 256), (96, 7, 32), (32, 32, 32)],
+)
+def test_all_tokens(page: int, group: int, head_dim: int) -> None:
+    case = tiles(page, group=group, head_dim=head_dim)
+    for pooling in (None, *get_args(Pooling)):
+        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation=IMPLEMENTATION)
+        expect_attention(out, case, everything(case), 0.3)
+        assert (scores is None) == (pooling is None)
+        if pooling is not None and scores is not None:
+            expect_scores(scores, case, pooling)
+            alone = decode_scores(case.q, case.kv, pooling=pooling, implementation=IMPLEMENTATION)
+            assert not NATIVE or torch.equal(scores, alone)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("unit", [1, 3, 16])
+def test_chosen_tokens_and_pages(unit: int, page: int) -> None:
+    case = tiles(page)  # of tokens that share a line some are chosen; the other may be NaN
+    for sets in ("all", "kv", "query"):
+        selection, tokens = choose(case, sets, unit, 3, page + unit)
+        kv, of_nobody = case.kv, torch.zeros(case.kv.k.shape[:3], dtype=torch.bool)
+        if sets == "all":
+            wanted = {(row, token) for row, heads in enumerate(tokens) for token in heads[0]}
+            for row, length in enumerate(case.lengths):
+                for token in {*range(length)} - {token for own, token in wanted if own == row}:
+                    slot = int(kv.rows.row_start[row]) + token
+                    of_nobody[kv.rows.page_table[row, slot // page], slot % page] = True
+            rows = kv.in_rows()
+            gone = [part.masked_fill(of_nobody[..., None], torch.nan) for part in (rows.k, rows.v)]
+            kv = in_tiles(replace(rows, k=gone[0], v=gone[1]))
+        out = sparse_decode(case.q, kv, selection, scale=0.3, implementation=IMPLEMENTATION)
+        expect_attention(out, case, tokens, 0.3)
+
+
+def test_heads_that_differ_and_a_cap_and_sinks() -> None:
+    case = tiles(32, kv_heads=4, group=5)
+    case = replace(case, kv=replace(case.kv, sinks=torch.randn(20), soft_cap=2.0))
+    for pooling in get_args(Pooling):
+        check(case, IMPLEMENTATION, "query", 4, (True, False, True, True), pooling, (False, False, True, True), 7)
+
+
+def test_two_threads() -> None:
+    case = tiles(32, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64)
+    torch.set_num_threads(2)
+    try:
+        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation=IMPLEMENTATION)
+    finally:
+        torch.set_num_threads(1)
+    expect_attention(out, case, everything(case), 0.3)
+    assert scores is not None
+    expect_scores(scores, case, "mean")
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 0])
+@pytest.mark.parametrize("unit", [1, 16, 40])
+def test_bounds_are_those_of_the_keys(unit: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In C on every machine, vectors of every width; also past the end of rows, where nothing is touched."""
+    monkeypatch.setattr(native, "widest", width)
+    monkeypatch.setattr(native, "reads_tiles", lambda head_dim: native.library() is not None)
+    for page in PAGES:
+        case = tiles(page, kv_heads=2, group=1)
+        for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
+            expect_update(case, unit, starts, count, "native")
+            for per_block in (1, 3):
+                expect_paged_update(case, scattered(case, unit, per_block), unit, starts, count, "native")
+
+
+def test_a_key_that_is_no_number_makes_bounds_that_are_none() -> None:
+    for token in range(20):
+        case = columns(32, torch.bfloat16, lengths=[20], padding=0, kv_heads=1, group=1)
+        case.kv.k[case.kv.rows.page_table[0, 0], token, 0, 5] = torch.nan
+        lower, upper = poisoned(case, 16)
+        kv = in_tiles(case.kv)
+        update_page_bounds(lower, upper, kv, page=16, start=int32([0]), count=20, implementation=IMPLEMENTATION)
+        for bounds in (lower, upper):
+            nan = bounds[0, 0, :2].isnan()
+            assert nan.sum() == 1 and nan[token // 16, 5]
+
+
+def test_chunk_keys_are_those_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "reads_tiles", lambda head_dim: native.library() is not None)
+    for page in PAGES:
+        case = columns(page, torch.bfloat16)
+        edges = int32([[0, 1, 9, 40, page + 140], [0, 5, 5, 30, 83], [0, 0, 1, 3, 3]])
+        found = [chunk_keys(kv, edges, longest=300, implementation="native") for kv in (case.kv, in_tiles(case.kv))]
+        assert torch.equal(*found)
+
+
+def test_what_the_library_cannot_take_is_named_and_read_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, q = tiles(32), torch.randn(3, 6, 32)
+    with pytest.raises(KernelError, match=r"tiles, and q is torch\.float32" if NATIVE else "no products"):
+        dense_decode_scores(q, case.kv, scale=0.3, implementation="native")
+    monkeypatch.setattr(native, "reads_tiles", lambda head_dim: False)
+    with pytest.raises(KernelError, match="in tiles, and this machine has no products of bfloat16 pairs"):
+        dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+    expect_attention(dense_decode_scores(case.q, case.kv, scale=0.3)[0], case, everything(case), 0.3)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_nothing_is_read_behind_the_storage() -> None:
+    case = tiles(32, lengths=[64], padding=0)
+    memory, behind = guarded(case.kv.k.shape[0] * 2 * 2 * 32 * 32, torch.bfloat16)
+    halves = memory.fill_(1.0).view(-1, 2, 2, 32, 32).permute(2, 0, 3, 1, 4)
+    kv = replace(case.kv, k=halves[0], v=halves[1])
+    last = replace(kv, rows=replace(kv.rows, page_table=kv.rows.page_table.clamp(max=0) + kv.k.shape[0] - 1))
+    selection = choose(case, "all", 1, 1, 1)[0]
+    everyone = replace(selection, ids=int32([[[1, 31, 33, 63]]]), counts=int32([[4]]))
+
+    def read() -> None:
+        dense_decode_scores(case.q, last, scale=0.3, implementation=IMPLEMENTATION)
+        sparse_decode(case.q, last, everyone, scale=0.3, implementation=IMPLEMENTATION)
+
+    expect_guarded(behind, read)
