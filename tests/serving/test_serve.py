@@ -320,7 +320,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     (
         {},
         ("--kv-cache-memory-bytes", "10000000", "--max-model-len", "8192"),
-        ("max_model_len=8192", "at most 813", "--max-model-len"),
+        ("max_model_len=8192", "hold 768 tokens", "--max-model-len"),  # 25 blocks of 12 × 32 KiB, one nobody's
     ),
     (
         {},
@@ -341,7 +341,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({"policy": "resa:rectify=64"}, ("--max-num-batched-tokens", "32", "--max-num-seqs", "4"), ("--max-num-batched",)),
     ({}, ("--attention-backend", "CPU_ATTN"), ("--attention-backend CUSTOM", "CPU_ATTN")),
     ({}, ("--kv-cache-dtype", "fp8_e5m2"), ("kv_cache_dtype=fp8_e5m2", "auto, bfloat16, float16, fp8, fp8_e4m3")),
-    ({}, ("--kv-cache-memory-bytes", "10000000", "--kv-cache-dtype", "fp8", "--max-model-len", "3300"), ("most 3255",)),
+    ({}, ("--kv-cache-memory-bytes", "10000000", "--kv-cache-dtype", "fp8", "--max-model-len", "3300"), ("hold 3200",)),
+    ({"policy": "quest"}, ("--kv-cache-memory-bytes", "10000000", "--max-model-len", "705"), ("hold 704 tokens",)),
     ({}, ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0"), ("kv_cache_dtype_skip_layers=0",)),
     ({}, ("--headless",), ("--headless",)),
     ({}, ("--api-server-count", "2"), ("--api-server-count",)),

@@ -64,12 +64,8 @@ def choose_attention(
         cpu=lambda: narrow or unheeded or cpu_refusal(kv),
         triton=lambda: narrow or attention_refusal(q, kv, selection),
     )
-    return chosen, read_by(chosen, kv)
-
-
-def read_by(chosen: Implementation, kv: KVView) -> KVView:
-    """The cache as an implementation reads it: the C library alone knows tiles."""
-    return kv if chosen == "native" else kv.in_rows()
+    # The C library alone knows tiles.
+    return chosen, kv if chosen == "native" else kv.in_rows()
 
 
 def _unasked(name: Implementation) -> bool:

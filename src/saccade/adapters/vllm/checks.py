@@ -14,7 +14,7 @@ from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...types import CHUNKED, FULL, SLIDING
-from .cache_dtype import FP8, number_type, reasons_against_dtype
+from .cache_dtype import FP8, VALID, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -97,7 +97,7 @@ def _engine(vllm_config: Any) -> list[str]:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
     dtype = reasons_against_dtype(cache)
-    return [*reasons, *(dtype or [*_room(vllm_config), *_bytes(vllm_config)])]
+    return [*reasons, *(dtype or _bytes(vllm_config))]
 
 
 def _bytes(vllm_config: Any) -> list[str]:
@@ -116,30 +116,33 @@ def _bytes(vllm_config: Any) -> list[str]:
     return [f"block_size={block}: on CPUs vLLM keeps kv_cache_dtype={held} in multiples of {CPU_BYTES} tokens"]
 
 
-def _room(vllm_config: Any) -> list[str]:
-    """Why the longest request would not fit into a cache whose size was chosen; vLLM looks once weights are loaded."""
+def _room(vllm_config: Any, page: int | None) -> list[str]:
+    """Why the longest request would not fit into a cache whose size was chosen, by vLLM's own sums; it looks later.
+
+    Of the layers that a policy concerns, which bounds pages of `page` tokens.
+    """
     config, cache = vllm_config.model_config, vllm_config.cache_config
-    given = cache.kv_cache_memory_bytes
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    # Of -1 vLLM finds the length that fits, once weights are loaded.
-    if config.original_max_model_len == -1 or reasons_in_sizes(config.hf_text_config):
+    blocks, given, block = cache.num_gpu_blocks_override, cache.kv_cache_memory_bytes, cache.block_size
+    # Of -1 vLLM finds the length that fits.
+    if config.original_max_model_len == -1 or not block or not (blocks or given) or cache.cache_dtype not in VALID:
         return []
-    blocks, block = cache.num_gpu_blocks_override, cache.block_size
-    if blocks is not None and block and config.max_model_len > (blocks - 1) * block:  # one is nobody's
-        told = f"num_gpu_blocks_override={blocks} holds {(blocks - 1) * block} tokens of a request"
-        return [f"{told}, max_model_len={config.max_model_len} asks for more: lower --max-model-len or set more"]
-    if not given or blocks is not None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from .cache_spec import bounds_bytes
+
+    shape, dtype = shape_of(vllm_config), number_type(cache.cache_dtype, config.dtype)
+    heads = max(shape.kv_heads // vllm_config.parallel_config.tensor_parallel_size, 1)
+    spec = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=shape.head_dim, dtype=dtype)
+    layers = sum(kind == FULL for kind in shape.kinds or [FULL] * shape.layers)
+    bounds = 0 if page is None else bounds_bytes(block, page, heads, shape.head_dim, dtype.itemsize)
+    held = blocks or given // (layers * (spec.page_size_bytes + bounds))
+    # One block is nobody's.
+    if spec.max_memory_usage_bytes(vllm_config) <= (held - 1) * spec.page_size_bytes:
         return []
-    shape = shape_of(vllm_config)
-    own = replace(shape, kv_heads=max(shape.kv_heads // ranks, 1))
-    token = own.token_bytes(number_type(cache.cache_dtype, config.dtype).itemsize)
-    if config.max_model_len * token <= given:
-        return []
-    return [
-        f"max_model_len={config.max_model_len} needs {config.max_model_len * token / 2**30:.2f} GiB of cache, "
-        f"{given / 2**30:.2f} were set aside: lower --max-model-len to at most {given // token}, or set aside more "
-        "(--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)"
-    ]
+    told = f"num_gpu_blocks_override={blocks} holds" if blocks else f"{given / 2**30:.2f} GiB of cache hold"
+    more = "set more" if blocks else "set aside more (--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)"
+    told = f"{told} {max(held - 1, 0) * block} tokens, max_model_len={config.max_model_len} asks for more"
+    return [f"{told}: lower --max-model-len or {more}"]
 
 
 def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
@@ -148,10 +151,10 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     except PolicyError as error:
         return [str(error)]
     selector = plan.selector
+    page = None if selector is None else selector.bounds_page
+    reasons, block = _room(vllm_config, page), vllm_config.cache_config.block_size
     if selector is None:
-        return []
-    reasons, block = [], vllm_config.cache_config.block_size
-    page = selector.bounds_page
+        return reasons
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")

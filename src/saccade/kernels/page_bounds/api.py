@@ -6,7 +6,7 @@ from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
-from saccade.kernels._dispatch import Implementation, choose, read_by
+from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._stored_bounds import Stored
 from saccade.kernels._triton import refusals
@@ -80,7 +80,7 @@ def update_page_bounds(
         cpu=lambda: cpu_refusal(kv),
         triton=lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
     )
-    kv = read_by(chosen, kv)
+    kv = kv if chosen == "native" else kv.in_rows()
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 

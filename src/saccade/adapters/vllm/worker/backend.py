@@ -18,10 +18,10 @@ from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows
 from ..cache_dtype import FP8, VALID
-from ..cache_spec import SaccadeAttentionSpec
+from ..cache_spec import SaccadeAttentionSpec, bounds_bytes
 from .groups import Groups
 from .mixed_step import prepare
-from .page_bounds import BlockBounds, bounds_bytes
+from .page_bounds import BlockBounds
 from .step import BuildParent, Step, Written
 from .worker import Serving, serving_of
 

@@ -11,11 +11,6 @@ from ....selection.scorers.page_bounds import PageBounds
 from ....types import KVView, Rows
 
 
-def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """What a block of `block` tokens needs for the lower and upper bounds of its pages."""
-    return block // page * kv_heads * 2 * head_dim * itemsize
-
-
 @dataclass(frozen=True, slots=True)
 class BlockBounds:
     """Bounds of one layer's blocks, `[blocks, Hkv, pages per block, d]` by strides: views of the cache's own memory.
