@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
 
 import saccade
@@ -199,22 +201,40 @@ def test_what_hides_is_read_and_what_adds_is_refused(hides: float) -> None:
         assert cache.get_seq_length() == 41
 
 
-def test_stock_cache_operations_on_layers_that_were_never_filled() -> None:
-    """A call that fills some of a model's layers leaves ours where stock has none yet."""
-    model = fresh()
-    with saccade.sparsify(model, "quest:page=4,budget=8"), torch.no_grad():
-        cache = DynamicCache()
+OPERATIONS: dict[str, Any] = {
+    "crop some": lambda cache: cache.crop(-3),
+    "crop none": lambda cache: cache.crop(0),
+    "repeat": lambda cache: cache.batch_repeat_interleave(2),
+    "select": lambda cache: cache.batch_select_indices(torch.tensor([0])),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([0])),
+    "reset": lambda cache: cache.reset(),
+}
+
+
+@given(st.integers(0, 4), st.lists(st.sampled_from([*OPERATIONS, 0, 1, 2, 3]), max_size=6))
+def test_operations_on_layers_filled_in_part_do_what_stock_does(filled: int, operations: list[Any]) -> None:
+    """Of four layers the first are filled, as a call leaves them that fills some; numbers append to that layer."""
+    with saccade.sparsify(tiny.llama(), "quest:page=4,budget=8") as run, torch.no_grad():
+        model = run.model
+        cache, stock = DynamicCache(), DynamicCache()
         model(prompt(20), past_key_values=cache)
         cache.reset()
-        for one in (cache, DynamicCache()):
-            one.crop(-3)
-            one.crop(0)
-            one.batch_repeat_interleave(2)
-            one.batch_select_indices(torch.tensor([0]))
-            one.reorder_cache(torch.tensor([0]))
-            one.reset()
-            assert one.get_seq_length() == 0
-            assert not any(layer.is_initialized for layer in one.layers)
+        for operation in (*range(filled), *operations):
+            rows = next((layer.keys.shape[0] for layer in stock.layers if layer.get_seq_length()), 1)
+            new = torch.randn(2, rows, 2, 5, 16)
+            # Stock has no layer without those before it, and fails to crop one that was reset.
+            if operation in range(len(stock.layers) + 1, 4) or (
+                operation == "crop some" and stock.layers and stock.layers[0].keys is None
+            ):
+                continue
+            for one in (cache, stock):
+                one.update(*new, operation) if isinstance(operation, int) else OPERATIONS[operation](one)
+            for ours, its in zip(cache.layers, stock.layers, strict=False):
+                assert (ours.get_seq_length(), ours.is_initialized) == (its.get_seq_length(), its.is_initialized)
+                for got, want in ((ours.keys, its.keys), (ours.values, its.values)):
+                    assert (got is None) == (want is None) and (got is None or torch.equal(got, want))
+            assert not any(layer.is_initialized for layer in cache.layers[len(stock.layers) :])
+        cache.reset()
         model(prompt(20, rows=3), past_key_values=cache)
         assert cache.get_seq_length() == 20
 
