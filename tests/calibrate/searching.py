@@ -15,8 +15,6 @@ from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
 
 POSITIONS = 700
-
-
 TOGETHER = 32
 """Questions that are tried in one call."""
 UNLUCKY = 4

@@ -98,8 +98,7 @@ def failing(chosen: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("way", "dense"),
-    crossed(WAYS, ((1.0, 0.0), (0.9, 0.5)), lambda way, dense: dense[0] == 1 or way == "joint"),
+    ("way", "dense"), crossed(WAYS, ((1.0, 0.0), (0.9, 0.5)), lambda way, dense: dense[0] == 1 or way == "joint")
 )
 def test_what_fails_is_hardly_ever_chosen_behind_a_screen(way: str, dense: tuple[float, float]) -> None:
     """Eight families just below what is wanted, alone or with five rungs; correlations of 0.3 and 0.6."""
