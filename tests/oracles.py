@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 
 Vector = Sequence[float]
 Heads = Sequence[Sequence[Vector]]
 
 
 def dot(left: Vector, right: Vector) -> float:
-    return math.fsum(a * b for a, b in zip(left, right, strict=True))
+    assert len(left) == len(right)
+    return math.fsum(map(mul, left, right))
 
 
 def mean_vector(vectors: Sequence[Vector]) -> list[float]:
@@ -26,14 +28,10 @@ def raw_scores(queries: Sequence[Vector], keys: Heads, pooling: str) -> list[lis
     group = len(queries) // len(keys)
     pooled: list[list[float]] = []
     for head, head_keys in enumerate(keys):
-        own = queries[head * group : (head + 1) * group]
+        own: Sequence[Vector] = queries[head * group : (head + 1) * group]
+        own = [mean_vector(own)] if pooling == "mean" else own
         each = [[dot(query, key) for key in head_keys] for query in own]
-        if pooling == "each":
-            pooled.extend(each)
-        elif pooling == "max":
-            pooled.append([max(column) for column in zip(*each, strict=True)])
-        else:
-            pooled.append([dot(mean_vector(own), key) for key in head_keys])
+        pooled.extend([[max(column) for column in zip(*each, strict=True)]] if pooling == "max" else each)
     return pooled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,6 +37,7 @@ STEPS = {"several turns": 2 * (NEW - 1), "new turn alone": 2 * (NEW - 1)}
 SPECULATIVE = offered("prompt lookup", "assisted")
 
 
+@functools.cache
 def run(policy: str, way: str) -> tuple[torch.Tensor, saccade.RunStats, OracleObserver]:
     spec = tiny.spec(policy, BUDGET)
     checker = OracleObserver(spec)

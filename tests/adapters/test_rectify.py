@@ -19,10 +19,14 @@ from saccade.selection.clusters.index import ClusterIndex
 from saccade.selection.scorers.page_bounds import PageBounds
 from saccade.types import KVView, Rows
 from trees import same
+from walking import crossed
 
 from . import tiny
 from .rectified import EVERY, NEW, SMALLEST, exact_twin, specs, twin
 from .ways import STATIC_RECTIFIED, WAYS, generate
+
+KINDS = ("quest", "lychee_cluster")
+"""Bounds in the cache, and an index beside it: these are looked at in every way, every time."""
 
 
 @contextmanager
@@ -84,8 +88,9 @@ REWRITTEN_WAYS: dict[str, Callable[[PreTrainedModel], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("way", REWRITTEN_WAYS)
-@pytest.mark.parametrize("policy", SMALLEST)
+@pytest.mark.parametrize(
+    ("policy", "way"), crossed(SMALLEST, REWRITTEN_WAYS, lambda name, way: name in KINDS or "hand" in way)
+)
 def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(
     policy: str, way: str, request: pytest.FixtureRequest
 ) -> None:
@@ -102,8 +107,7 @@ def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(
 
 
 @pytest.mark.parametrize("static", [False, pytest.param(True, marks=STATIC_RECTIFIED)])
-@pytest.mark.parametrize("beams", [1, 2])
-@pytest.mark.parametrize("policy", SMALLEST)
+@pytest.mark.parametrize(("policy", "beams"), crossed(SMALLEST, (1, 2), lambda name, count: name in KINDS or count > 1))
 def test_left_padded_rows_are_rewritten_too(policy: str, beams: int, static: bool) -> None:
     model, batch = tiny.llama(), tiny.padded([30, 7, 19])
     options: dict[str, Any] = {"cache_implementation": "static"} if static else {}

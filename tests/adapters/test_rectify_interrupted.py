@@ -103,7 +103,7 @@ def test_ends_are_resolved_as_transformers_does() -> None:
     configs = model.generation_config, twin().generation_config
     try:
         with saccade.sparsify(model, specs(4, "verify")["quest"]):
-            for token in plain.unique().tolist():
+            for token in plain.unique().tolist()[::4]:
                 for config in configs:
                     config.eos_token_id = token
                 options = {**batch, "max_new_tokens": 20, "eos_token_id": None}

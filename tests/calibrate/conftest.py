@@ -1,13 +1,25 @@
-"""Tiny models that calibrations read from a folder."""
+"""Tiny models that calibrations read from a folder, and less text than there is."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from searching import make_model
+
+from saccade.calibrate import corpus
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_library() -> Iterator[None]:
+    """Less of the library, and found once: every source of problems looks for it and counts its tokens anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "CHARACTERS", 100_000)
+        patch.setattr(corpus, "library_sources", functools.cache(corpus.library_sources))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
 
 POSITIONS = 700
-
-
 TOGETHER = 32
 """Questions that are tried in one call."""
+UNLUCKY = 4
+"""A text about which thousands of questions would be tried."""
 
 
 def make_model(folder: Path, *, kv_heads: int = 4, layers: int = 5, seed: int = 0) -> Path:
@@ -54,16 +54,18 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
     @torch.no_grad()
     def said(rows: list[list[int]]) -> list[str]:
         """What comes behind each row; those that are shorter are padded behind, which no token before sees."""
-        longest = max(map(len, rows))
-        logits = model(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).logits
-        return [tokenizer.decode([int(logits[place, len(row) - 1].argmax())]) for place, row in enumerate(rows)]
+        longest, ends = max(map(len, rows)), [len(row) - 1 for row in rows]
+        states = model.get_decoder()(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).last_hidden_state
+        logits = model.get_output_embeddings()(states[range(len(rows)), ends])
+        return [tokenizer.decode([token]) for token in logits.argmax(-1).tolist()]
 
     for text in range(texts):
-        context = " ".join(f"Text {text} says that word {word} comes before word {word + 1}." for word in range(8))
+        number = text + (text >= UNLUCKY)
+        context = " ".join(f"Text {number} says that word {word} comes before word {word + 1}." for word in range(8))
         found: list[str] = []
         first, wanted = 1, asked - (1 if ragged and text == texts - 1 else 0)
         while len(found) < wanted:
-            asking = [f"{text} and {number}?" for number in range(first, first + TOGETHER)]
+            asking = [f"{number} and {other}?" for other in range(first, first + TOGETHER)]
             told = [f"{context}\n\nQuestion: {question}\nAnswer:" for question in asking]
             rows = [tokenizer(one, add_special_tokens=False)["input_ids"] for one in told]
             for question, row, answer in zip(asking, rows, said(rows), strict=True):

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import saccade
 from adapters import tiny
 from adapters.test_layer_kinds import FULL_LAYERS, HYBRIDS, hybrid
-from saccade.calibrate import corpus
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.gold import GoldObserver
 from saccade.calibrate.heads import HeadSearch
@@ -111,10 +110,7 @@ def test_heads_are_found_in_layers_with_full_attention(folder: Path, task: Path,
     decodes(folder, tmp_path / "saccade.json")
 
 
-def test_retrieval_scores_are_of_layers_with_full_attention(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus, "CHARACTERS", 60_000)
+def test_retrieval_scores_are_of_layers_with_full_attention(folder: Path, tmp_path: Path) -> None:
     search = HeadSearch.check(head_settings(folder, tmp_path, methods="score", target_heads=4))
     found = search.find(search.target.subject.load(), "score", 0, nothing)
     assert np.shape(found.values) == (3, 2) and np.all(np.array(found.values) > 0)

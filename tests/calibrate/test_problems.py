@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from tokenizers import Tokenizer, models, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from saccade.calibrate import corpus as corpus_module
+from saccade.calibrate import corpus
 from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
 from saccade.calibrate.task_file import FileProblems
 from saccade.checkpoints.load import ModelSource
@@ -35,15 +33,6 @@ ASKED = {
     "records": "\n\nQuestion: What is the code of the {0}?\nAnswer: The code of the {0} is",
     "passkey": "\n\nQuestion: What is the passkey of the {0}?\nAnswer: The passkey of the {0} is",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_library() -> Iterator[None]:
-    """Less of the library, and found once: every source of problems looks for it and counts its tokens anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "CHARACTERS", 100_000)
-        patch.setattr(corpus_module, "library_sources", functools.cache(corpus_module.library_sources))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +150,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for file in range(12)
     ]
     files.insert(3, table)
-    monkeypatch.setattr(corpus_module, "package_sources", lambda: iter(files))
+    monkeypatch.setattr(corpus, "package_sources", lambda: iter(files))
     return files
 
 

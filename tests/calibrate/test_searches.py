@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, tune_settings
 
 import saccade
-from saccade.calibrate import corpus as corpus_module
+from saccade.calibrate import corpus
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.promise import best_shown, texts_needed
@@ -35,17 +35,6 @@ SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "layers": (LayerSearch, layer_settings),
     "tune": (Tuning, tune_settings),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_library() -> Iterator[None]:
-    """Less of the library, and found once."""
-    import functools
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "CHARACTERS", 60_000)
-        patch.setattr(corpus_module, "library_sources", functools.cache(corpus_module.library_sources))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +297,7 @@ def test_tune_says_when_the_built_in_text_is_too_short(
 ) -> None:
     """Fewer texts than wanted: enough of them judge, too few are refused, and never is one used twice."""
     line = "This is a line of the text that is read here. "
-    monkeypatch.setattr(corpus_module, "package_sources", lambda: iter([line * 200]))
+    monkeypatch.setattr(corpus, "package_sources", lambda: iter([line * 200]))
     with pytest.raises(SaccadeError, match=r"cannot show a quality of 0\.95.*--task FILE\.jsonl, a shorter --context"):
         Tuning.check(tune_settings(folder, tmp_path, quality=0.95, questions=600))
     texts = Tuning.check(tune_settings(folder, tmp_path, quality=0.5, questions=600)).problems
@@ -319,7 +308,7 @@ def test_a_run_on_other_sources_is_not_taken_up(folder: Path, tmp_path: Path, mo
     """Texts are cut from what is installed, which another day may be another version."""
     for word, error in (("old", "answers none"), ("new", "text_sha256")):
         text = f"This {word} line of the text is read here. " * 2000
-        monkeypatch.setattr(corpus_module, "package_sources", lambda text=text: iter([text]))
+        monkeypatch.setattr(corpus, "package_sources", lambda text=text: iter([text]))
         search = Tuning.check(tune_settings(folder, tmp_path, questions=25, policies=("streaming",), budgets="32"))
         with pytest.raises(SaccadeError, match=error):
             search.run(nothing)

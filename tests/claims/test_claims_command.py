@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ GENERATION = Generation(("dense", "streaming:budget=64"), length=300, texts=6, a
 LONGER = Test("tokens, streaming over dense", "tokens", Group("streaming*"), Group("dense"), kind="ratio")
 OVERLAP = Overlap(length=100, decoded=2, texts=6)
 SAME = Test("range", "range", Group("layer 3"), direction="below", bound=1.0)
-INDEXING = Indexing(("lychee_cluster:budget=80",), prompt=100, decoded=90, texts=6)
+INDEXING = Indexing(("lychee_cluster:budget=80",), prompt=100, decoded=40, texts=6)
 WATCHED = replace(INDEXING, window=8)
 BUILT = Test("build", "build", Group("*"), direction="below", bound=1.0)
 HIT = Test("hit", "hit@4", Group("*"), bound=0.0)
@@ -74,6 +75,19 @@ def run(invoke: Invoke, model: Path, folder: Path, *more: object) -> tuple[Any, 
     done = invoke("c0", "--model", model, "--output-dir", folder, *more)
     path = folder / "result.json"
     return done, json.loads(path.read_text()) if path.is_file() else {}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "run"
+
+
+@pytest.fixture
+def ran(invoke: Invoke, model_folder: Path, tmp_path: Path, kept: Path) -> Path:
+    """A copy of the claim's finished run, which whoever asks first has made."""
+    if not kept.exists():
+        run(invoke, model_folder, kept)
+    return shutil.copytree(kept, tmp_path / "run")
 
 
 def test_the_list_tells_what_was_not_run(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,40 +201,38 @@ def test_heads_are_chosen_by_other_steps_than_they_are_judged_by() -> None:
 
 
 def test_criteria_are_those_of_the_commit_that_samples_began_in(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+    invoke: Invoke, model_folder: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Judged again in a later state of the tree, they name the earlier one; anew they name the later one."""
-    run(invoke, model_folder, tmp_path / "run")
     monkeypatch.setattr(running, "criteria_commit", lambda *_: Commit("later", "2026-02-02T00:00:00+00:00"))
-    _, found = run(invoke, model_folder, tmp_path / "run")
+    _, found = run(invoke, model_folder, ran)
     assert (found["commit"], found["committed"]) == ("abc", "2026-01-01T00:00:00+00:00")
-    (tmp_path / "run" / "samples.jsonl").unlink()
-    _, found = run(invoke, model_folder, tmp_path / "run")
+    (ran / "samples.jsonl").unlink()
+    _, found = run(invoke, model_folder, ran)
     assert found["commit"] == "later"
 
 
 def test_another_run_s_folder_is_refused(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+    invoke: Invoke, model_folder: Path, ran: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
 ) -> None:
-    run(invoke, model_folder, tmp_path / "run")
     other = replace_claim(listed, QUESTIONS, replace(READ, bound=-0.5))
     with monkeypatch.context() as patched:
         # Judging what one has seen by new criteria is what must not be.
         patched.setattr(discovery, "found", lambda: {"C0": other})
-        done, _ = run(invoke, model_folder, tmp_path / "run")
+        done, _ = run(invoke, model_folder, ran)
         assert done.exit_code == 2 and "holds a run with criteria=" in done.stderr
-    done, _ = run(invoke, model_folder, tmp_path / "run", "--draft")
+    done, _ = run(invoke, model_folder, ran, "--draft")
     assert done.exit_code == 2 and "holds a run with draft=False, this one has True" in done.stderr
 
 
 def test_a_run_is_recorded_where_it_is_asked_for(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, model_folder: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[str] = []
     monkeypatch.setattr(results, "record", lambda found, _: recorded.append(found["verdict"]))
-    run(invoke, model_folder, tmp_path / "run")
+    run(invoke, model_folder, ran)
     assert recorded == []
-    run(invoke, model_folder, tmp_path / "run", "--record")
+    run(invoke, model_folder, ran, "--record")
     assert recorded == ["holds"]
     done, found = run(invoke, model_folder, tmp_path / "draft", "--draft")
     assert found["draft"] and found["commit"] is None and "holds (a draft)" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from claims.__main__ import app
 from claims.designs import trial as trial_module
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
@@ -25,7 +27,7 @@ from claims.gates.variants import SCALED, VARIANTS
 from claims.judging.claim import Claim
 from claims.judging.discovery import found
 from claims.judging.study import Study
-from commands import LAYERS, Fails, Invoke
+from commands import LAYERS, Fails, Invoke, invoker
 from saccade.calibrate import corpus as corpus_module
 from saccade.calibrate.problems import NeedleProblems
 from saccade.errors import SaccadeError
@@ -54,12 +56,19 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_trial_gives_traces_and_answers(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = ("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", tmp_path)
-    result = invoke(*train)
+@pytest.fixture(scope="module")
+def trained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished trial of three variants."""
+    folder = tmp_path_factory.mktemp("trained")
+    result = invoker(app)("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", folder)
     assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_a_trial_gives_traces_and_answers(
+    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     results = read(tmp_path)
     assert results["complete"] and results["target"] == 2
     assert [(run["variant"], run["seed"]) for run in results["runs"]] == [
@@ -72,6 +81,7 @@ def test_a_trial_gives_traces_and_answers(
         assert (run["start"] > 0) == (run["variant"] != "direct")
     assert ElementTree.fromstring((tmp_path / "gates.svg").read_text()).tag.endswith("svg")
     before = (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes()
+    train = ("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", tmp_path)
     assert invoke(*train).exit_code == 0  # finished: nothing is trained again
     assert (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes() == before
 
@@ -109,19 +119,22 @@ def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: 
     assert found[0] == found[1] and len(found[0]) == 2
 
 
-def test_what_was_trained_before_stays_in_the_file(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
-    train = ("gates", "--model", model_folder, *SMALL, "--seeds", "1", "--output-dir")
-    assert invoke(*train, tmp_path / "both", "--variants", "letter,direct").exit_code == 0
-    (tmp_path / "second").mkdir()
-    assert invoke(*train, tmp_path / "first", "--variants", "direct").exit_code == 0
-    before = read(tmp_path / "first")
-    before["environment"]["date"] = "2026-11-01T00:00:00+00:00"
-    (tmp_path / "second" / "gates.json").write_text(json.dumps(before))
-    assert invoke(*train, tmp_path / "second", "--variants", "letter").exit_code == 0
-    found, wanted = read(tmp_path / "second"), read(tmp_path / "both")
-    assert found["complete"] and [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, 1]
-    assert found["runs"] == wanted["runs"]
-    assert found["environment"]["date"] == before["environment"]["date"], "the file is as old as its oldest run"
+def test_what_was_trained_before_stays_in_the_file(
+    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path
+) -> None:
+    whole = read(trained)
+    environment = whole["environment"] | {"date": "2026-11-01T00:00:00+00:00"}
+    before = [run for run in whole["runs"] if run["variant"] == "direct"]
+    (tmp_path / "gates.json").write_text(json.dumps({**whole, "runs": before, "environment": environment}))
+    for seed in (0, 1):  # trained already
+        shutil.copytree(trained / "training" / f"letter-{seed}", tmp_path / "training" / f"letter-{seed}")
+    train = ("gates", "--model", model_folder, *SMALL, "--output-dir", tmp_path, "--variants", "letter")
+    assert invoke(*train).exit_code == 0
+    found = read(tmp_path)
+    assert found["complete"]
+    assert [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, None, 1, 1]
+    assert found["runs"] == [run for run in whole["runs"] if run["variant"] != "share"]
+    assert found["environment"]["date"] == environment["date"], "the file is as old as its oldest run"
 
 
 def test_what_was_trained_otherwise_is_not_joined(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
@@ -131,12 +144,11 @@ def test_what_was_trained_otherwise_is_not_joined(fails: Fails, model_folder: Pa
 
 
 def test_what_was_cut_off_is_readable_and_goes_on(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = ("gates", "--model", model_folder, *SMALL, "--variants", "share", "--seeds", "1")
-    over = invoke(*train, "--output-dir", tmp_path / "whole", "--minutes", "1e-9")
-    assert over.exit_code == 0 and read(tmp_path / "whole")["runs"] == []
-    assert invoke(*train, "--output-dir", tmp_path / "whole").exit_code == 0
+    """And ends where a run did that trained others too."""
+    train = ("gates", "--model", model_folder, *SMALL, "--variants", "share", "--seeds", "1", "--output-dir", tmp_path)
+    assert invoke(*train, "--minutes", "1e-9").exit_code == 0 and read(tmp_path)["runs"] == []
 
     def stop(self: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
@@ -144,14 +156,14 @@ def test_what_was_cut_off_is_readable_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(job_module, "_KEEP", 0.0)
         patch.setattr(job_module.Trial, "results", _after(0, job_module.Trial.results, stop))
-        result = invoke(*train, "--output-dir", tmp_path / "parts")
+        result = invoke(*train)
     assert result.exit_code == 130 and "interrupted" in result.stdout
-    assert read(tmp_path / "parts")["complete"] is False
-    assert [run["step"] for run in read(tmp_path / "parts")["runs"]] == [
-        8
-    ]  # a record behind the tenth step comes later
-    assert invoke(*train, "--output-dir", tmp_path / "parts").exit_code == 0
-    assert read(tmp_path / "parts")["runs"] == read(tmp_path / "whole")["runs"]
+    assert read(tmp_path)["complete"] is False
+    # A record behind the tenth step comes later.
+    assert [run["step"] for run in read(tmp_path)["runs"]] == [8]
+    assert invoke(*train).exit_code == 0
+    (whole,) = (run for run in read(trained)["runs"] if (run["variant"], run["seed"]) == ("share", 0))
+    assert read(tmp_path)["runs"] == [whole]
 
 
 def _after(calls: int, work: Any, stop: Any) -> Any:
@@ -308,9 +320,10 @@ def test_no_text_that_judges_has_chosen(tokenizer: Any) -> None:
 
 
 def test_a_picture_has_a_row_of_each_variant() -> None:
-    whole = trial_picture(made_up())
-    assert ElementTree.fromstring(whole).tag.endswith("svg") and whole == trial_picture(made_up())
-    assert len(trial_picture({**made_up(), "runs": made_up()["runs"][:3]})) < len(whole)
+    some = {**made_up(), "runs": made_up()["runs"][:3]}
+    picture = trial_picture(some)
+    assert ElementTree.fromstring(picture).tag.endswith("svg") and picture == trial_picture(some)
+    assert len(trial_picture(made_up())) > len(picture)
     assert trial_picture({**made_up(), "runs": []})
 
 

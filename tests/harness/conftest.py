@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from saccade.checkpoints.bundled import model_path
 
 RULER = ("niah_multikey_2", "ruler_fwe")
 """Two of those whose texts are made of words and numbers, of which the example asks all."""
-LENGTH = 2048
+LENGTH = 1024
 
 Ask = Callable[..., dict[str, list[str]]]
 
@@ -27,10 +29,17 @@ def bundled() -> str:
 
 @pytest.fixture(scope="session")
 def ruler(bundled: str) -> dict[str, Any]:
-    """The tasks, loaded: 500 texts each, of which tests ask few."""
-    from lm_eval.tasks import TaskManager
+    """The tasks, loaded: of 500 texts the first, which tests ask, from fewer words, and no look at all other tasks."""
+    import lm_eval.tasks
+    import wonderwords
 
-    return TaskManager(metadata={"pretrained": bundled, "max_seq_lengths": [LENGTH]}).load(list(RULER))
+    words = {name: some[:100] for name, some in wonderwords.RandomWord()._categories.items()}
+    folder = Path(lm_eval.tasks.__file__).parent / "ruler"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tqdm.tqdm", lambda numbers, **_: numbers[:1])
+        patch.setattr("wonderwords.RandomWord", lambda: SimpleNamespace(_categories=words))
+        given = {"pretrained": bundled, "max_seq_lengths": [LENGTH]}
+        return lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 
 import torch
 
@@ -29,7 +30,7 @@ def gamma(terms: int) -> float:
 
 def score_error(query: Vector, key: Vector, group: int) -> float:
     """Bound for q·k in float32; `group` more roundings where the query is itself a mean of that many."""
-    size = math.fsum(abs(a * b) for a, b in zip(query, key, strict=True))
+    size = math.fsum(map(abs, map(mul, query, key)))
     return gamma(len(query) + group + 1) * size + SMALLEST
 
 
@@ -72,8 +73,8 @@ def attention_error(
     bounds = []
     for column in zip(*(values[position] for position in chosen), strict=True):
         exact = oracles.dot(masses, column)
-        size = math.fsum(mass * abs(value) for mass, value in zip(masses, column, strict=True))
-        underflow = TINY[dtype] * math.fsum(abs(value) for value in column)
+        size = math.fsum(map(mul, masses, map(abs, column)))
+        underflow = TINY[dtype] * math.fsum(map(abs, column))
         before = relative * size + underflow
         bounds.append(before + UNIT[dtype] * (abs(exact) + before) + TINY[dtype])
     return bounds

@@ -114,9 +114,11 @@ def test_large_groups_are_done_in_parts(width: int, group: int, layout: str, hea
     """Rows of several blocks, of which the next ones are fetched for the first queries alone."""
     sizes = {"lengths": [200, 9], "kv_heads": 1, "group": group, "head_dim": head_dim}
     case = make_case(layout=layout, **sizes, dtype=torch.bfloat16)
+    alone, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+    expect_attention(alone, case, everything(case), 0.3)
     for pooling in ("max", "mean", "each"):
         out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
-        expect_attention(out, case, everything(case), 0.3)
+        assert torch.equal(out, alone)
         assert scores is not None
         expect_scores(scores, case, pooling)
 
@@ -243,13 +245,8 @@ def test_bfloat16_queries_give_what_wide_ones_give_rounded(
 def test_outputs_are_rounded_to_the_nearest_and_to_even(numbers: list[float]) -> None:
     case = make_case(layout="buffer", lengths=[1], kv_heads=1, group=1, head_dim=16)
     case.kv.v.copy_(torch.tensor(numbers * 4).expand_as(case.kv.v))
-    out = sparse_decode(
-        case.q.bfloat16(),
-        case.kv,
-        Selection(torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)),
-        scale=0.3,
-        implementation="native",
-    )
+    only = Selection(torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32))
+    out = sparse_decode(case.q.bfloat16(), case.kv, only, scale=0.3, implementation="native")
     assert out[0, 0, :4].tolist() == [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
 
 
@@ -269,13 +266,8 @@ def test_some_of_the_heads(heads: tuple[int, int]) -> None:
 def test_entries_that_are_no_tokens_are_skipped(unit: int) -> None:
     case = make_case(layout="paged", lengths=[9], kv_heads=1, group=2, head_dim=16, padding=7)
     ids = torch.tensor([[[-1, 0, 1, 10**6, 2**31 - 1]]], dtype=torch.int32)
-    out = sparse_decode(
-        case.q,
-        case.kv,
-        Selection(ids, torch.tensor([[9]], dtype=torch.int32), unit),
-        scale=0.3,
-        implementation="native",
-    )
+    entries = Selection(ids, torch.tensor([[9]], dtype=torch.int32), unit)
+    out = sparse_decode(case.q, case.kv, entries, scale=0.3, implementation="native")
     expect_attention(out, case, [[list(range(2 * unit))] * 2], 0.3)
 
 

@@ -10,15 +10,7 @@ import torch
 from compiling import compile_kernel
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cluster_search import (
-    Case,
-    Node,
-    Row,
-    cases,
-    expect_slots,
-    expect_that_holes_change_nothing,
-    naive,
-)
+from test_cluster_search import Case, Node, Row, cases, expect_slots, expect_that_holes_change_nothing, naive
 
 from saccade.errors import KernelError
 from saccade.kernels._cluster_tree import SearchWidths
@@ -104,10 +96,9 @@ def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
         assert search(one, SHIPPED, tree=case.tree.heads(head, head + 1)).ids[:, 0].equal(whole.ids[:, head])
 
 
-def large(dim: int, k_g: int | None, budget: int) -> Case:
+def large(dim: int, k_g: int | None, budget: int, counts: tuple[int, ...] = (300, 70)) -> Case:
     """Hundreds of clusters of one to many chunks, most of them with a rival of the same bound; exact in float16."""
     chance = random.Random(0)
-    counts = (300, 70)
 
     def vector() -> list[float]:
         return [chance.randint(-2, 2) / 4 for _ in range(dim)]
@@ -144,7 +135,7 @@ def test_many_clusters(dim: int, k_g: int | None, budget: int) -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.0])
 def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: float) -> None:
     """Nothing, in parts, or as much as can be; below 0.0, too, and where a query of nothing makes all bounds equal."""
-    case = large(64, None, 400)
+    case = large(64, None, 400, counts=(150, 40))
     case = replace(case, q=factor * case.q)
     for radius in (1.0, -9.0):
         tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)

@@ -35,18 +35,9 @@ def test_only_touched_pages_are_recomputed(case: Case, page: int, data: st.DataO
         expect_update(case, page, starts, count, "triton", filled)
     per_block = data.draw(st.sampled_from((1, 2, 3)))
     wanted, got = scattered(case, page, per_block), scattered(case, page, per_block)
-    for blocks, implementation in ((wanted, "reference"), (got, "triton")):
-        update_page_bounds(
-            blocks.lower,
-            blocks.upper,
-            case.kv,
-            page=page,
-            start=int32(starts),
-            count=count,
-            table=blocks.table,
-            filled=filled,
-            implementation=implementation,
-        )
+    given: Any = {"page": page, "start": int32(starts), "count": count, "filled": filled}
+    for blocks, how in ((wanted, "reference"), (got, "triton")):
+        update_page_bounds(blocks.lower, blocks.upper, case.kv, table=blocks.table, **given, implementation=how)
     for have, want in ((got.lower, wanted.lower), (got.upper, wanted.upper)):
         torch.testing.assert_close(have, want, rtol=0, atol=0, equal_nan=True)
 
@@ -105,17 +96,8 @@ def test_page_scores_match_the_oracle(
     blocks = filled(case, page, per_block)
     room = blocks.table.shape[1] * per_block
     wanted = None if more is None else min(-(-max(case.lengths) // page) + more, room)
-    scores = page_scores(
-        case.q,
-        blocks.lower,
-        blocks.upper,
-        lengths,
-        page=page,
-        pooling=pooling,
-        table=blocks.table,
-        pages=wanted,
-        implementation="triton",
-    )
+    given: Any = {"page": page, "pooling": pooling, "table": blocks.table, "pages": wanted}
+    scores = page_scores(case.q, blocks.lower, blocks.upper, lengths, **given, implementation="triton")
     expect_page_scores(scores, case, page, room if wanted is None else wanted, pooling)
 
 

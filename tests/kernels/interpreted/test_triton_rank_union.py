@@ -102,9 +102,7 @@ def test_the_union_between_sinks_and_a_window(implementation: Literal["triton", 
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
-def test_a_row_that_fits_is_its_own_set_whatever_its_lists_say(
-    implementation: Literal["triton", "reference"],
-) -> None:
+def test_a_row_that_fits_is_its_own_set_whatever_its_lists_say(implementation: Literal["triton", "reference"]) -> None:
     lengths = [20, 21, 7, 0]
     merged, found = framed_rank_union(
         torch.tensor([[[0, 3, 2, -1]]] * 4, dtype=torch.int32),
