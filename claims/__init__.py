@@ -2,8 +2,8 @@
 
 import saccade
 
-from .methods import text_pages
+from .methods import random_head, text_pages
 
 # Here, so that every process that plans an arm knows them.
-for _module in (text_pages,):
+for _module in (random_head, text_pages):
     saccade.register(_module.METHOD)

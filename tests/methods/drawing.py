@@ -73,7 +73,6 @@ TOGETHER: dict[str, list[dict[str, st.SearchStrategy[Any]]]] = {
         *CUT_WITH,
         {"heads": st.just("query"), **PAGED},
         {"pooling": st.sampled_from(["max", "mean"]), "heads": st.just("kv")},
-        {"pooling": st.just("random"), "heads": st.sampled_from(["kv", "all"]), "seed": st.integers(0, 2**40)},
         {**CUT_WITH[2], **MIN_PAGES, "scorer": st.just("page_bounds"), **PAGED},
         {"rule": st.just("rank_union"), "sinks": st.integers(0, 16), "recent": st.floats(0, 1)},
         {"rule": st.just("rank_union"), "heads": st.just("all"), "dense_layers": st.just(0), "roles": ROLES},
