@@ -76,8 +76,8 @@ def _chunks(
     units = sorted((unit for unit in range(len(tokens)) if tokens[unit]), key=lambda unit: (-bounds[unit], unit))
     of_unit, of_cluster = tree.unit_offsets[0, head].tolist(), tree.offsets[0, head].tolist()
     clusters, held = list[int](), 0
-    for number, unit in enumerate(units):
-        if held >= 4 * settings.budget if settings.k_g is None else number >= settings.k_g:
+    for unit in units:
+        if held >= 4 * settings.budget:
             break
         clusters += range(of_unit[unit], of_unit[unit + 1])
         held += tokens[unit]

@@ -36,8 +36,7 @@ def test_default_buffers() -> None:
         ({"chunk_min": 0}, "chunk_min=0 is not valid; the smallest is 1"),
         ({"sinks": -1}, "sinks=-1 is not valid; the smallest is 0"),
         ({"cluster_size": 9}, "cluster_size=9 is not valid; 1 to 8 are"),
-        ({"k_g": 0}, "k_g=0 is not valid; the smallest is 1"),
-        ({"coarse": "64"}, "coarse='64' is not valid; use sqrt or cap64"),
+        ({"pooling": "min"}, "pooling='min' is not valid; use mean or max"),
     ],
 )
 def test_errors(options: dict[str, object], message: str) -> None:
@@ -47,15 +46,6 @@ def test_errors(options: dict[str, object], message: str) -> None:
 
 def test_coarse_units() -> None:
     assert [ClusterSelector().units(count) for count in (1, 2, 4, 5, 4096, 10**6)] == [1, 2, 2, 3, 64, 64]
-    assert [ClusterSelector(coarse="cap64").units(count) for count in (1, 63, 64, 65)] == [1, 63, 64, 64]
-
-
-@pytest.mark.parametrize(("clusters", "units"), [(1, 1), (2, 2), (5, 3), (4096, 64), (4097, 65), (50_000, 224)])
-def test_coarse_units_without_a_limit(clusters: int, units: int) -> None:
-    """The paper's growth with the root of the context; sqrt is the same up to 64 units."""
-    assert ClusterSelector(coarse="root").units(clusters) == units
-    assert ClusterSelector(coarse="sqrt").units(clusters) == min(units, 64)
-    assert ClusterSelector(coarse="cap64").units(clusters) == min(clusters, 64)
 
 
 SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)

@@ -94,7 +94,6 @@ class LazyClusterIndex:
                     kv.rows.seq_lens[one],
                     budget=settings.budget,
                     sinks=settings.sinks,
-                    units=settings.k_g,
                     widths=widths,
                 )
             )

@@ -35,7 +35,7 @@ class ClusterSelector(ClusterSettings, Selector):
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> ClusterIndex | LazyClusterIndex:
+    def new_index(self, kv: KVView, history: TokenHistory) -> Index:
         table = history.chunks(self.cuts, kv, text=self.reads_text)
         if self.replant is None:
             return LazyClusterIndex(self, table, history, [None] * kv.rows.batch)

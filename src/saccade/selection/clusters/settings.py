@@ -11,7 +11,6 @@ from ...kernels.chunk_keys.api import ChunkPooling
 from ..chunk_table import Cuts
 
 Chunking = Literal["text", "fixed"]
-Coarse = Literal["sqrt", "cap64", "root"]
 
 LARGEST_BUFFER = 128
 MOST_UNITS = 64
@@ -32,9 +31,6 @@ class ClusterSettings:
         chunking: "text" cuts at delimiters, "fixed" every `chunk_max` tokens.
         pooling: how a chunk's keys become one.
         cluster_size: chunks per fine cluster, on average at the build.
-        coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units of what is planted together, "root" as many without
-            the limit, "cap64" 64 wherever there are that many clusters.
-        k_g: coarse units that a search keeps; None: as many as hold 4 budgets of tokens.
         every: tokens between rectifications, which are in no chunk meanwhile; 0: none.
 
     Raises:
@@ -50,8 +46,6 @@ class ClusterSettings:
     chunking: Chunking = "text"
     pooling: ChunkPooling = "mean"
     cluster_size: int = 2
-    coarse: Coarse = "sqrt"
-    k_g: int | None = None
     every: int = 0
 
     def __post_init__(self) -> None:
@@ -103,10 +97,7 @@ class ClusterSettings:
 
     def units(self, clusters: int) -> int:
         """How many coarse units stand over so many fine clusters."""
-        if self.coarse == "cap64":
-            return min(MOST_UNITS, clusters)
-        root = min(math.isqrt(max(clusters - 1, 0)) + 1, clusters)
-        return root if self.coarse == "root" else min(MOST_UNITS, root)
+        return min(MOST_UNITS, clusters, math.isqrt(max(clusters - 1, 0)) + 1)
 
     def _check_values(self) -> None:
         leasts = {
@@ -116,7 +107,6 @@ class ClusterSettings:
             "chunk_max": self.chunk_min,
             "buffer": 1,
             "replant": 1,
-            "k_g": 1,
         }
         for name, least in leasts.items():
             value = getattr(self, name)
@@ -124,6 +114,6 @@ class ClusterSettings:
                 raise PolicyError(f"{name}={value} is not valid; the smallest is {least}")
         if not 1 <= self.cluster_size <= 8:
             raise PolicyError(f"cluster_size={self.cluster_size} is not valid; 1 to 8 are")
-        for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling), ("coarse", Coarse)):
+        for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling)):
             if getattr(self, name) not in get_args(valid):
                 raise PolicyError(f"{name}={getattr(self, name)!r} is not valid; use {' or '.join(get_args(valid))}")

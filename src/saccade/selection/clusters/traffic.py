@@ -52,8 +52,8 @@ class ClusterTraffic:
     def candidates(self) -> float:
         """Clusters of the coarse units that a search keeps."""
         tokens, clusters = self.chunks * self.chunk / self.units, self.chunks / self.settings.cluster_size
-        wanted = 4 * self.settings.budget / tokens if self.settings.k_g is None else self.settings.k_g
-        return min(max(math.ceil(wanted), 1), self.units) * clusters / self.units
+        wanted = math.ceil(4 * self.settings.budget / tokens)
+        return min(max(wanted, 1), self.units) * clusters / self.units
 
     @property
     def taken(self) -> float:
