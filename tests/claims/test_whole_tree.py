@@ -12,12 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
+from benchmarks.growth import one_head, synthetic_keys
+from claims.methods.lazy_clusters import LazyClusters, LazyTree
 from claims.methods.whole_tree import WholeTree
 from methods.harness import Decoder
 from methods.layouts import Batch
 from methods.oracles_cluster import Clustered, Settings
 from saccade.errors import PolicyError
 from saccade.plans.plan import Plan, layer_roles
+from saccade.selection.history import TokenHistory
+from saccade.selection.selector import NewTokens
 from saccade.types import ModelShape
 
 SIZES: dict[str, Any] = {"budget": 42, "sinks": 3, "buffer": 8, "chunk_min": 2, "chunk_max": 5}
@@ -81,6 +85,27 @@ def expect_few_ties(selector: Any, oracle: Settings) -> None:
 def test_sets_are_those_of_the_oracle(coarse: Any, k_g: int | None) -> None:
     oracle = Settings(**SIZES, replant=ALL, coarse=coarse, k_g=k_g)
     expect_few_ties(WholeTree(**SIZES, coarse=coarse, k_g=k_g), oracle)
+
+
+def test_later_chunks_join_the_nearest_cluster() -> None:
+    expect_few_ties(LazyClusters(**SIZES), Settings(**SIZES, replant=None))
+
+
+def test_a_new_prompt_is_planted_whole() -> None:
+    keys, history = synthetic_keys(400, 16, seed=0), TokenHistory()
+    index = LazyClusters(**SIZES).new_index(one_head(keys), history)
+
+    def joined(length: int, count: int) -> int:
+        """Chunks that the k-means has not seen, at this length, of which so many tokens are new."""
+        kv = one_head(keys[:length])
+        index.update(kv, NewTokens(kv.rows, count))
+        assert isinstance(index.tree, LazyTree)
+        return index.tree.chunks - index.tree.built
+
+    assert joined(152, 152) == 0
+    assert [joined(length, 1) for length in range(153, 240)][-1] > 10
+    history.prompt = 300
+    assert joined(301, 61) == 0 < joined(340, 39)
 
 
 def test_coarse_units() -> None:

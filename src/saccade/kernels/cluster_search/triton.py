@@ -17,7 +17,7 @@ from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.types import Selection
 
 UNITS = 16
-"""Coarse units that a program bounds at a time."""
+"""Units that a program bounds at a time."""
 CANDIDATES = 32
 """Clusters that it bounds at a time."""
 MEMBERS = 8

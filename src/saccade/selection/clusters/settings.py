@@ -25,8 +25,7 @@ class ClusterSettings:
         sinks: first tokens, in every set and in no chunk.
         buffer: text is looked at in multiples of so many tokens; what lies behind is attended to; None: min(128,
             budget / 4), shrunk to fit.
-        replant: chunks of a group; a group is planted by itself, and anew whenever its chunks change. None: the paper's
-            letter, all chunks of a prompt are planted together, and later ones join the nearest cluster.
+        replant: chunks of a group; a group is planted by itself, and anew whenever its chunks change.
         chunk_min, chunk_max: tokens of a chunk.
         chunking: "text" cuts at delimiters, "fixed" every `chunk_max` tokens.
         pooling: how a chunk's keys become one.
@@ -40,7 +39,7 @@ class ClusterSettings:
     budget: int = 1024
     sinks: int = 16
     buffer: int | None = None
-    replant: int | None = 128
+    replant: int = 128
     chunk_min: int = 8
     chunk_max: int = 16
     chunking: Chunking = "text"
@@ -73,7 +72,6 @@ class ClusterSettings:
     @property
     def group_size(self) -> int:
         """Chunks of a group."""
-        assert self.replant is not None, "the paper's letter has no groups"
         return self.replant
 
     @property
