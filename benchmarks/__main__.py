@@ -119,7 +119,7 @@ def growth(
         typer.Option(
             min=1,
             metavar="N",
-            help="Coarse units that a search keeps. Default: as many as hold 4 budgets, as lychee_cluster's own.",
+            help="Coarse units that a search of cap64, sqrt and root keeps. Default: as many as hold 4 budgets.",
         ),
     ] = None,
     head_dim: Annotated[int, typer.Option(min=1, help="Size of the one KV head.")] = 64,

@@ -15,6 +15,7 @@ from scipy.signal import lfilter
 from scipy.stats import linregress
 from torch import Tensor
 
+from claims.methods.whole_tree import WholeTree, WholeTreeIndex
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
 from saccade.errors import PolicyError, SaccadeError
@@ -22,9 +23,7 @@ from saccade.eval.output import whole_numbers
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.machine import environment
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.clusters.settings import ClusterSettings
 from saccade.selection.history import TokenHistory
 from saccade.selection.rules import TopK
 from saccade.selection.scorers.exact import ExactScorer
@@ -104,9 +103,11 @@ class Growth:
             return ScoredSelector(PageBoundScorer(QUEST_PAGE, "max"), TopK(budget))
         if name == "exact":
             return ScoredSelector(ExactScorer("max"), TopK(budget))
-        given: Any = {"replant": None, "coarse": name}
-        sizes: Any = {"chunking": "fixed", "chunk_min": min(8, _CHUNK), "chunk_max": _CHUNK, "k_g": self.settings.k_g}
-        return ClusterSelector(budget, **sizes, **({} if name == "groups" else given))
+        sizes: Any = {"chunking": "fixed", "chunk_min": min(8, _CHUNK), "chunk_max": _CHUNK}
+        if name == "groups":
+            return ClusterSelector(budget, **sizes)
+        own: Any = {"coarse": name, "k_g": self.settings.k_g}
+        return WholeTree(budget, **sizes, **own)
 
     @property
     def units(self) -> int:
@@ -179,7 +180,7 @@ class _Subject:
     @property
     def coarse_units(self) -> int:
         """Coarse units of the index to come, 0 where there are none."""
-        if not isinstance(self.selector, ClusterSelector) or self.selector.replant is not None:
+        if not isinstance(self.selector, WholeTree):
             return 0
         chunks = (self._kv.rows.max_len - 1 - self.selector.sinks) // _CHUNK
         return self.selector.units(max(-(-chunks // self.selector.cluster_size), 1))
@@ -211,7 +212,8 @@ class _Subject:
         """Nodes whose bound or score a search needs: units and clusters, pages, or tokens; mean over the queries."""
         if isinstance(self.selector, ClusterSelector):
             tree = tree_of(self.index)
-            return statistics.fmean(nodes_visited(tree, self.selector, q) for q in self._queries)
+            k_g = self.selector.k_g if isinstance(self.selector, WholeTree) else None
+            return statistics.fmean(nodes_visited(tree, self.selector.budget, q, k_g) for q in self._queries)
         length = self._kv.rows.max_len
         return length if self.index is None else -(-length // QUEST_PAGE)
 
@@ -236,22 +238,18 @@ class _Subject:
 
 def tree_of(index: Index | None) -> ClusterTree:
     """That of the only row."""
-    if isinstance(index, LazyClusterIndex):
-        row = index.rows[0]
-        assert row is not None, "the context is longer than the budget"
-        return row.tree
-    assert isinstance(index, ClusterIndex)
+    assert isinstance(index, ClusterIndex | WholeTreeIndex), "of clusters"
     return index.tree
 
 
-def nodes_visited(tree: ClusterTree, settings: ClusterSettings, q: Tensor) -> int:
+def nodes_visited(tree: ClusterTree, budget: int, q: Tensor, k_g: int | None) -> int:
     """All coarse units, and the clusters of those that a search of one row keeps, for queries `[Hq, d]`."""
     query, held = q.float().mean(0), tree.unit_tokens[0, 0] > 0
     bounds = tree.unit_centroids[0, 0].float() @ query + query.norm() * tree.unit_radii[0, 0]
     order = bounds.masked_fill(~held, -torch.inf).argsort(descending=True, stable=True)[: int(held.sum())]
-    tokens, kept = tree.unit_tokens[0, 0][order].long(), settings.k_g
+    tokens, kept = tree.unit_tokens[0, 0][order].long(), k_g
     if kept is None:
-        kept = int((tokens.cumsum(0) - tokens < 4 * settings.budget).sum())
+        kept = int((tokens.cumsum(0) - tokens < 4 * budget).sum())
     return len(order) + int(tree.unit_offsets[0, 0].diff()[order[:kept]].sum())
 
 

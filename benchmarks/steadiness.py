@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.adapters.hf.cache import session_of
+from saccade.kernels._cluster_tree import ClusterTree
 from saccade.plans.roles import HeadSpan
-from saccade.selection.clusters.index import ClusterIndex
 from saccade.types import KVView, Selection
 
 _NEVER = -(2**31)
@@ -59,28 +59,30 @@ class Steadiness:
         """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
         session = session_of(self.cache)
         index: Any = None if session is None else session.state.indexes.of(layer, kv)
-        by_cluster = isinstance(index, ClusterIndex)
-        ids = clusters_of(index.heads(span.start, span.stop), selection) if by_cluster else selection.ids[0]
+        # An index of clusters has a tree, whichever it is.
+        tree, ids = getattr(index, "tree", None), selection.ids[0]
+        if tree is not None:
+            edges = index.table.edges[0, : int(index.table.counts[0]) + 1]
+            ids = clusters_of(tree.heads(span.start, span.stop), edges, ids)
         numbers: NDArray[numpy.int64] = ids.cpu().numpy().astype(numpy.int64)
         return numbers
 
 
-def clusters_of(index: ClusterIndex, selection: Selection) -> Tensor:
-    """Numbers `[heads, n]` of the clusters whose chunks the first row's sets hold, -1 where there is nothing.
+def clusters_of(tree: ClusterTree, edges: Tensor, ids: Tensor) -> Tensor:
+    """Numbers `[heads, n]` of the clusters whose chunks the first row's tokens `ids` are in, -1 where there are none.
 
     A cluster keeps its number once its group is full.
     """
-    settings, ids, count = index.settings, selection.ids[0], int(index.table.counts[0])
-    edges = index.table.edges[0, : count + 1]
+    count = len(edges) - 1
     chunks = torch.bucketize(ids, edges, right=True) - 1
     inside = (chunks >= 0) & (chunks < count)
-    of_chunk = torch.zeros_like(index.tree.members[0])
-    whole, rest = divmod(count, settings.group_size)
-    clusters = whole * settings.clusters + -(-rest // settings.cluster_size)
-    for head, offsets in enumerate(index.tree.offsets[0, :, : clusters + 1]):
+    of_chunk = torch.zeros_like(tree.members[0])
+    for head, offsets in enumerate(tree.offsets[0]):
+        # The last cluster ends where all chunks do; behind it there may be room for more.
+        clusters = int((offsets == count).int().argmax())
         # Chunk by chunk in the order of the clusters: which cluster's they are.
-        numbers = index.tree.numbers[0, head, :clusters].repeat_interleave(offsets.diff())
-        of_chunk[head, index.tree.members[0, head, : len(numbers)].long()] = numbers
+        numbers = tree.numbers[0, head, :clusters].repeat_interleave(offsets[: clusters + 1].diff())
+        of_chunk[head, tree.members[0, head, : len(numbers)].long()] = numbers
     found = of_chunk.gather(1, chunks.clamp(0, of_chunk.shape[1] - 1)).masked_fill(~inside, -1)
     found = found.sort(dim=1).values
     return found.masked_fill(torch.nn.functional.pad(found[:, 1:] == found[:, :-1], (1, 0)), -1)

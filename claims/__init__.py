@@ -2,8 +2,8 @@
 
 import saccade
 
-from .methods import text_pages
+from .methods import lazy_clusters, random_head, text_pages, whole_tree
 
 # Here, so that every process that plans an arm knows them.
-for _module in (text_pages,):
+for _module in (lazy_clusters, random_head, text_pages, whole_tree):
     saccade.register(_module.METHOD)

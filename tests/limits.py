@@ -9,9 +9,9 @@ LIMITS = {
     "rows of the import table beside adapters.vllm": 19,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    "lines of Python in src": 31_250,
+    "lines of Python in src": 30_923,
     "of them measuring": 9_862,
-    "lines of C in src": 3_667,
+    "lines of C in src": 3_665,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
     "lines of tests": 44_389,
@@ -29,7 +29,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of tests", 900, 44),
     ("cases of make test and make walk", 120, 44),
     ("words by hand, the log left out", 600, 44),
-    ("lines of claims", 110, 45),
+    ("lines of claims", 447, 45),
 )
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.lazy import LazyClusterIndex
 
 
-def edges_of(index: ClusterIndex | LazyClusterIndex, row: int = 0) -> list[int]:
+def edges_of(index: ClusterIndex, row: int = 0) -> list[int]:
     return index.table.edges[row, : int(index.table.counts[row]) + 1].tolist()
 
 

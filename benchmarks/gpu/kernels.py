@@ -444,7 +444,7 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
         last = ids.gather(-1, count[:, None].long() - 1)
         return float(not (sound and bool((last == cell.context - 1).all()))), 0
 
-    options = {"budget": budget, "sinks": selector.sinks, "units": selector.k_g, "widths": index._widths(rows)}
+    options = {"budget": budget, "sinks": selector.sinks, "widths": index._widths(rows)}
     facts = {
         "operation": "cluster_search",
         "budget": budget,

@@ -4,9 +4,9 @@ from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Group, Source, Test
 
 RARE, UNION = "less_is_more:budget=256,reselect=", "less_is_more:budget=256,reselect=,recent=0"
-RARE_RANDOM, RARE_HEADS = "composed:budget=256,pooling=random,roles=layers:2", "tidal:budget=256,heads=query,reselect="
+RARE_RANDOM, RARE_HEADS = "random_head:budget=256,roles=layers:2", "tidal:budget=256,heads=query,reselect="
 ALWAYS = "composed:budget=256,rule=rank_union,roles=select"
-ALWAYS_RANDOM = "composed:budget=256,pooling=random,roles=select"
+ALWAYS_RANDOM = "random_head:budget=256,roles=select"
 
 
 def _more(arm: str, random: str, effect: str, *, decides: bool = False) -> Test:

@@ -3,7 +3,7 @@
 from ..designs.indexing import Indexing
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-LAZY, OURS = "lychee_cluster:budget=512,replant=none", "lychee_cluster:budget=512"
+LAZY, OURS = "lazy_clusters:budget=512", "lychee_cluster:budget=512"
 
 SEEN = tuple(
     (part, when, arm) for arm in (LAZY, OURS) for part, when in ((1, "the first quarter"), (4, "the last quarter"))

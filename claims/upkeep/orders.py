@@ -12,21 +12,22 @@ from torch.nn.utils.rnn import pad_sequence
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.settings import ClusterSettings
 from saccade.types import KVView, Selection
+
+from ..methods.whole_tree import WholeTreeIndex
 
 Order = Literal["latest", "position", "query"]
 """Which chunks of a cluster come first: the latest ones, as the index has it; the earliest; or those whose own keys are
 nearest to the query. It matters for the one cluster that does not fit whole."""
 
 
-def search(index: ClusterIndex | LazyClusterIndex, q: Tensor, kv: KVView, order: Order) -> Selection:
+def search(index: ClusterIndex | WholeTreeIndex, q: Tensor, kv: KVView, order: Order) -> Selection:
     """The set of every KV head for the query `[1, Hq, d]`, as `index.search` but for the order."""
     settings, length = index.settings, int(kv.rows.seq_lens[0])
     tree = tree_of(index)
-    end = 0 if tree is None else int(tree.ends[0])
-    if tree is None or end == 0 or length <= settings.budget:
+    end = int(tree.ends[0])
+    if end == 0 or length <= settings.budget:
         ids = torch.arange(length, dtype=torch.int32).expand(1, kv.kv_heads, -1)
         return Selection(ids, torch.full((1, kv.kv_heads), length, dtype=torch.int32))
     edges = tree.edges[0].tolist()
@@ -49,19 +50,14 @@ def search(index: ClusterIndex | LazyClusterIndex, q: Tensor, kv: KVView, order:
     return Selection(pad_sequence(sets, batch_first=True, padding_value=-1)[None], counts)
 
 
-def tree_of(index: ClusterIndex | LazyClusterIndex) -> ClusterTree | None:
-    """The tree of an index of one row, with its chunks' edges; None: there is none yet."""
-    if isinstance(index, ClusterIndex):
-        return replace(index.tree, edges=index.table.edges, ends=index.table.ends)
-    (row,) = index.rows
-    return None if row is None else row.tree
+def tree_of(index: ClusterIndex | WholeTreeIndex) -> ClusterTree:
+    """The tree of an index of one row, with its chunks' edges."""
+    return replace(index.tree, edges=index.table.edges, ends=index.table.ends)
 
 
-def largest_cluster(index: ClusterIndex | LazyClusterIndex) -> float:
+def largest_cluster(index: ClusterIndex | WholeTreeIndex) -> float:
     """The largest share of all chunks that one cluster of a head holds; 0 without chunks."""
     tree = tree_of(index)
-    if tree is None:
-        return 0.0
     # Room for groups to come holds zeros, to which the last offsets fall.
     sizes = tree.offsets[0].diff(dim=1).clamp(min=0)
     return float((sizes.amax(dim=1) / sizes.sum(dim=1).clamp(min=1)).max())
@@ -76,8 +72,8 @@ def _chunks(
     units = sorted((unit for unit in range(len(tokens)) if tokens[unit]), key=lambda unit: (-bounds[unit], unit))
     of_unit, of_cluster = tree.unit_offsets[0, head].tolist(), tree.offsets[0, head].tolist()
     clusters, held = list[int](), 0
-    for number, unit in enumerate(units):
-        if held >= 4 * settings.budget if settings.k_g is None else number >= settings.k_g:
+    for unit in units:
+        if held >= 4 * settings.budget:
             break
         clusters += range(of_unit[unit], of_unit[unit + 1])
         held += tokens[unit]

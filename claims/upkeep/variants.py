@@ -11,10 +11,10 @@ from saccade.decode.indexes import OwnIndexes
 from saccade.methods.policy import Policy
 from saccade.plans.plan import Plan
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.history import TokenHistory
 from saccade.types import KVView, Selection
 
+from ..methods.whole_tree import WholeTreeIndex
 from .capture import Reading
 from .orders import Order, largest_cluster, search
 
@@ -23,19 +23,17 @@ CLUSTERS = "lychee_cluster"
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """How an index comes to be: the policy's name, its options but the budget, and whether it is built from nothing.
+    """How an index comes to be: the policy's name, and whether it is built from nothing.
 
     From nothing means: where a measurement begins. Through its few queries it is kept up like the others.
     """
 
     policy: str
-    replant: str | None = None
     anew: bool = False
 
     def bound(self, budget: int) -> Policy:
         """The policy with its budget; raises a PolicyError if that is too small for it."""
-        own = {} if self.replant is None else {"replant": self.replant}
-        return Policy.create(self.policy, {"budget": budget, **own})
+        return Policy.create(self.policy, {"budget": budget})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Variant:
     order: Order | None = None
 
 
-_LAZY, _REPLANTED = Upkeep(CLUSTERS, "none"), Upkeep(CLUSTERS)
+_LAZY, _REPLANTED = Upkeep("lazy_clusters"), Upkeep(CLUSTERS)
 
 VARIANTS: dict[str, Variant] = {
     "lazy": Variant(_LAZY),
@@ -56,7 +54,7 @@ VARIANTS: dict[str, Variant] = {
     "replanted/position": Variant(_REPLANTED, "position"),
     "replanted/query": Variant(_REPLANTED, "query"),
     "rebuilt": Variant(Upkeep(CLUSTERS, anew=True)),
-    "rebuilt-whole": Variant(Upkeep(CLUSTERS, "none", anew=True)),
+    "rebuilt-whole": Variant(Upkeep("lazy_clusters", anew=True)),
     "streaming": Variant(Upkeep("streaming")),
     "quest": Variant(Upkeep("quest")),
 }
@@ -92,13 +90,13 @@ class Kept:
         if order is None:
             assert self._plan.selector is not None, "only policies with a selector are compared"
             return self._plan.selector.select(q, kv, index, None, scale)
-        assert isinstance(index, (ClusterIndex, LazyClusterIndex)), "only clusters have an order"
+        assert isinstance(index, (ClusterIndex, WholeTreeIndex)), "only clusters have an order"
         return search(index, q, kv, order)
 
     def largest_cluster(self, layer: int, kv: KVView) -> float | None:
         """The largest share of chunks that one cluster of a head holds; None without clusters."""
         index = self._indexes.of(layer, kv)
-        return largest_cluster(index) if isinstance(index, (ClusterIndex, LazyClusterIndex)) else None
+        return largest_cluster(index) if isinstance(index, (ClusterIndex, WholeTreeIndex)) else None
 
     def _record(self, stop: int) -> None:
         past = self._length

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
+import claims  # noqa: F401  # registers `lazy_clusters`
 import saccade
 from forcing import sparse_below_the_budget
 from host_reads import watching
@@ -241,7 +242,7 @@ def test_what_happens_undone_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (f"lychee_cluster:{CLUSTERS},replant=none", "between steps"),
+        ("lazy_clusters", "between steps"),
         ("resa:page=4,min_pages=2,rectify=3:verify", "compares drafts with dense logits on the host"),
     ],
 )

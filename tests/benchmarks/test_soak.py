@@ -18,6 +18,7 @@ from benchmarks import soak
 from benchmarks.growth import one_head, synthetic_keys
 from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
 from benchmarks.steadiness import Steadiness, _LastSeen, clusters_of
+from claims.methods.whole_tree import WholeTree
 from saccade import machine
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
@@ -164,12 +165,13 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
     assert series[0]["hit"]
 
 
-def test_clusters_of_a_set_are_those_whose_chunks_it_holds() -> None:
-    selector = ClusterSelector(budget=60, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=20)
+@pytest.mark.parametrize("kind", [ClusterSelector, WholeTree])
+def test_clusters_of_a_set_are_those_whose_chunks_it_holds(kind: type[ClusterSelector]) -> None:
+    selector = kind(budget=60, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=20)
     kv = one_head(synthetic_keys(300, HEAD_DIM, seed=0))
     index = selector.new_index(kv, TokenHistory())
     index.update(kv, NewTokens(kv.rows, 300))
-    selection = index.search(torch.randn(1, 2, HEAD_DIM), kv)
+    selection = selector.select(torch.randn(1, 2, HEAD_DIM), kv, index, None, 1.0)
     edges, tree = edges_of(index), index.tree
     tokens = set(selection.ids[0, 0].tolist())
     taken = {chunk for chunk in range(len(edges) - 1) if edges[chunk] in tokens}
@@ -179,7 +181,7 @@ def test_clusters_of_a_set_are_those_whose_chunks_it_holds() -> None:
         for at, number in enumerate(tree.numbers[0, 0].tolist())
         if at < -(-(len(edges) - 1) // 2) and taken & set(members[offsets[at] : offsets[at + 1]])
     }
-    found = [number for number in clusters_of(index, selection)[0].tolist() if number >= 0]
+    found = [number for number in clusters_of(tree, torch.tensor(edges), selection.ids[0])[0].tolist() if number >= 0]
     assert len(chosen) > 1 and sorted(found) == sorted(chosen)
 
 

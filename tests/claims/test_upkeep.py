@@ -20,8 +20,6 @@ from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.text import delimiter_table
 from saccade.decode.recall import RecallObserver
 from saccade.errors import DocumentError
-from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.history import TokenHistory
 from saccade.selection.selector import NewTokens
 from saccade.types import Selection
@@ -123,10 +121,9 @@ def test_latest_first_is_the_search_of_the_product(experiment: Experiment, model
         reading = read(model, text.tokens, places, lambda what: None)
         for layer in (2, 3, 4):
             index, kv = grown(experiment, reading, VARIANTS[name].upkeep, layer)
-            assert isinstance(index, (ClusterIndex, LazyClusterIndex))
             for (_, of), q in reading.queries.items():
                 if of == layer:
-                    product = sets(index.search(q, kv))
+                    product = sets(index.settings.select(q, kv, index, None, 1.0))
                     assert sets(search(index, q, kv, "latest")) == product
                     for order in orders:
                         orders[order] += sets(search(index, q, kv, order)) != product  # type: ignore[arg-type]
@@ -138,13 +135,12 @@ def test_orders_of_one_big_cluster(experiment: Experiment, model: Any) -> None:
     """All chunks in one cluster: by position the first, latest first the last, by the query the nearest."""
     reading = read(model, experiment.texts[0].tokens, [PROMPT + TOKENS], lambda what: None)
     index, kv = grown(experiment, reading, VARIANTS["lazy"].upkeep, 2)
-    (row,), q = index.rows, reading.queries[PROMPT + TOKENS + 1, 2]
-    chunks = int(row.tree.offsets.max())
-    tree, width = row.tree, row.tree.radii.shape[2]
+    (tree,), q = index.rows, reading.queries[PROMPT + TOKENS + 1, 2]
+    chunks, width = int(tree.offsets.max()), tree.radii.shape[2]
     one = torch.full((1, 2, width + 1), chunks, dtype=torch.int32)
     one[:, :, 0] = 0
     members = torch.arange(chunks - 1, -1, -1, dtype=torch.int32).expand(1, 2, -1).contiguous()
-    index.rows = [replace(row, tree=replace(tree, offsets=one, members=members))]
+    index.rows = [replace(tree, offsets=one, members=members)]
     assert largest_cluster(index) == 1
     edges = tree.edges[0].tolist()
     middle = [

@@ -39,7 +39,7 @@ def test_against_naive_loops(case: Case, implementation: Implementation) -> None
     )
     for b, row in enumerate(case.rows):
         for head, query in enumerate(case.queries[b]):
-            tokens = naive_search(row, head, query, case.budget, case.sinks, case.k_g)
+            tokens = naive_search(row, head, query, case.budget, case.sinks)
             assert int(found.counts[b, head]) == len(tokens)
             assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
 
@@ -65,7 +65,7 @@ def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
         return torch.searchsorted(ranked, edges), order
 
     offsets, members = parents(chunks, clusters)
-    unit_offsets, numbers = parents(clusters, units)
+    unit_offsets, numbers = parents(clusters)
     sizes = torch.randint(8, 17, (BATCH, chunks), generator=chance)
     edges = torch.nn.functional.pad(sizes.cumsum(1), (1, 0)) + SINKS
     lengths = sizes[:, None].expand(-1, HEADS, -1).gather(2, members)
@@ -102,49 +102,46 @@ def on_device(
     q: Tensor,
     tree: ClusterTree,
     lengths: Tensor,
-    units: int | None,
     *,
     slots: Tensor | None = None,
     widths: SearchWidths = WIDTHS,
 ) -> Selection:
-    options = {"budget": 1024, "sinks": SINKS, "units": units, "widths": widths, "implementation": "triton"}
+    options = {"budget": 1024, "sinks": SINKS, "widths": widths, "implementation": "triton"}
     return cluster_search(q, tree, lengths, slots=slots, **options)
 
 
-def agree(found: Selection, q: Tensor, tree: ClusterTree, lengths: Tensor, units: int | None) -> None:
+def agree(found: Selection, q: Tensor, tree: ClusterTree, lengths: Tensor) -> None:
     wanted = cluster_search(
         *(q.cpu(), moved(tree, "cpu"), lengths.cpu()),
-        **{"budget": 1024, "sinks": SINKS, "units": units, "widths": WIDTHS},
+        **{"budget": 1024, "sinks": SINKS, "widths": WIDTHS},
         implementation="reference",
     )
     assert found.counts.cpu().equal(wanted.counts)
     assert found.ids.cpu().equal(wanted.ids)
 
 
-@pytest.mark.parametrize("units", [None, 5])
-def test_long_rows(units: int | None) -> None:
+def test_long_rows() -> None:
     q, tree, lengths = forest(0)
-    found = on_device(q.cuda(), moved(tree, "cuda"), lengths.cuda(), units)
-    agree(found, q, tree, lengths, units)
-    heads = on_device(q[:, GROUP : 3 * GROUP].cuda(), moved(tree, "cuda").heads(1, 3), lengths.cuda(), units)
+    found = on_device(q.cuda(), moved(tree, "cuda"), lengths.cuda())
+    agree(found, q, tree, lengths)
+    heads = on_device(q[:, GROUP : 3 * GROUP].cuda(), moved(tree, "cuda").heads(1, 3), lengths.cuda())
     assert heads.ids.equal(found.ids[:, 1:3])
-    wide = on_device(
-        q.cuda(), moved(tree, "cuda"), lengths.cuda(), units, widths=WIDTHS._replace(clusters=10**6, chunks=10**6)
-    )
+    widths = WIDTHS._replace(clusters=10**6, chunks=10**6)
+    wide = on_device(q.cuda(), moved(tree, "cuda"), lengths.cuda(), widths=widths)
     assert wide.ids.equal(found.ids)
     rows = torch.tensor([2, 0, 2, 1], dtype=torch.int32, device="cuda")
-    moved_rows = on_device(q.cuda()[rows], moved(tree, "cuda"), lengths.cuda()[rows], units, slots=rows)
+    moved_rows = on_device(q.cuda()[rows], moved(tree, "cuda"), lengths.cuda()[rows], slots=rows)
     assert moved_rows.ids.equal(found.ids[rows])
 
 
 def test_a_graph_replays_with_other_lengths_and_trees() -> None:
     held = [forest(seed) for seed in (1, 2)]
     q, tree, lengths = held[0][0].cuda(), moved(held[0][1], "cuda"), held[0][2].cuda()
-    on_device(q, tree, lengths, None)
+    on_device(q, tree, lengths)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = on_device(q, tree, lengths, None)
+        found = on_device(q, tree, lengths)
     for other_q, other, other_lengths in reversed(held):
         q.copy_(other_q)
         for name, tensor in tree.tensors().items():
@@ -152,7 +149,7 @@ def test_a_graph_replays_with_other_lengths_and_trees() -> None:
         for length in (other_lengths, other_lengths + 9):
             lengths.copy_(length)
             graph.replay()
-            agree(found, q, tree, lengths, None)
+            agree(found, q, tree, lengths)
     # A row that is not indexed, and one that the budget holds.
     tree.ends[0] = 0
     lengths[:2] = torch.tensor([1500, 700], device="cuda")
@@ -160,7 +157,7 @@ def test_a_graph_replays_with_other_lengths_and_trees() -> None:
     assert found.counts[:2].tolist() == [[1500] * HEADS, [700] * HEADS]
     assert found.ids[0].equal(torch.arange(1024, dtype=torch.int32, device="cuda").expand(HEADS, -1))
     assert found.ids[1, 0].tolist() == [*range(700), *[-1] * 324]
-    agree(Selection(found.ids[2:], found.counts[2:]), *last_row(q, tree, lengths), None)
+    agree(Selection(found.ids[2:], found.counts[2:]), *last_row(q, tree, lengths))
 
 
 def last_row(q: Tensor, tree: ClusterTree, lengths: Tensor) -> tuple[Tensor, ClusterTree, Tensor]:
@@ -256,6 +253,6 @@ def test_kmeans_of_a_long_prompt(head_dim: int) -> None:
 def test_a_tree_on_the_cpu_is_refused() -> None:
     q, tree, lengths = forest(0)
     with pytest.raises(KernelError, match="a tensor is on cpu, not on a CUDA device"):
-        on_device(q, tree, lengths, None)
+        on_device(q, tree, lengths)
     with pytest.raises(KernelError, match="must be on one device"):
-        on_device(q.cuda(), replace(tree, radii=tree.radii.cuda()), lengths.cuda(), None)
+        on_device(q.cuda(), replace(tree, radii=tree.radii.cuda()), lengths.cuda())

@@ -45,7 +45,7 @@ class Row:
     clusters: list[list[Node]]
 
 
-def naive(row: Row, head: int, query: list[float], budget: int, sinks: int, k_g: int | None) -> list[int]:
+def naive(row: Row, head: int, query: list[float], budget: int, sinks: int) -> list[int]:
     """Positions: whole chunks in order, as long as they fit (LycheeCluster, section 4.4, and our ruling on ties)."""
     if row.length <= budget or len(row.edges) < 2:
         return list(range(row.length))
@@ -61,7 +61,7 @@ def naive(row: Row, head: int, query: list[float], budget: int, sinks: int, k_g:
     kept: list[int] = []
     held = 0
     for number in units:
-        if len(kept) == k_g or (k_g is None and held >= 4 * budget):
+        if held >= 4 * budget:
             break
         kept.append(number)
         clusters = row.units[head][number].children
@@ -89,7 +89,6 @@ class Case:
     dtype: torch.dtype
     budget: int
     sinks: int
-    k_g: int | None
 
     @property
     def tree(self) -> ClusterTree:
@@ -107,7 +106,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, object]:
-        return {"budget": self.budget, "sinks": self.sinks, "units": self.k_g, "widths": self.widths}
+        return {"budget": self.budget, "sinks": self.sinks, "widths": self.widths}
 
 
 def padded(rows: list[Row], dim: int, dtype: torch.dtype) -> ClusterTree:
@@ -219,8 +218,7 @@ def cases(draw: st.DrawFn) -> Case:
         shift = torch.randint(-8, 9, q[:, ::group].shape, generator=torch.Generator().manual_seed(0)) / 4
         q[:, ::group] += shift
         q[:, 1::group] -= shift
-    units = draw(st.sampled_from((None, None, 1, 2, 100)))
-    return Case(rows, q, queries, draw(st.sampled_from((torch.float32, torch.bfloat16))), budget, sinks, units)
+    return Case(rows, q, queries, draw(st.sampled_from((torch.float32, torch.bfloat16))), budget, sinks)
 
 
 @given(cases(), implementations, st.sampled_from((0, 4, 8)))
@@ -233,7 +231,7 @@ def test_against_naive_loops(case: Case, implementation: Implementation, lanes: 
     assert found.ids.shape[2] == case.widths.tokens
     for b, row in enumerate(case.rows):
         for head, query in enumerate(case.queries[b]):
-            tokens = naive(row, head, query, case.budget, case.sinks, case.k_g)
+            tokens = naive(row, head, query, case.budget, case.sinks)
             assert int(found.counts[b, head]) == len(tokens)
             assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
 
@@ -374,7 +372,7 @@ def grown(seed: int, *, batch: int = 3, heads: int = 4, dim: int = 48, dtype: to
         )
 
     q = torch.randn(batch, 3 * heads, dim, generator=random)
-    return Case([row(160 + 40 * b) for b in range(batch)], q, [], dtype, budget=90, sinks=4, k_g=None)
+    return Case([row(160 + 40 * b) for b in range(batch)], q, [], dtype, budget=90, sinks=4)
 
 
 @pytest.mark.skipif(not built, reason="no library was built")
@@ -438,7 +436,7 @@ def example() -> Case:
     unit = Node([1.0, 0.0, 0.0, 0.0], 0.0, [0])
     cluster = Node([1.0, 0.0, 0.0, 0.0], 0.0, [1, 0])
     row = Row(12, [1, 5, 9], [[unit]], [[cluster]])
-    return Case([row], torch.ones(1, 2, DIM), [[[1.0] * DIM]], torch.float32, budget=9, sinks=1, k_g=None)
+    return Case([row], torch.ones(1, 2, DIM), [[[1.0] * DIM]], torch.float32, budget=9, sinks=1)
 
 
 def test_a_chunk_that_does_not_fit_ends_the_search() -> None:

@@ -80,16 +80,15 @@ def test_chosen_tokens_and_pages(unit: int, page: int) -> None:
     case = tiles(page)  # of tokens that share a line some are chosen; the other may be NaN
     for sets in ("all", "kv", "query"):
         selection, tokens = choose(case, sets, unit, 3, page + unit)
-        kv, of_nobody = case.kv, torch.zeros(case.kv.k.shape[:3], dtype=torch.bool)
+        kv = case.kv
         if sets == "all":
-            wanted = {(row, token) for row, heads in enumerate(tokens) for token in heads[0]}
-            for row, length in enumerate(case.lengths):
-                for token in {*range(length)} - {token for own, token in wanted if own == row}:
-                    slot = int(kv.rows.row_start[row]) + token
-                    of_nobody[kv.rows.page_table[row, slot // page], slot % page] = True
+            kept, table = torch.zeros(kv.k.shape[:3], dtype=torch.bool), kv.rows.page_table.long()
+            for row, heads in enumerate(tokens):
+                slots = int(kv.rows.row_start[row]) + torch.tensor(heads[0])
+                kept[table[row, slots // page], slots % page] = True
             rows = kv.in_rows()
-            gone = [part.masked_fill(of_nobody[..., None], torch.nan) for part in (rows.k, rows.v)]
-            kv = in_tiles(replace(rows, k=gone[0], v=gone[1]))
+            k, v = (part.masked_fill(~kept[..., None], torch.nan) for part in (rows.k, rows.v))
+            kv = in_tiles(replace(rows, k=k, v=v))
         out = sparse_decode(case.q, kv, selection, scale=0.3, implementation=IMPLEMENTATION)
         expect_attention(out, case, tokens, 0.3)
 
@@ -105,12 +104,10 @@ def test_two_threads() -> None:
     case = tiles(32, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64)
     torch.set_num_threads(2)
     try:
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation=IMPLEMENTATION)
+        out, _ = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation=IMPLEMENTATION)
     finally:
         torch.set_num_threads(1)
     expect_attention(out, case, everything(case), 0.3)
-    assert scores is not None
-    expect_scores(scores, case, "mean")
 
 
 @pytest.mark.parametrize("width", [4, 8, 16, 0])

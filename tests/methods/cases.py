@@ -101,7 +101,7 @@ def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> 
         plan = composed.persistent(layers, heads, dense, [int(number) for number in name[7:].split("+")])
     else:
         plan = learnt
-    common = {key: options[key] for key in ("scorer", "page", "heads", "pooling", "seed") if key in options}
+    common = {key: options[key] for key in ("scorer", "page", "heads", "pooling") if key in options}
     return composed.composed(q, k, roles=plan, rule=_rule(**options), **common)
 
 
@@ -172,11 +172,6 @@ CASES = {
     ),
     "composed-exact-mean": Case(
         "composed", {"scorer": "exact", "pooling": "mean", "roles": "layers:2+4", "dense_layers": 2}, _composed, 1
-    ),
-    "composed-random": Case("composed", {"pooling": "random", "seed": 3, "roles": "layers:2+4"}, _composed, 1),
-    "composed-random-all": Case("composed", {"pooling": "random", "heads": "all", "page": 4}, _composed, 4),
-    "composed-random-top_p": Case(
-        "composed", {"pooling": "random", **P, "top_p": 0.8037, "dense_layers": 4}, _composed, 1
     ),
     "composed-pages-every": Case(
         "composed",

@@ -110,26 +110,13 @@ def threshold(tau: float, buffer: int, scale: float) -> Rule:
 # --- scorers -----------------------------------------------------------------------------------------------------
 
 
-def drawn_head(length: int, heads: int, seed: int) -> int:
-    """Which of a group's heads is heard by a row of so many tokens (LessIsMore, figure 6); the draw itself is ours."""
-    mixed = (length * 2654435761 + seed * 1540483477) % 2**32
-    mixed = ((mixed ^ mixed // 2**16) * 1540483477) % 2**32
-    return mixed // 2**8 % heads
-
-
-def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooling: str, seed: int = 0) -> list[Scores]:
+def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooling: str) -> list[Scores]:
     """Scores of all units per selecting head: one per KV head, one per query head, or one for all.
 
-    A group shares the maximum of its heads' scores ("max"), the score of its mean query ("mean") or that of a head that
-    the row's length draws ("random"). The exact score of a page is the maximum over its tokens (LycheeDecode, section
-    4.3), its bound is Quest's.
+    A group shares the maximum of its heads' scores ("max") or the score of its mean query ("mean"). The exact score of
+    a page is the maximum over its tokens (LycheeDecode, section 4.3), its bound is Quest's.
     """
     group = q.shape[0] // k.shape[0]
-    if pooling == "random":
-        group = q.shape[0] if heads == "all" else group
-        head = drawn_head(k.shape[1], group, seed)
-        tokens = [row for number, row in enumerate(oracles.token_scores(q, k)) if number % group == head]
-        return [[max(row[start : start + page]) for start in range(0, len(row), page)] for row in tokens]
     if heads == "kv" and pooling == "mean":
         q, group = q.reshape(k.shape[0], group, -1).mean(axis=1), 1
     if scorer == "page_bounds":
@@ -176,11 +163,10 @@ def composed(
     page: int = 1,
     heads: str = "kv",
     pooling: str = "max",
-    seed: int = 0,
 ) -> Outcome:
     def choose(layer: int, q: Array, k: Array) -> list[Cut]:
         length, cuts = k.shape[1], []
-        for row in unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling, seed=seed):
+        for row in unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling):
             cut = rule(row, length, page)
             tokens = [t for unit in sorted(cut.units) for t in range(unit * page, min((unit + 1) * page, length))]
             cuts.append(Cut(tokens, cut.overflowed, cut.margin))

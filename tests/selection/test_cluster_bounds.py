@@ -1,4 +1,4 @@
-"""The cluster index over a cache: bounds, growth, taking back, batches, slots, copies, and the lazy update."""
+"""The cluster index over a cache: bounds, growth, taking back, batches, slots and copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.chunk_table import Feed
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.clusters.lazy import LazyClusterIndex
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.history import TokenHistory
 from saccade.selection.selector import NewTokens
@@ -68,34 +67,20 @@ class Cache:
         return Cache(keys, torch.cat((self.ids[:, :kept], other.ids[:, kept:]), dim=1))
 
 
-Index = ClusterIndex | LazyClusterIndex
-
-
-def update(index: Index, kv: KVView, count: int) -> None:
+def update(index: ClusterIndex, kv: KVView, count: int) -> None:
     index.update(kv, NewTokens(kv.rows, count))
 
 
-def indexed(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> Index:
+def of_groups(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> ClusterIndex:
     """The index of one row after updates at each of `lengths`."""
     index = selector.new_index(cache.view(lengths[0]), cache.history())
+    assert isinstance(index, ClusterIndex)
     for before, length in pairwise((0, *lengths)):
         update(index, cache.view(length), length - before)
     return index
 
 
-def of_groups(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> ClusterIndex:
-    index = indexed(selector, cache, lengths)
-    assert isinstance(index, ClusterIndex)
-    return index
-
-
-def lazy(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> LazyClusterIndex:
-    index = indexed(replace(selector, replant=None), cache, lengths)
-    assert isinstance(index, LazyClusterIndex)
-    return index
-
-
-def keys_of(index: Index, cache: Cache, length: int) -> Tensor:
+def keys_of(index: ClusterIndex, cache: Cache, length: int) -> Tensor:
     """Chunk keys `[H, C, d]`."""
     edges = torch.tensor([edges_of(index)], dtype=torch.int32)
     return chunk_keys(cache.view(length), edges, longest=index.settings.chunk_max)[0]
@@ -137,72 +122,12 @@ def test_bounds_hold(replant: int) -> None:
         expect_bounds(index.tree, keys, edges_of(index))
 
 
-def test_bounds_hold_after_thousands_of_lazy_updates() -> None:
-    selector = replace(SMALL, chunk_min=2, chunk_max=3)
-    length = 200 + 3 * 5000
-    cache = Cache.random(length)
-    index = lazy(selector, cache, [200, 260, 261, 2000, *range(2010, 2300, 7), length])
-    held = index.rows[0]
-    assert held is not None and held.chunks - held.planted >= 5000
-    assert held.weights.sum(1).tolist() == [-(-held.planted // 2) + held.chunks - held.planted] * 2
-    expect_bounds(held.tree, keys_of(index, cache, length), edges_of(index))
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 2**31), st.integers(1, 4))
-def test_the_literal_lazy_update(seed: int, size: int) -> None:
-    """New chunks as the lazy update takes them in (algorithm 1), in float64 from what was stored before."""
-    torch.manual_seed(seed)
-    cache = Cache.random(200, dtype=torch.float32)
-    index = lazy(replace(SMALL, cluster_size=size), cache, [150])
-    before = index.rows[0]
-    assert before is not None
-    for length in range(151, 163):
-        update(index, cache.view(length), 1)
-    after = index.rows[0]
-    assert after is not None and after.chunks > before.chunks == before.planted
-    keys = keys_of(index, cache, 162)[:, before.chunks :].double()
-    tree, got = before.tree, after.tree
-    for head in range(2):
-        units, clusters = nodes(tree, head)
-        center, spread = tree.centroids[0, head].double(), tree.radii[0, head].double()
-        weights = [len(clusters[c]) for c in sorted(clusters)]
-        unit_center, unit_spread = tree.unit_centroids[0, head].double(), tree.unit_radii[0, head].double()
-        unit_weights = [len(children) for _, children in units]
-        for key in keys[head]:
-            near = int((center @ key).argmax())
-            unit = next(number for number, children in units if near in children)
-            new = normalised(center[near] * weights[near] + key)
-            spread[near] = max(spread[near] + (new - center[near]).norm(), (key - new).norm())
-            center[near] = new
-            weights[near] += 1
-            unit_new = normalised(unit_center[unit] * unit_weights[unit] + key)
-            step = (unit_new - unit_center[unit]).norm()
-            unit_spread[unit] = max(unit_spread[unit] + step, (key - unit_new).norm())
-            unit_center[unit] = unit_new
-            unit_weights[unit] += 1
-        # A centroid is rounded to float32 at every update, each radius with it: a few units of 1 per chunk.
-        tolerance = 20 * len(keys[head]) * 2.0**-24
-        assert (got.centroids[0, head].double() - center).abs().max() <= tolerance
-        assert (got.radii[0, head].double() - spread).abs().max() <= tolerance
-        assert (got.unit_centroids[0, head].double() - unit_center).abs().max() <= tolerance
-        assert (got.unit_radii[0, head].double() - unit_spread).abs().max() <= tolerance
-        assert after.weights[head].tolist() == unit_weights
-        assert got.offsets[0, head].diff().tolist() == weights
-
-
-def normalised(vector: Tensor) -> Tensor:
-    return vector / vector.norm()
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"k_g": 64, "replant": 128}, {"coarse": "cap64", "k_g": 900}, {"replant": 128}, {"replant": None}]
-)
+@pytest.mark.parametrize("options", [{}, {"replant": 128}])
 def test_a_wide_search_reaches_every_chunk(options: dict[str, object]) -> None:
     """With room for all but a few tokens the set holds all but a chunk or two: none is out of reach."""
     given = {"budget": 990, "sinks": 3, "buffer": 12, "chunk_min": 3, "chunk_max": 6, "replant": 7, **options}
     cache = Cache.random(1000)
-    index = indexed(ClusterSelector(**given), cache, [1000])
+    index = of_groups(ClusterSelector(**given), cache, [1000])
     reached: set[int] = set()
     for _ in range(60):
         found = index.search(torch.randn(1, 4, 8), cache.view(1000))
@@ -213,11 +138,10 @@ def test_a_wide_search_reaches_every_chunk(options: dict[str, object]) -> None:
     assert reached == set(range(1000))
 
 
-@pytest.mark.parametrize("replant", [7, None])
-def test_growth_follows_the_buffer(replant: int | None) -> None:
+def test_growth_follows_the_buffer() -> None:
     """Token by token: no chunk within the budget, chunks of legal size in steps of the buffer, the rest attended to."""
     cache = Cache.random(300)
-    index = replace(SMALL, replant=replant).new_index(cache.view(30), cache.history())
+    index = SMALL.new_index(cache.view(30), cache.history())
     for length in range(30, 300):
         before = edges_of(index)
         update(index, cache.view(length), 1 if length > 30 else 30)
@@ -272,39 +196,6 @@ def test_an_index_follows_from_its_tokens_alone(data: st.DataObject) -> None:
     for step in (*range(kept + 1, min(kept + 15, length)), length):
         update(index, cache.view(step), step - kept if step == length else 1)
     same(index, fresh)
-
-
-@pytest.mark.parametrize("kept", [31, 60, 152, 170, 230, 310, 339])
-def test_what_is_taken_back_from_a_lazy_index_leaves_no_trace(kept: int) -> None:
-    """The same k-means as far as its chunks are there, then the later chunks one by one; else a new one."""
-    cache = Cache.random(400)
-    other = cache.with_others_behind(kept)
-    index = lazy(SMALL, other, [152, *range(153, 341)])
-    straight = lazy(SMALL, cache, [length for length in (152, *range(153, 400)) if length <= max(kept, 152)])
-    index.history.record(0, 400, 1, cache.ids, None)
-    for length in range(kept + 1, 400):
-        update(index, cache.view(length), 1)
-        if length > 152:
-            update(straight, cache.view(length), 1)
-    assert edges_of(index) == edges_of(straight)
-    mine, yours = index.rows[0], straight.rows[0]
-    assert mine is not None and yours is not None
-    expect_bounds(mine.tree, keys_of(index, cache, 399), edges_of(index))
-    if kept >= 152:
-        assert mine.planted == yours.planted
-        for name, tensor in mine.tree.tensors().items():
-            assert tensor.equal(yours.tree.tensors()[name]), name
-
-
-def test_a_prompt_is_planted_in_a_lazy_index_too() -> None:
-    cache = Cache.random(400)
-    index = lazy(SMALL, cache, [152, *range(153, 240)])
-    index.history.prompt = 300
-    update(index, cache.view(301), 61)
-    held = index.rows[0]
-    assert held is not None and held.planted == held.chunks
-    update(index, cache.view(340), 39)
-    assert index.rows[0] is not None and index.rows[0].planted == held.planted < index.rows[0].chunks
 
 
 def test_a_row_alone_is_the_row_in_its_batch() -> None:
@@ -381,13 +272,13 @@ def test_layers_share_what_was_touched_and_nothing_else(monkeypatch: pytest.Monk
 
 def test_heads_of_an_index_choose_as_in_the_whole() -> None:
     cache, q = Cache.random(300), torch.randn(1, 4, 8)
-    for index in (of_groups(SMALL, cache, [300]), lazy(SMALL, cache, [200, 300])):
-        whole = index.search(q, cache.view(300))
-        part = index.heads(1, 2).search(q[:, 2:], cache.view(300).heads(1, 2))
-        count = int(part.counts[0, 0])
-        assert count == int(whole.counts[0, 1])
-        assert part.ids[0, 0, :count].equal(whole.ids[0, 1, :count])
-        assert index.nbytes > 0
+    index = of_groups(SMALL, cache, [300])
+    whole = index.search(q, cache.view(300))
+    part = index.heads(1, 2).search(q[:, 2:], cache.view(300).heads(1, 2))
+    count = int(part.counts[0, 0])
+    assert count == int(whole.counts[0, 1])
+    assert part.ids[0, 0, :count].equal(whole.ids[0, 1, :count])
+    assert index.nbytes > 0
 
 
 def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:

@@ -36,8 +36,7 @@ def test_default_buffers() -> None:
         ({"chunk_min": 0}, "chunk_min=0 is not valid; the smallest is 1"),
         ({"sinks": -1}, "sinks=-1 is not valid; the smallest is 0"),
         ({"cluster_size": 9}, "cluster_size=9 is not valid; 1 to 8 are"),
-        ({"k_g": 0}, "k_g=0 is not valid; the smallest is 1"),
-        ({"coarse": "64"}, "coarse='64' is not valid; use sqrt or cap64"),
+        ({"pooling": "min"}, "pooling='min' is not valid; use mean or max"),
     ],
 )
 def test_errors(options: dict[str, object], message: str) -> None:
@@ -47,15 +46,6 @@ def test_errors(options: dict[str, object], message: str) -> None:
 
 def test_coarse_units() -> None:
     assert [ClusterSelector().units(count) for count in (1, 2, 4, 5, 4096, 10**6)] == [1, 2, 2, 3, 64, 64]
-    assert [ClusterSelector(coarse="cap64").units(count) for count in (1, 63, 64, 65)] == [1, 63, 64, 64]
-
-
-@pytest.mark.parametrize(("clusters", "units"), [(1, 1), (2, 2), (5, 3), (4096, 64), (4097, 65), (50_000, 224)])
-def test_coarse_units_without_a_limit(clusters: int, units: int) -> None:
-    """The paper's growth with the root of the context; sqrt is the same up to 64 units."""
-    assert ClusterSelector(coarse="root").units(clusters) == units
-    assert ClusterSelector(coarse="sqrt").units(clusters) == min(units, 64)
-    assert ClusterSelector(coarse="cap64").units(clusters) == min(clusters, 64)
 
 
 SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
@@ -87,10 +77,8 @@ def test_what_is_always_attended_to_fits_beside_a_chunk() -> None:
                     assert stop % selector.capacity == 0
 
 
-@pytest.mark.parametrize(("given", "settings"), [("64", 64), ("none", None)])
-def test_replant(given: str, settings: int | None) -> None:
-    made = parse_options("lychee_cluster", LycheeClusterOptions, {"replant": given if given == "none" else int(given)})
-    assert made.selector.replant == settings
-    assert made.selector.follows_one_cache == (settings is None)
-    with pytest.raises(PolicyError, match="replant"):
-        parse_options("lychee_cluster", LycheeClusterOptions, {"replant": "never"})
+def test_replant() -> None:
+    assert parse_options("lychee_cluster", LycheeClusterOptions, {"replant": 64}).selector.replant == 64
+    for given, told in (("never", "a whole number"), ("none", "it is the method lazy_clusters of `claims` now")):
+        with pytest.raises(PolicyError, match=f"policy lychee_cluster: replant='{given}' is not valid: .*{told}"):
+            parse_options("lychee_cluster", LycheeClusterOptions, {"replant": given})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,16 +12,27 @@ from ..selection.clusters.selector import ClusterSelector
 from ..selection.rules import RankUnion, Ratio
 from ..selection.scorers.exact import ExactScorer
 from ..selection.scorers.page_bounds import PageBoundScorer
-from ..selection.scorers.random_head import RandomHeadScorer
 from ..selection.selector import Rule, ScoredSelector, Selector
 from ..types import HeadGrouping, ModelShape
 from ._cut import CutOptions
 from ._roles import roles_of
 from .method import Method
-from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks, Whole
+from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks, moved
 
-OWNERS = {"sinks": "rank_union", "recent": "rank_union", "min_pages": "ratio", "local_pages": "ratio"}
-"""Options that one rule alone understands."""
+CLUSTER = {"chunking", "chunk_min", "chunk_max", "cluster_size"}
+OWNERS = {
+    **dict.fromkeys(("sinks", "recent"), ("rule", "rank_union")),
+    **dict.fromkeys(("min_pages", "local_pages"), ("rule", "ratio")),
+    **dict.fromkeys(("chunk_min", "chunk_max", "chunk_pooling", "cluster_size"), ("scorer", "cluster")),
+}
+"""Options that only one rule or one scorer understands."""
+CLUSTERED = (
+    ("rule", "top_k", "keeps whole chunks while they fit the budget"),
+    ("page", 1, "cuts chunks where the text breaks"),
+    ("heads", "kv", "searches with a group's mean query"),
+    ("pooling", "mean", "searches with a group's mean query"),
+)
+"""Options of which an index of chunks knows one value."""
 
 
 class ComposedOptions(CutOptions):
@@ -44,11 +56,8 @@ class ComposedOptions(CutOptions):
     """scorer=cluster: chunks per fine cluster (LycheeCluster, appendix E); not given: 2"""
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
-    pooling: Literal["max", "mean", "random"] | None = None
-    """heads=kv: a group's largest score, that of its mean query, or that of one of its query heads, drawn anew at every
-    position; heads=all: random, one head of all; not given: max"""
-    seed: Annotated[Whole, Field(ge=0)] | None = None
-    """pooling=random: which heads are drawn; not given: 0"""
+    pooling: Annotated[Literal["max", "mean"] | None, moved("random", "random_head")] = None
+    """heads=kv: a group's largest score, or that of its mean query; not given: max"""
     roles: Roles = "select"
     """select: every layer after the dense ones; layers:2+5, every:N, heads:0+7.2: these publish; or a role file"""
     dense_layers: DenseLayers | None = None
@@ -73,11 +82,6 @@ class ComposedOptions(CutOptions):
         return self.heads or ("all" if self.rule == "rank_union" else "kv")
 
     @property
-    def every(self) -> int:
-        """Tokens between rectifications; 0: none."""
-        return 0 if self.rectify is None else self.rectify.every
-
-    @property
     def cut(self) -> Rule:
         if self.rule == "rank_union":
             sinks, recent = 4 if self.sinks is None else self.sinks, 0.25 if self.recent is None else self.recent
@@ -89,102 +93,47 @@ class ComposedOptions(CutOptions):
     @property
     def selector(self) -> Selector:
         if self.scorer == "cluster":
-            return ClusterSelector(
-                budget=self.tokens,
-                every=self.every,
-                chunking=self.chunking or ClusterSelector.chunking,
-                chunk_min=self.chunk_min or ClusterSelector.chunk_min,
-                chunk_max=self.chunk_max or ClusterSelector.chunk_max,
-                pooling=self.chunk_pooling or ClusterSelector.pooling,
-                cluster_size=self.cluster_size or ClusterSelector.cluster_size,
-            )
-        if self.pooling == "random":
-            heads: Literal["kv", "all"] = "all" if self.grouping == "all" else "kv"
-            drawn = RandomHeadScorer(page=self.unit, heads=heads, seed=self.seed or 0)
-            return ScoredSelector(drawn, self.cut, self.grouping)
+            given = self.model_dump(include=CLUSTER, exclude_none=True)
+            every = 0 if self.rectify is None else self.rectify.every
+            return ClusterSelector(budget=self.tokens, every=every, pooling=self.chunk_pooling or "mean", **given)
         pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
         return ScoredSelector(scorer, self.cut, self.grouping)
 
     def model_post_init(self, context: object, /) -> None:
-        """Refuse what makes no sense together."""
+        """Refuse what makes no sense together; the first reason that there is."""
         super().model_post_init(context)
-        for name, owner in OWNERS.items():
-            value = getattr(self, name)
-            if value is not None and self.rule != owner:
-                raise ValueError(f"{name}={value} belongs to rule={owner}, but the rule is {self.rule}")
-        if self.scorer == "cluster":
-            self._check_cluster()
-        else:
-            self._check_chunks()
-        if self.scorer != "exact" and self.rule in ("top_p", "threshold"):
-            raise ValueError(
-                f"rule={self.rule} needs scorer=exact: {self.scorer} gives upper bounds, which are no probabilities"
-            )
-        if self.rule == "rank_union":
-            if self.scorer != "exact" or self.unit != 1:
-                raise ValueError("rule=rank_union needs scorer=exact and page=1: it merges rankings of single tokens")
-            if self.grouping != "all":
-                raise ValueError(f"heads={self.heads} does not fit rule=rank_union, which makes one set for all heads")
-        elif self.grouping == "all" and self.pooling != "random":
-            raise ValueError(f"heads=all needs rule=rank_union: rule={self.rule} does not merge the heads' scores")
-        if self.pooling == "random":
-            self._check_random()
-        elif self.seed is not None:
-            raise ValueError(f"seed={self.seed} belongs to pooling=random, but the pooling is {self.pooling or 'max'}")
-        elif self.pooling is not None and self.grouping != "kv":
-            raise ValueError(
-                f"pooling={self.pooling} needs heads=kv: with heads={self.grouping} no group shares a score"
-            )
-        if self.dense_layers is not None and self.roles_name_every_head:
-            raise ValueError(
-                f"dense_layers={self.dense_layers} does not fit roles={self.roles}, which speaks of every layer"
-            )
+        for reason in self._reasons():
+            raise ValueError(reason)
         self.check_page(self.unit)
 
-    def _check_random(self) -> None:
-        """Refuse a head drawn where none is, or where more than one is asked."""
-        if self.scorer != "exact":
-            raise ValueError(
-                f"pooling=random needs scorer=exact, not {self.scorer}: it takes one query head's own scores"
-            )
-        if self.rule == "rank_union" or self.grouping == "query":
-            other = "rule=rank_union" if self.rule == "rank_union" else "heads=query"
-            raise ValueError(f"pooling=random does not fit {other}, where every query head is heard")
-
-    def _check_cluster(self) -> None:
-        """Refuse what an index of chunks has no use for."""
-        if self.rule != "top_k":
-            raise ValueError(
-                f"rule={self.rule} does not fit scorer=cluster, which keeps whole chunks while they fit the budget: "
-                "only rule=top_k does"
-            )
-        if self.page is not None:
-            raise ValueError(f"page={self.page} does not fit scorer=cluster, which cuts chunks where the text breaks")
-        for name, fixed in (("heads", "kv"), ("pooling", "mean")):
+    def _reasons(self) -> Iterator[str]:
+        rule, scorer, heads, pooling = self.rule, self.scorer, self.grouping, self.pooling
+        if self.chunking == "text" and scorer == "page_bounds":
+            yield "chunking=text needs scorer=cluster; with page bounds it is the method text_pages of `claims` now"
+        if self.chunking is not None and scorer == "exact":
+            yield f"chunking={self.chunking} needs scorer=cluster, not exact"
+        for name, (option, owner) in OWNERS.items():
+            value, held = getattr(self, name), getattr(self, option)
+            if value is not None and held != owner:
+                yield f"{name}={value} belongs to {option}={owner}, but the {option} is {held}"
+        for name, fixed, why in CLUSTERED if scorer == "cluster" else ():
             value = getattr(self, name)
             if value not in (None, fixed):
-                raise ValueError(
-                    f"{name}={value} does not fit scorer=cluster, which searches with a group's mean query: "
-                    f"only {name}={fixed} does"
-                )
-
-    def _check_chunks(self) -> None:
-        """Refuse chunks where something else is scored."""
-        if self.chunking == "text" and self.scorer == "page_bounds":
-            raise ValueError(
-                "chunking=text needs scorer=cluster; with page bounds it is the method text_pages of `claims` now"
-            )
-        if self.chunking is not None and self.scorer == "exact":
-            raise ValueError(f"chunking={self.chunking} needs scorer=cluster, not exact")
-        for name in ("chunk_min", "chunk_max", "chunk_pooling", "cluster_size"):
-            value = getattr(self, name)
-            if value is not None:
-                raise ValueError(f"{name}={value} belongs to scorer=cluster, but the scorer is {self.scorer}")
-
-    @property
-    def roles_name_every_head(self) -> bool:
-        return self.roles != "select" and not self.roles.startswith(("every:", "layers:"))
+                yield f"{name}={value} does not fit scorer=cluster, which {why}: only {name}={fixed} does"
+        if scorer != "exact" and rule in ("top_p", "threshold"):
+            yield f"rule={rule} needs scorer=exact: {scorer} gives upper bounds, which are no probabilities"
+        if rule == "rank_union" and (scorer != "exact" or self.unit != 1):
+            yield "rule=rank_union needs scorer=exact and page=1: it merges rankings of single tokens"
+        if rule == "rank_union" and heads != "all":
+            yield f"heads={heads} does not fit rule=rank_union, which makes one set for all heads"
+        if rule != "rank_union" and heads == "all":
+            yield f"heads=all needs rule=rank_union: rule={rule} does not merge the heads' scores"
+        if pooling is not None and heads != "kv":
+            yield f"pooling={pooling} needs heads=kv: with heads={heads} no group shares a score"
+        of_layers = self.roles == "select" or self.roles.startswith(("every:", "layers:"))
+        if self.dense_layers is not None and not of_layers:
+            yield f"dense_layers={self.dense_layers} does not fit roles={self.roles}, which speaks of every layer"
 
 
 def plan(options: ComposedOptions, shape: ModelShape) -> Plan:

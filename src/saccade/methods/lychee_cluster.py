@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
 from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.clusters.selector import ClusterSelector
 from ..types import ModelShape
 from .method import Method
-from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks
+from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks, moved
 
 
 class LycheeClusterOptions(Options):
@@ -18,8 +18,8 @@ class LycheeClusterOptions(Options):
     sinks: Sinks = 16
     buffer: AtLeastOne | None = None
     """text is indexed in steps of so many tokens, all attended to before; not given: min(128, budget / 4) or less"""
-    replant: AtLeastOne | Literal["none"] = 128
-    """chunks that are clustered together, and anew when new ones come; none: the paper's lazy update"""
+    replant: Annotated[AtLeastOne, moved("none", "lazy_clusters")] = 128
+    """chunks that are clustered together, and anew when new ones come"""
     chunk_min: AtLeastOne = 8
     """fewest tokens of a chunk"""
     chunk_max: AtLeastOne = 16
@@ -29,9 +29,8 @@ class LycheeClusterOptions(Options):
 
     @property
     def selector(self) -> ClusterSelector:
-        settings = self.model_dump(exclude={"dense_layers", "rectify", "replant"})
-        replant = None if self.replant == "none" else self.replant
-        return ClusterSelector(**settings, replant=replant, every=0 if self.rectify is None else self.rectify.every)
+        settings = self.model_dump(exclude={"dense_layers", "rectify"})
+        return ClusterSelector(**settings, every=0 if self.rectify is None else self.rectify.every)
 
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:

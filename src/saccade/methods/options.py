@@ -126,6 +126,17 @@ RectifyField = Annotated[
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
+def moved(value: str, method: str) -> BeforeValidator:
+    """Refuse what an option was once given for something that only claims ask for, and say where that is now."""
+
+    def check(given: Any) -> Any:
+        if given == value:
+            raise ValueError(f"it is the method {method} of `claims` now")
+        return given
+
+    return BeforeValidator(check)
+
+
 def parse_options(name: str, kind: type[OptionsT], given: dict[str, Any]) -> OptionsT:
     """Validate `given` for policy `name`.
 

@@ -69,7 +69,10 @@ class Policy:
             raise PolicyError(f"policy JSON has version {data['version']!r}; this saccade reads version {VERSION}")
         if not isinstance(data["name"], str):
             raise PolicyError(f"policy JSON name={data['name']!r} is not a string")
-        return cls.create(data["name"], data["options"])
+        known = describe(data["name"]).options.model_fields
+        # An option that has gone since and was not given says nothing.
+        given = {key: value for key, value in data["options"].items() if value is not None or key in known}
+        return cls.create(data["name"], given)
 
     def to_json(self) -> str:
         """JSON object with `version`, `name` and `options`."""

@@ -233,7 +233,6 @@ class Selector(ABC):
         bounds_page: the page whose key bounds are the whole index, so that they can lie beside a cache's own pages; or
             None.
         owns_index: whether `new_index` gives any other index, which takes tokens in between steps.
-        follows_one_cache: whether that index can only follow one cache from its beginning on.
         stays: whether that index can lie in memory that is set aside once, so that a captured step can search it.
         reads_text: whether that index looks at the tokens' text, so that the history must know their ids.
         assumption: what the byte counts assume about the text or the scores, in words.
@@ -256,10 +255,6 @@ class Selector(ABC):
 
     @property
     def owns_index(self) -> bool:
-        return False
-
-    @property
-    def follows_one_cache(self) -> bool:
         return False
 
     @property

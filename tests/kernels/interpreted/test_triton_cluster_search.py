@@ -48,7 +48,7 @@ def expect(case: Case, found: Selection) -> None:
     assert found.ids.dtype == found.counts.dtype == torch.int32
     for b, row in enumerate(case.rows):
         for head, query in enumerate(case.queries[b]):
-            tokens = naive(row, head, query, case.budget, case.sinks, case.k_g)
+            tokens = naive(row, head, query, case.budget, case.sinks)
             assert int(found.counts[b, head]) == len(tokens)
             assert found.ids[b, head].tolist() == tokens + [-1] * (found.ids.shape[2] - len(tokens))
 
@@ -96,7 +96,7 @@ def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
         assert search(one, SHIPPED, tree=case.tree.heads(head, head + 1)).ids[:, 0].equal(whole.ids[:, head])
 
 
-def large(dim: int, k_g: int | None, budget: int, counts: tuple[int, ...] = (300, 70)) -> Case:
+def large(dim: int, budget: int, counts: tuple[int, ...] = (300, 70)) -> Case:
     """Hundreds of clusters of one to many chunks, most of them with a rival of the same bound; exact in float16."""
     chance = random.Random(0)
 
@@ -123,19 +123,19 @@ def large(dim: int, k_g: int | None, budget: int, counts: tuple[int, ...] = (300
     for query in (query for heads in queries for query in heads):
         query[chance.randrange(dim // 2)] = 3.0
         query[dim // 2 + chance.randrange(dim // 2)] = -4.0
-    return Case(rows, torch.tensor(queries).half(), queries, torch.float16, budget, sinks=3, k_g=k_g)
+    return Case(rows, torch.tensor(queries).half(), queries, torch.float16, budget, sinks=3)
 
 
-@pytest.mark.parametrize(("dim", "k_g", "budget"), [(64, None, 400), (80, 20, 900)])
-def test_many_clusters(dim: int, k_g: int | None, budget: int) -> None:
-    case = large(dim, k_g, budget)
+@pytest.mark.parametrize(("dim", "budget"), [(64, 400), (80, 900)])
+def test_many_clusters(dim: int, budget: int) -> None:
+    case = large(dim, budget)
     expect(case, search(case, SHIPPED))
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.0])
 def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: float) -> None:
     """Nothing, in parts, or as much as can be; below 0.0, too, and where a query of nothing makes all bounds equal."""
-    case = large(64, None, 400, counts=(150, 40))
+    case = large(64, 400, counts=(150, 40))
     case = replace(case, q=factor * case.q)
     for radius in (1.0, -9.0):
         tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)
@@ -147,7 +147,7 @@ def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: 
 
 
 def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
-    case = large(8, None, 400)
+    case = large(8, 400)
     tree = replace(case.tree, radii=case.tree.radii.transpose(1, 2).contiguous().transpose(1, 2))
     with pytest.raises(KernelError, match=r"radii \[2, 2, 300\] has strides \(600, 1, 2\)"):
         search(case, SHIPPED, tree=tree)
@@ -181,7 +181,7 @@ NARROWED = {"SPARE": 4, "BLOCK": 64, "RIVALS": 32, "MEMBERS": 8}
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BY_TOKENS": True, "BLOCK": 16}),
+        ("_bound_units", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 16}),
         ("_keep_units", {**NARROWED, "PART": 1024}),
         ("_bound_clusters", {"GROUP": 4, "HEAD_DIM": 128, "INNER": 128, "BLOCK": 32, "MEMBERS": 8}),
         ("_bound_clusters", {"GROUP": 7, "HEAD_DIM": 64, "INNER": 64, "BLOCK": 32, "MEMBERS": 8}),

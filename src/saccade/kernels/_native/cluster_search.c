@@ -32,7 +32,7 @@ struct search {
     int32_t *ids, *counts;                      /* [batch, heads, width] and [batch, heads] */
     int64_t batch, query_heads, heads, held_heads, dim, bf16, narrow;
     int64_t units, clusters, chunks, edges_room;
-    int64_t budget, sinks, most_units;          /* most_units: 0: as many as hold 4 budgets of tokens */
+    int64_t budget, sinks;
     int64_t most_clusters, most_chunks, width;  /* what the result has room for */
     int64_t threads, lanes;
 };
@@ -134,9 +134,7 @@ static int64_t find_candidates(const struct search *call, const struct tree *tre
     heapify(units, filled);
     /* First all units that are kept, of which everything is fetched: what they lead to lies here and there. */
     int64_t count = 0, tokens = 0, left = filled;
-    for (; left > 0 && count < room; left--) {
-        if (call->most_units ? filled - left >= call->most_units : tokens >= 4 * call->budget)
-            break;
+    for (; left > 0 && count < room && tokens < 4 * call->budget; left--) {
         const int64_t unit = pop(units, left).value, first = tree->unit_offsets[unit];
         const int64_t more = tree->unit_offsets[unit + 1] - first;
         if (first < 0 || more < 0 || first + more > call->clusters)

@@ -70,7 +70,7 @@ Search = _struct(
     "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
     "slots lengths ids counts",
     "",
-    "batch query_heads heads held_heads dim bf16 narrow units clusters chunks edges_room budget sinks most_units "
+    "batch query_heads heads held_heads dim bf16 narrow units clusters chunks edges_room budget sinks "
     "most_clusters most_chunks width threads lanes",
 )
 """`struct search` of cluster_search.c, which documents the fields."""

@@ -21,7 +21,6 @@ def cluster_search(
     *,
     budget: int,
     sinks: int,
-    units: int | None,
     widths: SearchWidths,
     slots: Tensor | None = None,
     implementation: Implementation = "auto",
@@ -29,8 +28,8 @@ def cluster_search(
     """The set of each KV head: sinks, chunks found by bounds, what is in no chunk yet, and the current token.
 
     The query is the mean of its group. A unit's or cluster's bound is q·centroid + |q|·radius, in float32. Units are
-    taken by bound (ties: the lower), the smallest number whose chunks hold 4 budgets of tokens or exactly `units`;
-    their clusters by bound (ties: the lower number); a cluster's chunks as they lie, until the next one does not fit.
+    taken by bound (ties: the lower), the smallest number whose chunks hold 4 budgets of tokens; their clusters by
+    bound (ties: the lower number); a cluster's chunks as they lie, until the next one does not fit.
     Rows of at most `budget` tokens, and rows that are not indexed, get all their tokens.
 
     Args:
@@ -39,7 +38,6 @@ def cluster_search(
         seq_lens: int32 `[B]`, tokens per row, the current one included.
         budget: tokens of a set.
         sinks: first tokens, in every set; the first chunk starts behind them.
-        units: how many coarse units are kept; None: by tokens.
         widths: host bounds; `tokens` gives the result its shape.
         slots: int32 `[B]`, the slot of the tree that a row searches; None: that of its own number.
         implementation: "native" needs the library that the install builds where there is a C compiler, a tree on CPU
@@ -53,7 +51,7 @@ def cluster_search(
     Raises:
         KernelError: shapes, dtypes or numbers do not fit, or the requested implementation cannot run.
     """
-    _check(q, tree, slots, seq_lens, budget, units, widths)
+    _check(q, tree, slots, seq_lens, budget, widths)
     chosen = choose(
         "cluster_search",
         implementation,
@@ -61,20 +59,19 @@ def cluster_search(
         triton=lambda: refusals.refusal(q, seq_lens, *tree.tensors().values()),
     )
     if chosen == "native":
-        return native.cluster_search(q, tree, slots, seq_lens, budget, sinks, units, widths)
+        return native.cluster_search(q, tree, slots, seq_lens, budget, sinks, widths)
     if slots is None:
         slots = torch.arange(tree.ends.shape[0], dtype=torch.int32, device=q.device)
     if chosen == "triton":
         from saccade.kernels.cluster_search import triton
 
-        return triton.cluster_search(q, tree, slots, seq_lens, budget, sinks, units, widths)
-    return reference.cluster_search(q, tree, slots, seq_lens, budget, sinks, units, widths)
+        return triton.cluster_search(q, tree, slots, seq_lens, budget, sinks, widths)
+    return reference.cluster_search(q, tree, slots, seq_lens, budget, sinks, widths)
 
 
 def _check(
-    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, units: int | None,
-    widths: SearchWidths,
-) -> None:  # fmt: skip
+    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, widths: SearchWidths
+) -> None:
     check_integers("cluster_search", seq_lens=seq_lens, **({} if slots is None else {"slots": slots}))
     held, heads, _, head_dim = tree.centroids.shape
     batch = held if slots is None else slots.numel()
@@ -92,7 +89,5 @@ def _check(
         )
     if slots is not None and slots.is_cpu and ((slots < 0) | (slots >= held)).any():
         raise KernelError(f"cluster_search: slots must be 0 to {held - 1}, got {slots.tolist()}")
-    if budget < 1 or (units is not None and units < 1) or min(widths) < 1:
-        raise KernelError(
-            f"cluster_search: budget, units and widths must be at least 1, got {budget}, {units} and {tuple(widths)}"
-        )
+    if budget < 1 or min(widths) < 1:
+        raise KernelError(f"cluster_search: budget and widths must be at least 1, got {budget} and {tuple(widths)}")

@@ -29,9 +29,8 @@ def refusal(q: Tensor, tree: ClusterTree, seq_lens: Tensor) -> str | None:
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
-    widths: SearchWidths,
-) -> Selection:  # fmt: skip
+    q: Tensor, tree: ClusterTree, slots: Tensor | None, seq_lens: Tensor, budget: int, sinks: int, widths: SearchWidths
+) -> Selection:
     batch, (_, heads, held_clusters, head_dim) = q.shape[0], tree.centroids.shape
     ids = torch.empty(batch, heads, widths.tokens, dtype=torch.int32, device="cpu")
     counts = torch.empty(batch, heads, dtype=torch.int32, device="cpu")
@@ -45,7 +44,7 @@ def cluster_search(
         *(batch, q.shape[1], heads, tree.stored_heads, head_dim),
         *(ITEM_SIZE[tree.centroids.dtype] == 2, queries.dtype == torch.bfloat16),
         *(tree.unit_radii.shape[2], held_clusters, tree.members.shape[2], tree.edges.shape[1]),
-        *(budget, sinks, 0 if units is None else units),
+        *(budget, sinks),
         *(*widths, torch.get_num_threads(), native.widest),
     )
     native.check("cluster_search", native.loaded().saccade_cluster_search(call), _FAILURES)

@@ -14,29 +14,27 @@ _LOWEST = torch.iinfo(torch.int64).min
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
-    widths: SearchWidths,
-) -> Selection:  # fmt: skip
+    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, widths: SearchWidths
+) -> Selection:
     slots = slots.long()
     ends = tree.ends[slots]
     indexed = (ends > 0) & (seq_lens > budget)
     head = torch.where(indexed, sinks, 0)
     tail = torch.where(indexed, ends, 0)
     chunks = min(widths.chunks, tree.members.shape[2])
-    ranked, sizes = _ranked(q, tree, slots, indexed, budget, units, widths.clusters, chunks)
+    ranked, sizes = _ranked(q, tree, slots, indexed, budget, widths.clusters, chunks)
     numbers, starts, lengths = _chunks(tree, slots, ranked, sizes, chunks)
     return fill_budget(numbers, starts, lengths, seq_lens, head=head, tail=tail, budget=budget, width=widths.tokens)
 
 
 def _ranked(
-    q: Tensor, tree: ClusterTree, slots: Tensor, indexed: Tensor, budget: int, units: int | None, clusters: int,
-    chunks: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, tree: ClusterTree, slots: Tensor, indexed: Tensor, budget: int, clusters: int, chunks: int
+) -> tuple[Tensor, Tensor]:
     """The best clusters of the best units, `[B, H, n]`: where they lie and how many chunks they have."""
     batch, (_, heads, count, head_dim) = q.shape[0], tree.centroids.shape
     query = q.float().reshape(batch, heads, -1, head_dim).mean(dim=2)
     norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)
-    kept, sizes = _kept_units(query, norm, tree, slots, indexed, budget, units)
+    kept, sizes = _kept_units(query, norm, tree, slots, indexed, budget)
     # On CPU it costs nothing to see how many there are.
     clusters = min(clusters, max(int(sizes.sum(-1).max()), 1) if sizes.is_cpu else count)
     places = lay_out(kept, sizes, clusters)
@@ -56,17 +54,14 @@ def _ranked(
 
 
 def _kept_units(
-    query: Tensor, norm: Tensor, tree: ClusterTree, slots: Tensor, indexed: Tensor, budget: int, units: int | None
+    query: Tensor, norm: Tensor, tree: ClusterTree, slots: Tensor, indexed: Tensor, budget: int
 ) -> tuple[Tensor, Tensor]:
     """First cluster and number of clusters of every unit in order of its bound, no clusters where it is not kept."""
     bounds = _products(query, tree.unit_centroids[slots].float()) + norm * tree.unit_radii[slots]
     tokens, offsets = tree.unit_tokens[slots].long() * indexed[:, None, None], tree.unit_offsets[slots].long()
     order = bounds.masked_fill(tokens == 0, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
     tokens, first = tokens.gather(-1, order), offsets.gather(-1, order)
-    if units is None:
-        kept = tokens.cumsum(-1) - tokens < 4 * budget
-    else:
-        kept = torch.arange(order.shape[-1], device=order.device) < units
+    kept = tokens.cumsum(-1) - tokens < 4 * budget
     return first, (offsets.gather(-1, order + 1) - first) * (kept & (tokens > 0))
 
 

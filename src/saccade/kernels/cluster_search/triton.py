@@ -17,7 +17,7 @@ from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.types import Selection
 
 UNITS = 16
-"""Coarse units that a program bounds at a time."""
+"""Units that a program bounds at a time."""
 CANDIDATES = 32
 """Clusters that it bounds at a time."""
 MEMBERS = 8
@@ -43,9 +43,8 @@ MOST, LEAST = tl.constexpr(2**63 - 1), tl.constexpr(-(2**63))
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, units: int | None,
-    widths: SearchWidths,
-) -> Selection:  # fmt: skip
+    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, widths: SearchWidths
+) -> Selection:
     batch, (_, heads, count, head_dim) = q.shape[0], tree.centroids.shape
     parents, pairs, device = tree.unit_tokens.shape[2], batch * heads, q.device
     clusters = min(widths.clusters, count)
@@ -77,11 +76,10 @@ def cluster_search(
             *(*query, tree.unit_centroids, tree.unit_radii, tree.unit_tokens, tree.unit_offsets),
             *(*ranked, parents, *row),
             **sizes,
-            BY_TOKENS=units is None,
             BLOCK=UNITS,
         )
         _keep_units[(pairs,)](
-            *(*ranked, parents, *row, 4 * budget if units is None else units, listed, found, clusters),
+            *(*ranked, parents, *row, 4 * budget, listed, found, clusters),
             **narrowed,
             PART=UNITS_PART,
         )
@@ -231,7 +229,7 @@ def _bound_units(
     unit_radii: tl.tensor, unit_tokens: tl.tensor, unit_offsets: tl.tensor, keys: tl.tensor, weights: tl.tensor,
     opens: tl.tensor, parents: tl.tensor, ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, budget: tl.tensor,
     heads: tl.tensor, span: tl.tensor,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BY_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Ranks of all units of a head, in one number what each counts and its clusters, and the first of these."""
     pair = tl.program_id(0).to(tl.int64)
@@ -254,8 +252,6 @@ def _bound_units(
         )
         first = tl.load(firsts + units, mask=filled, other=0)
         size = tl.load(firsts + units + 1, mask=filled, other=0) - first
-        if not BY_TOKENS:
-            tokens = filled.to(tl.int32)
         out = pair * parents + units
         tl.store(keys + out, _keys(bounds, units), mask=present)
         tl.store(weights + out, (tokens.to(tl.int64) << 32) + size, mask=present)

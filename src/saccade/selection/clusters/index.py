@@ -94,7 +94,6 @@ class ClusterIndex:
             kv.rows.seq_lens,
             budget=settings.budget,
             sinks=settings.sinks,
-            units=settings.k_g,
             widths=self._widths(kv.rows),
             slots=None if self.slots is None else self.slots[1],
         )
@@ -122,7 +121,7 @@ class ClusterIndex:
                 tokens = max(tokens, settings.always(length, stops[slot]) if length > settings.budget else 1)
         units = 4 * settings.budget // settings.chunk_min + 1
         return SearchWidths(
-            clusters=(units if settings.k_g is None else settings.k_g * settings.clusters) + settings.clusters,
+            clusters=units + settings.clusters,
             chunks=max(settings.budget // settings.chunk_min, 1),
             tokens=tokens,
         )

@@ -11,7 +11,6 @@ from ...types import KVView, Selection
 from ..history import TokenHistory
 from ..selector import Bytes, Index, KeySizes, Selector
 from .index import ClusterIndex
-from .lazy import LazyClusterIndex
 from .settings import ClusterSettings
 from .stack import ClusterStack
 from .traffic import ClusterTraffic
@@ -22,23 +21,14 @@ class ClusterSelector(ClusterSettings, Selector):
     """Sinks, the best chunks by upper bounds on q·k, what is in no chunk yet, and the current token, per KV head."""
 
     owns_index = True
-
-    @property
-    def follows_one_cache(self) -> bool:
-        return self.replant is None
-
-    @property
-    def stays(self) -> bool:
-        return self.replant is not None
+    stays = True
 
     @property
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> ClusterIndex | LazyClusterIndex:
+    def new_index(self, kv: KVView, history: TokenHistory) -> Index:
         table = history.chunks(self.cuts, kv, text=self.reads_text)
-        if self.replant is None:
-            return LazyClusterIndex(self, table, history, [None] * kv.rows.batch)
         return ClusterIndex.empty(self, table, history, kv)
 
     def reserve(
@@ -47,7 +37,7 @@ class ClusterSelector(ClusterSettings, Selector):
         return ClusterStack.empty(self, layers, keys, rows, longest, history)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        assert isinstance(index, (ClusterIndex, LazyClusterIndex)), "chunks are chosen through their own index"
+        assert isinstance(index, ClusterIndex), "chunks are chosen through their own index"
         return index.search(q, kv)
 
     @property

@@ -11,7 +11,6 @@ from ...kernels.chunk_keys.api import ChunkPooling
 from ..chunk_table import Cuts
 
 Chunking = Literal["text", "fixed"]
-Coarse = Literal["sqrt", "cap64", "root"]
 
 LARGEST_BUFFER = 128
 MOST_UNITS = 64
@@ -26,15 +25,11 @@ class ClusterSettings:
         sinks: first tokens, in every set and in no chunk.
         buffer: text is looked at in multiples of so many tokens; what lies behind is attended to; None: min(128,
             budget / 4), shrunk to fit.
-        replant: chunks of a group; a group is planted by itself, and anew whenever its chunks change. None: the paper's
-            letter, all chunks of a prompt are planted together, and later ones join the nearest cluster.
+        replant: chunks of a group; a group is planted by itself, and anew whenever its chunks change.
         chunk_min, chunk_max: tokens of a chunk.
         chunking: "text" cuts at delimiters, "fixed" every `chunk_max` tokens.
         pooling: how a chunk's keys become one.
         cluster_size: chunks per fine cluster, on average at the build.
-        coarse: "sqrt" makes min(64, sqrt(clusters)) coarse units of what is planted together, "root" as many without
-            the limit, "cap64" 64 wherever there are that many clusters.
-        k_g: coarse units that a search keeps; None: as many as hold 4 budgets of tokens.
         every: tokens between rectifications, which are in no chunk meanwhile; 0: none.
 
     Raises:
@@ -44,14 +39,12 @@ class ClusterSettings:
     budget: int = 1024
     sinks: int = 16
     buffer: int | None = None
-    replant: int | None = 128
+    replant: int = 128
     chunk_min: int = 8
     chunk_max: int = 16
     chunking: Chunking = "text"
     pooling: ChunkPooling = "mean"
     cluster_size: int = 2
-    coarse: Coarse = "sqrt"
-    k_g: int | None = None
     every: int = 0
 
     def __post_init__(self) -> None:
@@ -79,7 +72,6 @@ class ClusterSettings:
     @property
     def group_size(self) -> int:
         """Chunks of a group."""
-        assert self.replant is not None, "the paper's letter has no groups"
         return self.replant
 
     @property
@@ -103,10 +95,7 @@ class ClusterSettings:
 
     def units(self, clusters: int) -> int:
         """How many coarse units stand over so many fine clusters."""
-        if self.coarse == "cap64":
-            return min(MOST_UNITS, clusters)
-        root = min(math.isqrt(max(clusters - 1, 0)) + 1, clusters)
-        return root if self.coarse == "root" else min(MOST_UNITS, root)
+        return min(MOST_UNITS, clusters, math.isqrt(max(clusters - 1, 0)) + 1)
 
     def _check_values(self) -> None:
         leasts = {
@@ -116,7 +105,6 @@ class ClusterSettings:
             "chunk_max": self.chunk_min,
             "buffer": 1,
             "replant": 1,
-            "k_g": 1,
         }
         for name, least in leasts.items():
             value = getattr(self, name)
@@ -124,6 +112,6 @@ class ClusterSettings:
                 raise PolicyError(f"{name}={value} is not valid; the smallest is {least}")
         if not 1 <= self.cluster_size <= 8:
             raise PolicyError(f"cluster_size={self.cluster_size} is not valid; 1 to 8 are")
-        for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling), ("coarse", Coarse)):
+        for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling)):
             if getattr(self, name) not in get_args(valid):
                 raise PolicyError(f"{name}={getattr(self, name)!r} is not valid; use {' or '.join(get_args(valid))}")

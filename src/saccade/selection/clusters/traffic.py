@@ -41,7 +41,7 @@ class ClusterTraffic:
     @property
     def together(self) -> float:
         """Chunks that are planted together."""
-        return self.chunks if self.settings.replant is None else min(self.settings.replant, self.chunks)
+        return min(self.settings.replant, self.chunks)
 
     @property
     def units(self) -> float:
@@ -52,8 +52,8 @@ class ClusterTraffic:
     def candidates(self) -> float:
         """Clusters of the coarse units that a search keeps."""
         tokens, clusters = self.chunks * self.chunk / self.units, self.chunks / self.settings.cluster_size
-        wanted = 4 * self.settings.budget / tokens if self.settings.k_g is None else self.settings.k_g
-        return min(max(math.ceil(wanted), 1), self.units) * clusters / self.units
+        wanted = math.ceil(4 * self.settings.budget / tokens)
+        return min(max(wanted, 1), self.units) * clusters / self.units
 
     @property
     def taken(self) -> float:
@@ -74,13 +74,8 @@ class ClusterTraffic:
         return Bytes(read=units + candidates + tables)
 
     def intake(self, head_dim: int, itemsize: float) -> Bytes:
-        """What a full buffer costs: the last group's keys read and, half full, planted anew; lazily, every centroid."""
-        settings, vector = self.settings, head_dim * itemsize
-        new, half = settings.capacity / self.chunk, self.together / 2
-        if settings.replant is None:
-            clusters, moved = self.chunks / settings.cluster_size, 2 * new * (vector + _RADIUS + INTEGER_BYTES)
-            tables = (self.chunks + clusters) * INTEGER_BYTES
-            return Bytes((settings.capacity + clusters) * vector + moved + tables, moved + tables)
+        """What a full buffer costs: the last group's keys read and, half full, planted anew."""
+        settings, vector, half = self.settings, head_dim * itemsize, self.together / 2
         nodes = half / settings.cluster_size + settings.units(max(round(half / settings.cluster_size), 1))
         written = nodes * (vector + _RADIUS + 2 * INTEGER_BYTES) + half * INTEGER_BYTES
         return Bytes(half * self.chunk * vector, written)

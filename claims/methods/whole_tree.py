@@ -1,0 +1,144 @@
+"""LycheeCluster's index as its paper has it: all chunks of a row are planted together (section 4.3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
+from saccade.kernels._flat import host_bounds
+from saccade.kernels.chunk_keys.api import chunk_keys
+from saccade.kernels.cluster_search.api import cluster_search
+from saccade.methods.lychee_cluster import plan
+from saccade.methods.method import Method
+from saccade.methods.options import AtLeastOne, Budget, FirstDense, Options
+from saccade.selection.chunk_table import ChunkTable
+from saccade.selection.clusters.groups import Groups
+from saccade.selection.clusters.plant import plant
+from saccade.selection.clusters.selector import ClusterSelector
+from saccade.selection.clusters.settings import MOST_UNITS, ClusterSettings
+from saccade.selection.clusters.tree import empty_tree, write
+from saccade.selection.history import TokenHistory
+from saccade.selection.selector import Index, KeySizes, NewTokens
+from saccade.types import KVView, Selection
+
+Coarse = Literal["sqrt", "cap64", "root"]
+
+
+@dataclass(slots=True)
+class WholeTreeIndex:
+    """A tree for each row of one layer."""
+
+    settings: WholeTree
+    table: ChunkTable
+    history: TokenHistory
+    rows: list[ClusterTree]
+    version: int = 0
+
+    def update(self, kv: KVView, new: NewTokens) -> None:
+        self.history.follow(self.table, new.rows, new.count, self.settings.stop)
+        change = self.table.since(self.version)
+        for row in () if change is None else change.rows:
+            chunks = int(self.table.counts[row])
+            edges = self.table.edges[row, : chunks + 1]
+            self.rows[row] = built(self.settings, kv.picked([row]), edges) if chunks else nothing(kv)
+        self.version = self.table.version
+
+    @property
+    def tree(self) -> ClusterTree:
+        """That of the first row."""
+        return self.rows[0]
+
+    def permute(self, rows: Tensor) -> None:
+        self.rows = [self.rows[row] for row in rows.tolist()]
+
+    def heads(self, start: int, stop: int) -> WholeTreeIndex:
+        return replace(self, rows=[tree.heads(start, stop) for tree in self.rows])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tree.nbytes for tree in self.rows)
+
+
+@dataclass(frozen=True)
+class WholeTree(ClusterSelector):
+    """As `ClusterSelector`, from one group of all chunks."""
+
+    index: ClassVar[type[WholeTreeIndex]] = WholeTreeIndex
+    coarse: Coarse = "sqrt"
+    k_g: int | None = None
+    stays = False
+
+    def units(self, clusters: int) -> int:
+        if self.coarse == "sqrt":
+            return super().units(clusters)
+        return min(clusters, MOST_UNITS if self.coarse == "cap64" else math.isqrt(max(clusters - 1, 0)) + 1)
+
+    def new_index(self, kv: KVView, history: TokenHistory) -> WholeTreeIndex:
+        table = history.chunks(self.cuts, kv, text=self.reads_text)
+        return self.index(self, table, history, [nothing(kv)] * kv.rows.batch)
+
+    def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
+        assert isinstance(index, WholeTreeIndex), "chunks are chosen through their own index"
+        pairs = zip(host_bounds(kv.rows), index.table.stops, strict=True)
+        width = max(self.budget, *(self.always(length, stop) for (_, length), stop in pairs))
+        found = [
+            _search(self, q[row : row + 1], tree, kv.rows.seq_lens[row : row + 1], width)
+            for row, tree in enumerate(index.rows)
+        ]
+        return Selection(torch.cat([one.ids for one in found]), torch.cat([one.counts for one in found]))
+
+
+def nothing(kv: KVView) -> ClusterTree:
+    """The tree of a row that is not indexed."""
+    none = torch.zeros((1, 2), dtype=torch.int32, device=kv.k.device)
+    return empty_tree(ClusterSettings(replant=1), KeySizes.of(kv), 1, none, none[:, 0])
+
+
+def built(settings: ClusterSettings, kv: KVView, edges: Tensor) -> ClusterTree:
+    """The tree of all chunks between `edges` `[C + 1]` of the only row."""
+    chunks = len(edges) - 1
+    whole = replace(settings, replant=chunks)
+    keys = chunk_keys(kv, edges[None], longest=whole.chunk_max, pooling=whole.pooling)[0]
+    slot = torch.zeros(1, dtype=torch.int64, device=edges.device)
+    groups = Groups.of(whole, slot, slot, edges[None], slot + chunks, kv.kv_heads)
+    tree = empty_tree(whole, KeySizes.of(kv), 1, edges[None].clone(), edges[-1:].clone())
+    write(tree, whole, plant(keys, groups, whole, kv.k.dtype), groups)
+    return tree
+
+
+def _search(settings: WholeTree, q: Tensor, tree: ClusterTree, length: Tensor, width: int) -> Selection:
+    """The set of the only row."""
+    if settings.k_g is not None:
+        # Of the best units each counts as one token, of the others as none: as if they were not there.
+        query = q.float().unflatten(1, (tree.radii.shape[1], -1)).mean(2)
+        products = (tree.unit_centroids.float() @ query[..., None])[..., 0]
+        bounds = products + query.norm(dim=-1, keepdim=True) * tree.unit_radii
+        order = bounds.masked_fill(tree.unit_tokens == 0, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+        kept = torch.zeros_like(tree.unit_tokens).scatter_(-1, order[..., : settings.k_g], 1)
+        tree = replace(tree, unit_tokens=torch.minimum(tree.unit_tokens, kept))
+    widths = SearchWidths(tree.radii.shape[2], max(settings.budget // settings.chunk_min, 1), width)
+    return cluster_search(q, tree, length, budget=settings.budget, sinks=settings.sinks, widths=widths)
+
+
+class WholeTreeOptions(Options):
+    """Options of `whole_tree`; all else is as `lychee_cluster` has it."""
+
+    budget: Budget = 1024
+    coarse: Coarse = "sqrt"
+    """coarse units: sqrt is the root of the clusters but at most 64, cap64 is 64, root has no limit"""
+    k_g: AtLeastOne | None = None
+    """coarse units that a search keeps; not given: as many as hold 4 budgets of tokens"""
+    dense_layers: FirstDense = None
+
+    @property
+    def selector(self) -> WholeTree:
+        return WholeTree(budget=self.budget, coarse=self.coarse, k_g=self.k_g)
+
+
+SOURCE = "LycheeCluster, arXiv 2603.08453"
+METHOD = Method("whole_tree", "one tree over all chunks", SOURCE, WholeTreeOptions, plan, compared=False, tuned=())
