@@ -11,7 +11,7 @@ from kernel_caches import make_case
 from torch import Tensor
 
 import oracles
-from saccade.adapters.vllm.cache_spec import bounds_bytes
+from saccade.adapters.vllm.cache_dtype import bounds_bytes
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows

@@ -11,7 +11,7 @@ from kernel_caches import LAYOUTS, make_case
 from quantised import FP8, quantised
 from test_attention_gpu import check_everything, moved
 
-from saccade.adapters.vllm.cache_spec import bounds_bytes
+from saccade.adapters.vllm.cache_dtype import bounds_bytes
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.page_bounds.api import page_scores

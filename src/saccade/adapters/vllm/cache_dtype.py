@@ -27,6 +27,11 @@ def as_numbers(kv_cache: Tensor, cache_dtype: str) -> Tensor:
     return kv_cache.view(torch.float8_e4m3fn) if cache_dtype in FP8 else kv_cache
 
 
+def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """What a block of `block` tokens needs for the lower and upper bounds of its pages."""
+    return block // page * kv_heads * 2 * head_dim * itemsize
+
+
 def reasons_against_dtype(cache_config: Any) -> list[str]:
     """Why a cache of an engine's dtype cannot be decoded from; empty if it can."""
     held, apart = cache_config.cache_dtype, cache_config.kv_cache_dtype_skip_layers

@@ -14,11 +14,6 @@ from ...methods.policy import Policy
 from . import clean
 
 
-def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """What a block of `block` tokens needs for the lower and upper bounds of its pages."""
-    return block // page * kv_heads * 2 * head_dim * itemsize
-
-
 @dataclass(frozen=True, kw_only=True)
 class SaccadeAttentionSpec(FullAttentionSpec):
     """Full attention whose decoding steps may be sparse; made by `of`.

@@ -14,7 +14,7 @@ from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...types import CHUNKED, FULL, SLIDING
-from .cache_dtype import FP8, VALID, number_type, reasons_against_dtype
+from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -127,8 +127,6 @@ def _room(vllm_config: Any, page: int | None) -> list[str]:
     if config.original_max_model_len == -1 or not block or not (blocks or given) or cache.cache_dtype not in VALID:
         return []
     from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    from .cache_spec import bounds_bytes
 
     shape, dtype = shape_of(vllm_config), number_type(cache.cache_dtype, config.dtype)
     heads = max(shape.kv_heads // vllm_config.parallel_config.tensor_parallel_size, 1)

@@ -17,8 +17,8 @@ from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows
-from ..cache_dtype import FP8, VALID
-from ..cache_spec import SaccadeAttentionSpec, bounds_bytes
+from ..cache_dtype import FP8, VALID, bounds_bytes
+from ..cache_spec import SaccadeAttentionSpec
 from .groups import Groups
 from .mixed_step import prepare
 from .page_bounds import BlockBounds
