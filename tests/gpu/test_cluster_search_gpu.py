@@ -65,7 +65,7 @@ def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
         return torch.searchsorted(ranked, edges), order
 
     offsets, members = parents(chunks, clusters)
-    unit_offsets, numbers = parents(clusters)
+    unit_offsets, numbers = parents(clusters, units)
     sizes = torch.randint(8, 17, (BATCH, chunks), generator=chance)
     edges = torch.nn.functional.pad(sizes.cumsum(1), (1, 0)) + SINKS
     lengths = sizes[:, None].expand(-1, HEADS, -1).gather(2, members)
