@@ -15,11 +15,11 @@ LIMITS = {
     "longest file outside kernels": 400,
     "hard dependencies": 6,
     "lines of tests": 44_125,
-    "cases of make test and make walk": 6_333,
+    "cases of make test and make walk": 6_246,
     "lines of claims": 7_678,
     "lines of benchmarks": 6_136,
     "lines of testbed": 2_549,
-    "words by hand, the log left out": 22_300,
+    "words by hand, the log left out": 22_257,
 }
 """A row shrinks. It grows by an allowance, which stands below, and by nothing else; a test reads the history."""
 
