@@ -88,9 +88,8 @@ class KVView:
             (attention sinks as parameters); None otherwise. Scores that rank tokens know nothing of it.
         soft_cap: c where scaled scores x enter the softmax as `c · tanh(x / c)`; None otherwise. It keeps their order,
             so that scores that rank tokens go without.
-        tiled: whether the numbers of a page and head lie in the tiles of AMX instead, in the same memory: keys
-            `[page / 16, d / 2, 16, 2]`, 16 tokens' pairs of numbers; values `[d / 16, page / 2, 16, 2]`, pairs of
-            tokens. `in_rows` reads them.
+        tiled: whether a page and head's numbers lie in AMX's tiles instead, which `in_rows` reads: of keys
+            `[page / 16, d / 2, 16, 2]`, 16 tokens' pairs of numbers; of values `[d / 16, page / 2, 16, 2]`.
     """
 
     k: Tensor

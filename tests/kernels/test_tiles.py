@@ -56,6 +56,8 @@ def test_in_rows() -> None:
     for got, want in ((rows.k, case.kv.k), (rows.v, case.kv.v)):
         assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
     assert not rows.tiled and rows.in_rows() is rows
+    # Else every step would copy the whole cache.
+    assert not any(native.reads_tiles(*sizes) for sizes in ((512, 1), (48, 1), (64, 33)))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_two_threads() -> None:
 def test_bounds_are_those_of_the_keys(unit: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In C on every machine, vectors of every width; also past the end of rows, where nothing is touched."""
     monkeypatch.setattr(native, "widest", width)
-    monkeypatch.setattr(native, "reads_tiles", lambda head_dim: native.library() is not None)
+    monkeypatch.setattr(native, "reads_tiles", lambda *sizes: native.library() is not None)
     for page in PAGES:
         case = tiles(page, kv_heads=2, group=1)
         for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
@@ -137,7 +139,7 @@ def test_a_key_that_is_no_number_makes_bounds_that_are_none() -> None:
 
 
 def test_chunk_keys_are_those_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "reads_tiles", lambda head_dim: native.library() is not None)
+    monkeypatch.setattr(native, "reads_tiles", lambda *sizes: native.library() is not None)
     for page in PAGES:
         case = columns(page, torch.bfloat16)
         edges = int32([[0, 1, 9, 40, page + 140], [0, 5, 5, 30, 83], [0, 0, 1, 3, 3]])
@@ -149,7 +151,7 @@ def test_what_the_library_cannot_take_is_named_and_read_in_rows(monkeypatch: pyt
     case, q = tiles(32), torch.randn(3, 6, 32)
     with pytest.raises(KernelError, match=r"tiles, and q is torch\.float32" if NATIVE else "no products"):
         dense_decode_scores(q, case.kv, scale=0.3, implementation="native")
-    monkeypatch.setattr(native, "reads_tiles", lambda head_dim: False)
+    monkeypatch.setattr(native, "reads_tiles", lambda *sizes: False)
     with pytest.raises(KernelError, match="in tiles, and this machine has no products of bfloat16 pairs"):
         dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
     expect_attention(dense_decode_scores(case.q, case.kv, scale=0.3)[0], case, everything(case), 0.3)

@@ -44,11 +44,12 @@ def test_tiles_are_kept_where_the_library_reads_them(
 ) -> None:
     def made(builder: Any) -> None:
         vars(builder).update(isa="amx", kv_cache_dtype=dtype, head_dim=64, layer_names=["one"], vllm_config=None)
+        vars(builder).update(num_heads=8, num_kv_heads=2)
 
     told: list[str] = []
     monkeypatch.setattr(SparseBuilder, "__init__", made)
     monkeypatch.setattr(cpu, "Groups", lambda config, view: None)
-    monkeypatch.setattr(cpu, "reads_tiles", lambda head_dim: reads)
+    monkeypatch.setattr(cpu, "reads_tiles", lambda *sizes: reads and sizes == (64, 4))
     monkeypatch.setattr(cpu.SaccadeCPUBuilder, "_set_isa_to_layers", lambda builder, names: told.extend(names))
     builder = cpu.SaccadeCPUBuilder()
     assert (builder.isa, told) == (isa, [] if isa == "amx" else ["one"])

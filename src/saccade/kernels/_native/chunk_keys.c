@@ -17,8 +17,7 @@ struct chunk_keys {
     const int32_t *starts;
     const int32_t *edges; /* [batch, chunks + 1], ascending: where they differ, inside of the row */
     float *means;         /* [batch, kv_heads, chunks, dim] */
-    int64_t k_page, k_slot, k_head, k_dim; /* bytes */
-    int64_t tiled; /* as in `struct call` of attention.c: pairs of numbers are `k_dim` bytes apart */
+    int64_t k_page, k_slot, k_head, k_dim, tiled; /* bytes; tiled: pairs are `k_dim` apart, see attention.c */
     int64_t batch, kv_heads, dim, bf16;
     int64_t page, pages, row_pages, chunks;
     int64_t threads;

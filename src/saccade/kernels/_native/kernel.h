@@ -34,6 +34,18 @@ INLINE void NAME(score)(const struct block *block, const struct call *call, cons
     }
 }
 
+/* Where the keys of a block's four groups from `group` on lie, and of the next four; sums of nothing yet. */
+INLINE void NAME(find_groups)(const struct block *block, const struct call *call, int group, const char *keys[4],
+                              const char *later[4], vec sums[4][MOST_ROWS], int rows)
+{
+    UNROLL for (int u = 0; u < 4; u++) {
+        keys[u] = call->k + block->k[group + u];
+        later[u] = call->k + block->k[group + 4 + u];
+        UNROLL for (int row = 0; row < rows; row++)
+            sums[u][row] = (vec){0};
+    }
+}
+
 /* The scores of a block's four groups from `group` on, a token per lane. */
 INLINE void NAME(keep_lanes)(const struct block *block, int group, vec sums[4][MOST_ROWS], float *scores, int rows)
 {
@@ -60,12 +72,7 @@ INLINE void NAME(score_columns)(const struct block *block, const struct call *ca
     for (int group = 0; group < block->groups; group += 4) {
         const char *keys[4], *later[4];
         vec sums[4][MOST_ROWS];
-        UNROLL for (int u = 0; u < 4; u++) {
-            keys[u] = call->k + block->k[group + u];
-            later[u] = call->k + block->k[group + 4 + u];
-            UNROLL for (int row = 0; row < rows; row++)
-                sums[u][row] = (vec){0};
-        }
+        NAME(find_groups)(block, call, group, keys, later, sums, rows);
         const int from = block->first[group], to = block->first[group + 4];
         const int part = call->out ? (to - from) * (bf16 ? 2 : 4) : 0; /* bytes of a token's row each time */
         int token = from, done = 0;
@@ -190,12 +197,7 @@ INLINE void NAME(dot_score_tiles)(const struct block *block, const struct call *
     for (int group = 0; group < block->groups; group += 4) {
         const char *keys[4], *later[4];
         vec sums[4][MOST_ROWS];
-        UNROLL for (int u = 0; u < 4; u++) {
-            keys[u] = call->k + block->k[group + u];
-            later[u] = call->k + block->k[group + 4 + u];
-            UNROLL for (int row = 0; row < rows; row++)
-                sums[u][row] = (vec){0};
-        }
+        NAME(find_groups)(block, call, group, keys, later, sums, rows);
         for (int pair = 0; pair < pairs; pair++) {
             /* A token's values are one line for eight pairs of its key. */
             for (int token = block->first[group] + pair % 8; ahead && call->out && token < block->first[group + 4];

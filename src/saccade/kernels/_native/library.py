@@ -151,9 +151,10 @@ def check(operation: str, failure: int, failures: dict[int, str]) -> None:
 
 
 @functools.cache
-def reads_tiles(head_dim: int) -> bool:
-    """Whether the library reads a cache in tiles of such heads."""
-    return head_dim % 32 == 0 and library() is not None and b"bf16" in loaded().saccade_level(head_dim, widest)
+def reads_tiles(head_dim: int, group: int = 1) -> bool:
+    """Whether the library reads a cache in tiles of such heads, with so many query heads on each."""
+    fits = head_dim % 32 == 0 and head_dim <= MOST_DIM and group <= MOST_GROUP
+    return fits and library() is not None and b"bf16" in loaded().saccade_level(head_dim, widest)
 
 
 def description() -> str:

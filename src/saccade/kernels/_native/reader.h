@@ -26,13 +26,12 @@ struct reader {
 
 #define LINE 64 /* bytes that a tile's numbers of two columns or two tokens take; a cache line */
 
-/* Bytes between the lines of a token's values in tiles. */
+/* Bytes between the lines of a token's values in tiles; and from a page's values to those of a slot. */
 static inline int64_t value_line(const struct call *call)
 {
     return call->page / 2 * LINE;
 }
 
-/* Bytes from a page's values to those of a slot. */
 static inline int64_t value_place(const struct call *call, int64_t slot)
 {
     return call->tiled ? slot / 2 * LINE + slot % 2 * 2 : slot * call->v_slot;

@@ -45,7 +45,8 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = Groups(self.vllm_config, self.view)
-        if self.isa == "amx" and (self.kv_cache_dtype in FP8 or not reads_tiles(self.head_dim)):
+        group = self.num_heads // self.num_kv_heads
+        if self.isa == "amx" and (self.kv_cache_dtype in FP8 or not reads_tiles(self.head_dim, group)):
             # Tiles that our library does not read: another layout, for which vLLM has slower kernels.
             self.isa = "vec"
             self._set_isa_to_layers(self.layer_names)

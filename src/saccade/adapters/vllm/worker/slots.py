@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from ....plans.plan import Plan
 from ....plans.rectify import Phase
 from ....selection.chunk_table import Feed
-from ....selection.clusters.index import ClusterIndex
 from ....selection.history import ALL_CLEAN, TokenHistory
 from ....selection.selector import Reserved, SlotIndex
 from ....types import KVView, Rows
@@ -173,9 +173,8 @@ class SlotIndexes:
         if missing and arrivals and selector is not None:
             where = rows(range(len(arrivals)))
             for layer in sorted(missing):
-                index = selector.new_index(self._view(layer, where), self._history)
-                assert isinstance(index, ClusterIndex), "`checks` refuses others"
-                self._layers[layer] = index
+                # `checks` refuses indexes that follow one cache.
+                self._layers[layer] = cast(SlotIndex, selector.new_index(self._view(layer, where), self._history))
 
     def _bring(self, feeds: list[Feed], numbers: list[int], rows: Callable[[Sequence[int]], Rows]) -> None:
         """Cut and take in what some arrivals, which have these numbers, were fed."""
