@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,6 +148,18 @@ class KVView:
             v_scale=None if self.v_scale is None else self.v_scale[narrow],
             sinks=None if self.sinks is None else self.sinks[start * group : stop * group],
         )
+
+
+class Intake(NamedTuple):
+    """What an index is to look at: the first `stop` tokens of the sequence in a slot, all behind `kept` new to it.
+
+    Its first token lies in slot `origin` of the cache. All of these tokens are clean.
+    """
+
+    slot: int
+    origin: int
+    kept: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)

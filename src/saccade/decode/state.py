@@ -13,8 +13,9 @@ from ..kernels.dense_decode_scores.api import dense_decode_scores
 from ..kernels.hybrid_decode.api import hybrid_decode
 from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
+from ..plans.rectify import ALL
 from ..plans.roles import HeadSpan
-from ..selection.history import TokenHistory
+from ..text.history import TokenHistory
 from ..types import Flags, KVView, Pooling, Rows, Selection
 from .counters import Counters, Usage
 from .indexes import Indexes, OwnIndexes
@@ -125,11 +126,14 @@ class DecodeState:
         twin.indexes = copy.deepcopy(self.indexes, memo)
         return twin
 
-    def begin(self, past: int) -> None:
-        """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since."""
+    def begin(self, past: int, clean: int = ALL) -> None:
+        """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since.
+
+        Slots below `clean` hold what no sparse step wrote, or what was rectified.
+        """
         self._rolling.clear()
         self._usages.clear()
-        self.indexes.begin(past)
+        self.indexes.begin(past, clean)
 
     def needs_selection(self, max_len: int) -> bool:
         """Whether some row may be longer than its set."""

@@ -6,8 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
+
 from ..errors import PolicyError
+from ..selection.index import KeySizes, SlotIndex
 from ..selection.selector import Selector
+from ..text.feed import TokenFeed
 from ..types import ModelShape, Role
 from .roles import RoleMap
 
@@ -38,6 +42,33 @@ class Plan:
         """Layers whose keys some head refreshes its set from, the only ones whose index must be up to date."""
         layers = enumerate(self.roles.layers)
         return frozenset(self.sources.get(layer, layer) for layer, roles in layers if any(r.refreshes for r in roles))
+
+    @property
+    def owns_index(self) -> bool:
+        """Whether its index lies in slots and takes tokens in between steps."""
+        return self.selector is not None and self.selector.owns_index
+
+    @property
+    def reads_text(self) -> bool:
+        return self.selector is not None and self.selector.reads_text
+
+    def covers(self, length: int) -> bool:
+        """Whether every head attends to all of a row of `length` tokens."""
+        return self.selector is None or self.selector.covers(length)
+
+    def new_slots(
+        self, keys: KeySizes, slots: int, longest: int, *, fixed: bool, text: TokenFeed | None
+    ) -> SlotIndex | None:
+        """Empty indexes of its layers, as `Selector.new_slots` has them."""
+        if self.selector is None:
+            return None
+        return self.selector.new_slots(sorted(self.refreshing), keys, slots, longest, fixed=fixed, text=text)
+
+    @cached_property
+    def moves_index(self) -> bool:
+        """Whether its index cannot stay in one place, so that no captured step can search it."""
+        nowhere = KeySizes(1, 16, torch.float32, torch.device("meta"))
+        return self.owns_index and self.new_slots(nowhere, 1, 1, fixed=True, text=None) is None
 
 
 def dense_unless_told(shape: ModelShape, told: int | None) -> int:

@@ -44,8 +44,7 @@ class Rectifier:
             return kwargs
         if unclean == 0 or not session.state.needs_selection(past):
             # Nothing to run again: a call of many tokens, or tokens that were dense because the budget covers them.
-            session.state.history.clean = past
-            session.begin(Call(past, call.queries, call.queries))
+            session.begin(Call(past, call.queries, call.queries), covered=True)
             return kwargs
         refuse_unmovable(kwargs, ids)
         start, history = past - unclean, session.state.history
@@ -54,7 +53,6 @@ class Rectifier:
         kwargs = placed(kwargs, past, start, again, positions)
         session.pending = past, start
         cache.end_at(held, start)
-        history.clean = start
         session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0))
         return kwargs
 

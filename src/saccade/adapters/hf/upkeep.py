@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...decode.indexes import OwnIndexes
 from ...errors import UnsupportedModelError
-from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
 from .cache import refuse_moving
 from .rectify import Rectifier
@@ -37,14 +36,16 @@ class Upkeep:
             self._starts = starts.to(device)
             self._table = torch.arange(len(self._first), dtype=torch.int32, device=device)[:, None]
             everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
-            indexes.stay(lambda layer: self._seen(everyone, longest, (layer,))[layer], longest)
-        self._layers, self._reserved = sorted(session.state.plan.refreshing), indexes.reserved
-        self._before = session.state.history.clean, 0
+            self._layers = sorted(session.state.plan.refreshing)
+            indexes.fix(lambda: self._seen(everyone, longest, self._layers)[self._layers[0]], longest)
+        self._slots, self._before = indexes.slots, (session.final, 0)
 
     @property
     def lost(self) -> bool:
         """Whether the indexes have left the memory that a graph knows."""
-        return self._session.state.indexes is not self._indexes or self._indexes.reserved is not self._reserved
+        state = self._session.state
+        moved = self._indexes.slots is not self._slots or (state.plan.owns_index and not self._indexes.fixed)
+        return state.indexes is not self._indexes or moved
 
     def before(self, past: int, tokens: Tensor) -> Tensor:
         """Prepare a step behind `past` slots that decodes `tokens`, int64 `[B, 1]`; gives what it is to be fed.
@@ -55,16 +56,16 @@ class Upkeep:
             UnsupportedModelError: if more tokens wait for a pass than `every`, as another policy may have left them.
         """
         state, passed = self._session.state, self._rectifier
-        history = state.history
-        self._before = history.clean, 0
+        session, history = self._session, state.history
+        self._before = session.final, 0
         with lasting():
             if passed is not None or history.levels is not None:
-                history.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
-            unclean = 0 if passed is None else self._session.unclean(past)
+                session.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
+            unclean = session.unclean(past)
             due = passed is not None and passed.phase.due(unclean)
             if due and not state.needs_selection(past + 1):
                 # Nothing to run again: their sets held all tokens, as this one's will.
-                due, history.clean = False, past + 1
+                due, session.final = False, session.final.after(past, 1, dense=False)
             if passed is None or not due:
                 self.take_in(past)
                 return tokens
@@ -74,8 +75,8 @@ class Upkeep:
                     "decode the next token in an ordinary call"
                 )
             # An index of text has seen none of what is rewritten: it takes in clean text alone.
-            self._before = history.clean, unclean
-            history.clean = past + 1
+            self._before = session.final, unclean
+            session.final = session.final.after(past - unclean, unclean + 1, dense=True)
             self.promise(unclean + 1)
             passed.done.add(passes=1, rewritten=unclean)
             return history.fed(past - unclean, past + 1)
@@ -83,14 +84,11 @@ class Upkeep:
     def take_in(self, past: int) -> None:
         """Prepare a sparse step behind `past` slots, of which text is taken in as far as it is known and clean."""
         self.promise(1)
-        if self._reserved is None:
-            return
-        history, length = self._session.state.history, past + 1
-        with lasting():
-            if self._rectifier is None:
-                history.clean = ALL_CLEAN
-            bounds = [(start, length - start) for start in self._first]
-            self._indexes.follow(bounds, length, lambda rows: self._seen(rows, length, self._layers))
+        if self._indexes.fixed:
+            with lasting():
+                self._indexes.begin(past, self._session.final.boundary)
+                bounds = [(start, past + 1 - start) for start in self._first]
+                self._indexes.follow(bounds, lambda rows: self._seen(rows, past + 1, self._layers))
 
     def promise(self, count: int) -> None:
         """Let the next step bring `count` tokens of each row."""
@@ -102,8 +100,8 @@ class Upkeep:
 
     def undo(self) -> None:
         """Note that the step that `before` has prepared was not launched, or nobody knows: what was clean still is."""
-        self._session.state.history.clean, rewritten = self._before
-        self._before = self._session.state.history.clean, 0
+        self._session.final, rewritten = self._before
+        self._before = self._session.final, 0
         if rewritten and self._rectifier is not None:
             self._rectifier.done.add(passes=-1, rewritten=-rewritten)
         self.done()
@@ -118,9 +116,9 @@ class Upkeep:
 
     def catch_up(self, past: int) -> None:
         """Let bounds of keys take in what calls by others have left below slot `past`; the host may wait."""
-        if self._reserved is None and self._layers:
+        if self._layers and not self._indexes.fixed:
             with lasting():
-                self._indexes.begin(past)
+                self._indexes.begin(past, self._session.final.boundary)
                 for layer, view in self._seen([*range(len(self._first))], past, self._layers).items():
                     self._indexes.of(layer, view)
 

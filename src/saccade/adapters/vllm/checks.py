@@ -156,8 +156,6 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
-    if selector.owns_index and not selector.stays:
-        reasons.append(f"{options.policy}: its index follows one cache; use it in transformers")
     if selector.reads_text and vllm_config.scheduler_config.async_scheduling and not vllm_config.use_v2_model_runner:
         reasons.append(
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from ...errors import PolicyError
 from ...kernels.chunk_keys.api import ChunkPooling
-from ..chunk_table import Cuts
+from ...text.table import Cuts
 
 Chunking = Literal["text", "fixed"]
 

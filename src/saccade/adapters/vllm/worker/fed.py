@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from ....selection.history import ABSENT, UNKNOWN
+from ....text.feed import ABSENT, UNKNOWN, TokenFeed
 from .requests import RequestRow
 
 _GROWTH = 256
 
 
-class Fed(Protocol):
-    """Token ids of the requests in slots."""
+class Kept(Protocol):
+    """Where a model runner keeps token ids."""
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
+    def hold(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
         """Let the first `stop` tokens be read of a request, which is at `place` in vLLM's batch."""
         ...
 
     def read(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """As `TokenHistory.read`."""
+        """As `TokenFeed.read`."""
         ...
 
 
-class FedByHost:
+class RequestFeed(TokenFeed):
+    """What a worker's requests were fed; `kept` is asked when the first of them is here."""
+
+    def __init__(self, levels: Sequence[int] | None, kept: Callable[[], Kept]) -> None:
+        super().__init__(levels)
+        self._ask, self._kept = kept, list[Kept]()
+
+    def hold(self, row: int, source: tuple[RequestRow, int], stop: int) -> None:
+        self._kept = self._kept or [self._ask()]
+        self._kept[0].hold(row, *source, stop)
+
+    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
+        return self._kept[0].read(rows, slots)
+
+
+class HostIds:
     """Copied from the host's lists, as model runner V1 keeps them."""
 
     def __init__(self, device: torch.device) -> None:
         self._ids = torch.empty((0, 0), dtype=torch.int32, device=device)
         self._held: dict[int, tuple[RequestRow, int]] = {}
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
+    def hold(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
         held, known = self._held.get(slot, (None, 0))
         first = known if held is request else 0
         if stop <= first:
@@ -51,7 +67,7 @@ class FedByHost:
         return self._ids[slots[:, None], positions.clamp(max=self._ids.shape[1] - 1)].long()
 
 
-class FedByDevice:
+class DeviceIds:
     """Read where model runner V2 keeps them, int32 `[requests, positions]`; the host never sees them."""
 
     def __init__(self, ids: Tensor) -> None:
@@ -59,7 +75,7 @@ class FedByDevice:
         self._places = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         self._known = [-1] * ids.shape[0]
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
+    def hold(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
         if self._known[slot] != place:
             self._known[slot] = place
             self._places[slot].fill_(place)
