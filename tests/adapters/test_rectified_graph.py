@@ -117,7 +117,7 @@ def assert_same(got: Decoding, expected: Decoding) -> None:
     """Logits, the whole cache, what is clean and what was counted; float32 differs in the order of sums."""
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got.stored(), expected.stored(), rtol=1e-4, atol=1e-4)
-    assert got.session.state.history.clean == expected.session.state.history.clean
+    assert got.session.final.boundary == expected.session.final.boundary
     one, other = got.end(), expected.end()
     assert (one.dense_passes, one.rectifications) == (other.dense_passes, other.rectifications)
     for layer, wanted in zip(one.layers, other.layers, strict=True):
@@ -216,7 +216,7 @@ def test_an_interrupted_replay_is_made_up_for(fed: int, launched: bool) -> None:
     with pytest.raises(KeyboardInterrupt):
         graph.step(got.tokens[:, got.fed : got.fed + 1])
     graph._recorded[count] = kept
-    assert got.session.state.history.clean == 34
+    assert got.session.final.boundary == 34
     if not launched:
         assert_same(got.replays(NEW - fed), expected)
     elif count == 1:
@@ -279,7 +279,7 @@ def test_what_a_budget_covers_is_not_run_again(
     got, expected = Decoding(spec, "one").replays(NEW), Decoding(spec, "one").calls(NEW)
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
     if budget < CAPACITY:
-        assert got.session.state.history.clean == expected.session.state.history.clean
+        assert got.session.final.boundary == expected.session.final.boundary
     assert (got.end().dense_passes, expected.end().dense_passes) == (passes, by_calls)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,10 +13,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
-from saccade.kernels._cluster_tree import ClusterTree
-from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.scorers.page_bounds import PageBounds
-from saccade.types import KVView, Rows
+from saccade.selection.index import KeySizes, Views
+from saccade.types import Intake, KVView, Rows
 from trees import same
 from walking import crossed
 
@@ -41,7 +38,7 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
         session, cache = run._hook.latest.session, kwargs.get(run._hook.kept)
         if cache is None:
             return
-        clean = min(session.state.history.clean, int(cache.get_seq_length()))
+        clean = min(session.final.boundary, int(cache.get_seq_length()))
         ids = session.state.history.ids(0, clean)
         assert ids is not None
         visible = torch.ones_like(ids) if mask is None else _wider(mask, ids)
@@ -166,8 +163,7 @@ def test_page_bounds_follow_what_was_rewritten() -> None:
 
     def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         state, held = run._hook.latest.session.state, kwargs[run._hook.kept]
-        for layer, index in state.indexes._indexes.items():
-            assert isinstance(index, PageBounds)
+        for layer, index in state.indexes._pages.items():
             covered = state.indexes._covered[layer]
             keys = held.layers[layer].keys[:, :, :covered]
             for page in range(-(-covered // 4)):
@@ -198,26 +194,22 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
     with saccade.sparsify(model, specs(EVERY, mode)["lychee_cluster"]) as run:
         generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
         session = run._hook.latest.session
-        checked = 0
-        for layer, index in session.state.indexes._indexes.items():
-            assert isinstance(index, ClusterIndex)
-            keys, values = cache.layers[layer].keys.transpose(1, 2), cache.layers[layer].values.transpose(1, 2)
-            kv = KVView(keys, values, _rows(inputs, keys.shape[1]))
-            # Nothing unclean is in a chunk.
-            ends, clean = index.table.ends + kv.rows.row_start, session.state.history.clean
-            assert int(ends.min()) > 0 and int(ends.max()) <= clean
-            table = copy.deepcopy(index.table)
-            table.version = 0
-            built = replace(index, table=table, tree=with_nothing(index.tree), version=table.version - 100)
-            built.plant(kv)
-            for row in range(kv.rows.batch):
-                same(index, built, row, row)
-                checked += 1
-    assert checked
-
-
-def with_nothing(tree: ClusterTree) -> ClusterTree:
-    return ClusterTree(**{name: torch.zeros_like(tensor) for name, tensor in tree.tensors().items()})
+        index, stored = session.state.indexes.slots.index, cache.layers
+        rows = _rows(inputs, stored[0].keys.shape[2])
+        caches = {one: (stored[one].keys.transpose(1, 2), stored[one].values.transpose(1, 2)) for one in index.layers}
+        views = Views(
+            [*caches], lambda some: {one: KVView(*held, rows).picked([*some]) for one, held in caches.items()}
+        )
+        # Nothing unclean is in a chunk.
+        ends = index.table.ends + rows.row_start
+        assert int(ends.min()) > 0 and int(ends.max()) <= session.final.boundary
+        sizes, text = KeySizes.of(views.of([0])[1]), session.state.history
+        built = run.plan.new_slots(sizes, rows.batch, 100, fixed=False, text=text)
+        told = zip(rows.row_start.tolist(), index.table.stops, strict=True)
+        built.take_in([Intake(row, start, 0, stop) for row, (start, stop) in enumerate(told)], views)
+        for layer, row in product(caches, range(rows.batch)):
+            same(index.layers[layer], built.layers[layer], row, row)
+        assert len(index.layers) > 1
 
 
 def _rows(inputs: dict[str, torch.Tensor], slots: int) -> Rows:

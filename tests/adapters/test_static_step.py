@@ -22,8 +22,6 @@ from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
 from saccade.adapters.hf.session import Session
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
-from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.scorers.page_bounds import PageBounds
 from walking import among
 
 from . import tiny
@@ -177,11 +175,10 @@ def test_a_step_reads_nothing_on_the_host(name: str) -> None:
 
 def _index_memory(decoding: Decoding) -> list[int]:
     """The tensors of all indexes, which hold them as long as the test compares."""
-    held = [in_cache(decoding).state.indexes._indexes.get(layer) for layer in range(4)]  # type: ignore[attr-defined]
-    bounds = [part for index in held if isinstance(index, PageBounds) for part in (index.lower, index.upper)]
-    clusters = [index for index in held if isinstance(index, ClusterIndex)]
-    trees = [part for index in clusters for part in (*index.tree.tensors().values(), index.table.edges)]
-    return [id(part) for part in (*bounds, *trees)]
+    indexes: Any = in_cache(decoding).state.indexes
+    bounds = [part for index in indexes._pages.values() for part in (index.lower, index.upper)]
+    layers = {} if indexes.slots.index is None else indexes.slots.index.layers
+    return [id(part) for part in (*bounds, *(part for one in layers.values() for part in one.tree.tensors().values()))]
 
 
 def in_cache(decoding: Decoding) -> Session:

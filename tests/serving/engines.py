@@ -18,7 +18,7 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 
 from saccade.adapters.vllm.checks import SCHEDULER
-from saccade.adapters.vllm.worker.groups import Groups
+from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.document import language_reference
 from saccade.methods.policy import Policy
@@ -133,7 +133,7 @@ class Engines:
 
 def force_own_path(patch: pytest.MonkeyPatch) -> None:
     """Let rows that the budget covers, which vLLM's own kernel would serve, go through our operations too."""
-    patch.setattr(Groups, "covers", lambda groups, length: False)
+    patch.setattr(SparseRows, "covers", lambda rows, length: False)
 
 
 def core(engine: LLM) -> Any:

@@ -165,7 +165,7 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     # Layers whose heads are all dense are vLLM's, for all rows.
     for layer in (0, 1):
         dense = step.part(layer)
-        assert (dense.parent_tokens, dense.groups) == (None, ())
+        assert (dense.parent_tokens, dense.sparse) == (None, None)
         assert dense.parent.seq_lens.tolist() == [130, 103, 152, 99]
     part = step.part(2)
     assert part == step.part(LAYERS - 1)
@@ -175,7 +175,7 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (part.parent.max_query_len, part.parent.max_seq_len, part.parent.num_actual_tokens) == (65, 130, 66)
     assert torch.equal(part.parent.block_table, engine.tables[[1, 2]])
     assert torch.equal(part.parent.slot_mapping, common.slot_mapping[:66])
-    (group,) = part.groups
+    group = part.sparse
     assert group.tokens.tolist() == [66, 67]
     assert group.rows.seq_lens.tolist() == [152, 99]
     assert torch.equal(group.rows.page_table, engine.tables[[0, 3]])
@@ -205,17 +205,17 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     engine = CudaEngine(monkeypatch, PAGES)
     common = engine.metadata([Row(0, 152, 152, True), Row(3, 1, 1, True)])
     seen = []
-    step = prepare(engine.builder.groups, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
+    step = prepare(engine.builder.sparse, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
     assert seen == [common]
     part = step.part(0)
-    assert (part.parent, part.parent_tokens, part.groups) == ("parent", None, [])
+    assert (part.parent, part.parent_tokens, part.sparse) == ("parent", None, None)
 
 
 def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
     part = engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
     assert part.parent.seq_lens.tolist() == [9]
-    assert part.groups[0].tokens.tolist() == [0]
+    assert part.sparse.tokens.tolist() == [0]
 
 
 def test_a_profiling_run_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

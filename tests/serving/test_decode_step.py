@@ -49,8 +49,8 @@ def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.Monk
     engine = CudaEngine(monkeypatch, PAGES)
     step = decode_step(engine, [Row(0, 152), Row(3, 9)])
     parts = [step.part(layer) for layer in range(LAYERS)]
-    assert [part.parent is step.parent and not part.groups for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
-    assert all(part.parent is None and part.groups == (step.group,) for part in parts[2:])
+    assert [part.parent is step.parent and part.sparse is None for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
+    assert all(part.parent is None and part.sparse is step.sparse for part in parts[2:])
     assert step.group.tokens is None
     assert step.parent.seq_lens.tolist() == step.group.rows.seq_lens.tolist() == [152, 9]
 
@@ -182,16 +182,16 @@ def test_an_index_is_set_aside_before_the_cache(
     assert [record.message for record in caplog.records] == [f"saccade: decoding steps are {told}"]
     held = room.room_of(engine.config)
     support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
-    if held.reserved is None:
+    if held.index is None:
         assert support is AttentionCGSupport.NEVER
         return
     assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     # Four slots and nobody's, in the ten layers that select.
-    assert len(held.reserved.table.stops) == 5
-    assert list(held.reserved.layers) == list(range(2, LAYERS))
+    assert len(held.index.table.stops) == 5
+    assert list(held.index.layers) == list(range(2, LAYERS))
     # vLLM may make builders twice, the first time to see what graphs need.
     again = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
-    assert again.groups._reserved is engine.builder.groups._reserved is held.reserved
+    assert again.sparse.slots.slots.index is engine.builder.sparse.slots.slots.index is held.index
 
 
 def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,13 +199,20 @@ def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.Mo
     engine.config.model_config.enable_sleep_mode = True
     del held_by(engine.config)["_saccade_room"]
     assert reasons_of(engine.config) == ["sleep mode may discard the memory of its index"]
-    assert room.room_of(engine.config).reserved is None
+    assert room.room_of(engine.config).index is None
+
+
+def serve(engine: CudaEngine, **changes: Any) -> None:
+    """Let the engine's steps serve with these; recall, if it is measured, in each."""
+    for part in (engine.builder.sparse, engine.builder.sparse.sampling):
+        options = replace(engine.serving.options, recall=1.0)
+        vars(part)["_serving"] = replace(engine.serving, options=options, **changes)
 
 
 def searched(engine: CudaEngine) -> list[int]:
     """The slots that the latest step's rows search."""
-    index: Any = engine.builder.groups._state.indexes.of(LAYERS - 1, None)  # type: ignore[arg-type]
-    found: list[int] = index.slots[1].tolist()
+    index: Any = engine.builder.sparse.slots.slots.index
+    found: list[int] = index.placed[1].tolist()
     return found
 
 
@@ -217,7 +224,7 @@ def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) 
     engine.step(prompts, engine.random_qkv(352))
     engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
     held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
-    monkeypatch.setattr(slots, "SLICE", 60)
+    monkeypatch.setattr(slots, "MAX_PROMPT_TOKENS", 60)
     engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     last = engine.requests.rows[3].memory.slot
@@ -271,13 +278,11 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
         prompts = [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 80, 80, True), Row(3, 40, 40, True)]
         engine.step(prompts, engine.random_qkv(369))
         recall = RecallObserver(LAYERS)
-        groups = engine.builder.groups
-        vars(groups)["_serving"] = replace(
-            groups._serving, recall=recall, options=replace(groups._serving.options, recall=1.0)
-        )
+        sparse = engine.builder.sparse
+        serve(engine, recall=recall)
         qkv, rows = engine.random_qkv(4), [Row(0, 151), Row(1, 100), Row(2, 81), Row(3, 41)]
         if kept:
-            groups.keep(4)
+            sparse.sampling.keep(QUERY_HEADS // KV_HEADS, 4)
             engine.step(rows, qkv)
             assert all(layer is None for layer in recall.per_layer())
             # Other rows and lengths in the same memory; or blocks of a row that is gone, written by a prompt.
@@ -287,9 +292,9 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
         else:
             common = engine.metadata(rows)
             step = engine.builder.build(0, common)
-            groups._state.observers = (OfRows(recall, [True, True, False, False], 151),)
+            sparse._state.observers = (OfRows(recall, [True, True, False, False], 151),)
             engine.layers_of(step, common, qkv)
-            groups._state.observers = ()
+            sparse._state.observers = ()
         means.append(recall.per_layer())
     alone, behind = means
     for layer, (one, other) in enumerate(zip(alone, behind, strict=True)):
@@ -308,15 +313,14 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
 def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a step is not captured, and is measured while it runs, but for layers whose heads are all dense."""
     engine = CudaEngine(monkeypatch, PAGES)
-    groups, recall, told = engine.builder.groups, RecallObserver(LAYERS), []
+    recall, told = RecallObserver(LAYERS), []
     report = SimpleNamespace(
         step=lambda selecting, dense: told.append(selecting),
         measuring=told.append,
         layer_done=lambda layer: None,
     )
-    options = replace(groups._serving.options, recall=1.0)
-    vars(groups)["_serving"] = replace(groups._serving, recall=recall, options=options, metrics=report)
-    groups.keep(4)
+    serve(engine, recall=recall, metrics=report)
+    engine.builder.sparse.sampling.keep(QUERY_HEADS // KV_HEADS, 4)
     widths = set()
 
     def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:
@@ -345,11 +349,11 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
 def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dummy rows stand in slots that warm-up requests have had, one token each and not of a prompt."""
     engine = CudaEngine(monkeypatch, PAGES)
-    groups, told = engine.builder.groups, []
+    told = []
     report = SimpleNamespace(
         step=lambda selecting, dense: told.append(selecting), disregard=lambda: told.append("nobody's")
     )
-    vars(groups)["_serving"] = replace(groups._serving, metrics=report)
+    serve(engine, metrics=report)
     common = engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)])
     engine.layers_of(engine.builder.build_for_cudagraph_capture(common), common, engine.random_qkv(4))
     engine.prepared(engine.metadata([Row(0, 151), Row(1, 100)]))

@@ -142,7 +142,7 @@ def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaE
 def test_taking_text_in_reads_nothing_on_the_host(engine: CudaEngine) -> None:
     """Rows of prompts and rows that decode, whose text is cut and planted; then rows enter the slots of others."""
     watched_step(engine, MIXED)
-    table = engine.builder.groups._reserved.table
+    table = engine.builder.sparse.slots.slots.index.table
     version = table.version
     watched_step(engine, (Row(0, 310, 9, True), Row(1, 300, 120, True), Row(2, 99)))
     watched_step(engine, (Row(0, 311), Row(1, 301), Row(2, 100)))

@@ -48,7 +48,8 @@ def test_tiles_are_kept_where_the_library_reads_them(
 
     told: list[str] = []
     monkeypatch.setattr(SparseBuilder, "__init__", made)
-    monkeypatch.setattr(cpu, "Groups", lambda config, view: None)
+    monkeypatch.setattr(cpu, "SparseRows", lambda config, view, room: None)
+    monkeypatch.setattr(cpu, "text_of", lambda config: None)
     monkeypatch.setattr(cpu, "reads_tiles", lambda *sizes: reads and sizes == (64, 4))
     monkeypatch.setattr(cpu.SaccadeCPUBuilder, "_set_isa_to_layers", lambda builder, names: told.extend(names))
     builder = cpu.SaccadeCPUBuilder()

@@ -157,6 +157,10 @@ class ClusterLayer:
     def settings(self) -> ClusterSettings:
         return self.owner.settings
 
+    @property
+    def table(self) -> ChunkTable:
+        return self.owner.table
+
     def search(self, q: Tensor, kv: KVView) -> Selection:
         settings, placed = self.settings, self.owner.placed
         return cluster_search(

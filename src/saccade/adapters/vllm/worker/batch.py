@@ -38,9 +38,8 @@ class Batch:
     @classmethod
     def of(cls, common: Any, known: RequestRows | None) -> Batch:
         """From vLLM's `CommonAttentionMetadata`, of all of which asked for here it keeps a copy on the host."""
-        queries = [stop - start for start, stop in pairwise(common.query_start_loc_cpu.tolist())]
-        lengths = common.seq_lens_cpu_upper_bound
-        count = common.num_reqs
+        count, lengths = common.num_reqs, common.seq_lens_cpu_upper_bound
+        queries = [stop - start for start, stop in pairwise(common.query_start_loc_cpu.tolist())][:count]
         lengths = (common.seq_lens if lengths is None else lengths)[:count].tolist()
         places = list(range(count)) if common.req_idx is None else common.req_idx.tolist()
         prefilling = common.is_prefilling[:count].tolist()
@@ -56,11 +55,11 @@ class Batch:
             and (known.ids_on_device is None or common.req_idx is not None)
             and all(
                 place in known.rows and (prefilled or length != new)
-                for place, new, prefilled, length in zip(places, queries, prefilling, lengths, strict=False)
+                for place, new, prefilled, length in zip(places, queries, prefilling, lengths, strict=True)
                 if new
             )
         )
-        return cls(lengths, queries[:count], prefilling, places, requests, announced)
+        return cls(lengths, queries, prefilling, places, requests, announced)
 
     @property
     def decoding(self) -> list[bool]:
