@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from saccade.selection.index import KeySizes, LayerIndex, Views
+from saccade.selection.index import LayerIndex, SlotSizes, Views
 from saccade.text.feed import TokenFeed
 from saccade.text.table import ChunkTable, Cuts
 from saccade.types import Intake, KVView
@@ -19,20 +19,11 @@ Held = TypeVar("Held")
 class ChunkedIndex:
     """A `saccade.selection.index.SlotIndex` whose layers are of class `layer`, which `settings` are handed to."""
 
-    def __init__(
-        self,
-        settings: Any,
-        cuts: Cuts,
-        layer: type[ChunkedLayer[Any]],
-        layers: Sequence[int],
-        keys: KeySizes,
-        slots: int,
-        text: TokenFeed | None,
-    ) -> None:
-        self.table, self.text = ChunkTable(cuts, text, slots, keys.device), text
-        self.keys = keys
-        self.layers = {number: layer(self, settings, [None] * slots) for number in layers}
-        self._versions = dict.fromkeys(layers, 0)
+    def __init__(self, settings: Any, cuts: Cuts, layer: type[ChunkedLayer[Any]], sizes: SlotSizes) -> None:
+        self.keys, self.text = sizes.keys, sizes.text
+        self.table = ChunkTable(cuts, sizes.text, sizes.slots, sizes.keys.device)
+        self.layers = {number: layer(self, settings, [None] * sizes.slots) for number in sizes.layers}
+        self._versions = dict.fromkeys(sizes.layers, 0)
         self._placed: Sequence[int] | None = None
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:

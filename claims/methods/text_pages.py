@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from saccade.kernels.topk.api import topk
 from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import DEFAULT_BUDGET, AtLeastOne, Budget, FirstDense, Options
-from saccade.selection.index import Index, KeySizes
+from saccade.selection.index import Index, SlotSizes
 from saccade.selection.selector import Selector
 from saccade.text.feed import TokenFeed
 from saccade.text.table import Cuts
@@ -85,18 +84,8 @@ class TextPages(Selector):
             told = f"chunk_min={self.chunk_min}, chunk_max={self.chunk_max} and budget={self.budget}"
             raise PolicyError(f"{told} do not ascend: chunk_min <= chunk_max < budget is valid")
 
-    def new_slots(
-        self,
-        layers: Sequence[int],
-        keys: KeySizes,
-        slots: int,
-        longest: int,
-        *,
-        fixed: bool,
-        text: TokenFeed | None,
-    ) -> ChunkedIndex | None:
-        cuts = Cuts(0, self.chunk_min, self.chunk_max)
-        return None if fixed else ChunkedIndex(self, cuts, ChunkBounds, layers, keys, slots, text)
+    def new_slots(self, sizes: SlotSizes) -> ChunkedIndex | None:
+        return None if sizes.fixed else ChunkedIndex(self, Cuts(0, self.chunk_min, self.chunk_max), ChunkBounds, sizes)
 
     def stop(self, length: int, clean: int) -> int:
         return max(clean, 0)

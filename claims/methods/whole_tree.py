@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -22,7 +21,7 @@ from saccade.selection.clusters.plant import plant
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.settings import MOST_UNITS, ClusterSettings
 from saccade.selection.clusters.tree import empty_tree, write
-from saccade.selection.index import Index, KeySizes
+from saccade.selection.index import Index, KeySizes, SlotSizes
 from saccade.text.feed import TokenFeed
 from saccade.types import KVView, Selection
 
@@ -77,17 +76,8 @@ class WholeTree(ClusterSelector):
             return super().units(clusters)
         return min(clusters, MOST_UNITS if self.coarse == "cap64" else math.isqrt(max(clusters - 1, 0)) + 1)
 
-    def new_slots(  # type: ignore[override]  # an index of its own
-        self,
-        layers: Sequence[int],
-        keys: KeySizes,
-        slots: int,
-        longest: int,
-        *,
-        fixed: bool,
-        text: TokenFeed | None,
-    ) -> ChunkedIndex | None:
-        return None if fixed else ChunkedIndex(self, self.cuts, self.layer, layers, keys, slots, text)
+    def new_slots(self, sizes: SlotSizes) -> ChunkedIndex | None:  # type: ignore[override]  # an index of its own
+        return None if sizes.fixed else ChunkedIndex(self, self.cuts, self.layer, sizes)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, WholeTreeLayer), "chunks are chosen through their own index"

@@ -204,7 +204,7 @@ def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -
         ends = index.table.ends + rows.row_start
         assert int(ends.min()) > 0 and int(ends.max()) <= session.final.boundary
         sizes, text = KeySizes.of(views.of([0])[1]), session.state.history
-        built = run.plan.new_slots(sizes, rows.batch, 100, fixed=False, text=text)
+        built = run.plan.new_slots(sizes, rows.batch, longest=100, text=text)
         told = zip(rows.row_start.tolist(), index.table.stops, strict=True)
         built.take_in([Intake(row, start, 0, stop) for row, (start, stop) in enumerate(told)], views)
         for layer, row in product(caches, range(rows.batch)):

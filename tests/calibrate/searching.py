@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from saccade.adapters.hf.support import decoder_of
 from saccade.calibrate import heads, layers, tune
 from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
@@ -55,7 +56,7 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
     def said(rows: list[list[int]]) -> list[str]:
         """What comes behind each row; those that are shorter are padded behind, which no token before sees."""
         longest, ends = max(map(len, rows)), [len(row) - 1 for row in rows]
-        states = model.get_decoder()(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).last_hidden_state
+        states = decoder_of(model)(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).last_hidden_state
         logits = model.get_output_embeddings()(states[range(len(rows)), ends])
         return [tokenizer.decode([token]) for token in logits.argmax(-1).tolist()]
 

@@ -51,8 +51,8 @@ def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.Monk
     parts = [step.part(layer) for layer in range(LAYERS)]
     assert [part.parent is step.parent and part.sparse is None for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
     assert all(part.parent is None and part.sparse is step.sparse for part in parts[2:])
-    assert step.group.tokens is None
-    assert step.parent.seq_lens.tolist() == step.group.rows.seq_lens.tolist() == [152, 9]
+    assert step.sparse.tokens is None
+    assert step.parent.seq_lens.tolist() == step.sparse.rows.seq_lens.tolist() == [152, 9]
 
 
 def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +64,11 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
     for lengths in ((152, 99, 0), (301, 5, 0)):
         common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         step = engine.prepared(common)
-        ours = [tensor for tensor in tensors((step.group.rows, step.written)) if tensor.data_ptr() not in theirs]
+        ours = [tensor for tensor in tensors((step.sparse.rows, step.written)) if tensor.data_ptr() not in theirs]
         addresses.append([tensor.data_ptr() for tensor in ours])
         assert step.written[0].start.tolist() == [length - 1 for length in lengths]
-        assert step.group.rows.max_len == MAX_LEN
-        assert step.group.rows.bounds is None
+        assert step.sparse.rows.max_len == MAX_LEN
+        assert step.sparse.rows.bounds is None
     assert addresses[0] == addresses[1]
     # Row starts, flags and turns, which the rows written to share; and where each of these begins to be new.
     assert len(set(addresses[0])) == 4
@@ -80,11 +80,11 @@ def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -
     engine.requests.rows[2] = RequestRow(sparse=False)
     rows = [Row(0, 152), Row(2, 103), Row(1, 33, 1, True), Row(3, 0, 0)]
     step = decode_step(engine, rows)
-    assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [False, True, True, False]
+    assert step.sparse.rows.whole is not None
+    assert step.sparse.rows.whole.tolist() == [False, True, True, False]
     # The same memory says it of the next batch.
-    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).group.rows.whole.tolist() == [True, False]
-    assert step.group.rows.whole.tolist() == [True, False, True, False]
+    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).sparse.rows.whole.tolist() == [True, False]
+    assert step.sparse.rows.whole.tolist() == [True, False, True, False]
 
 
 def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,8 @@ def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: p
     common = engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0), Row(2, 0, 0)])
     common.is_prefilling, common.req_idx = common.is_prefilling[:2], common.req_idx[:2]
     step = engine.builder.build(0, common)
-    assert step.group.rows.batch == 4
-    assert step.group.rows.whole.tolist() == [False] * 4
+    assert step.sparse.rows.batch == 4
+    assert step.sparse.rows.whole.tolist() == [False] * 4
 
 
 def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,13 +229,13 @@ def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) 
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     last = engine.requests.rows[3].memory.slot
     assert searched(engine) == [held[1].slot, nobody, last, held[0].slot, nobody]
-    assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [False, True, False, False, False]
+    assert step.sparse.rows.whole is not None
+    assert step.sparse.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.
     step = decode_step(engine, [Row(0, 1), Row(1, 1)])
     assert searched(engine) == [nobody] * 2
-    assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [True, True]
+    assert step.sparse.rows.whole is not None
+    assert step.sparse.rows.whole.tolist() == [True, True]
 
 
 def test_who_takes_a_slot_over_is_answered_as_in_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:

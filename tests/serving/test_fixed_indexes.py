@@ -31,7 +31,7 @@ class Fixed:
     def __init__(self, world: World, way: Any = by_device) -> None:
         fed, self.made = way(world)
         keys, plan = KeySizes(HEADS, DIM, torch.float32, torch.device("cpu")), world.plan(CLUSTERS)
-        self.index: Any = plan.new_slots(keys, SLOTS + 1, LENGTH, fixed=True, text=fed)
+        self.index: Any = plan.new_slots(keys, SLOTS + 1, longest=LENGTH, text=fed, fixed=True)
         self.world, self.slots = world, world.slots(CLUSTERS, fed, self.index, requests=SLOTS, rows=ROWS)
         self.here: dict[int, RequestRow] = {}
 

@@ -25,7 +25,6 @@ from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.methods.policy import Policy
-from saccade.selection.clusters.index import ClusterIndex
 from saccade.types import KVView, Rows
 
 
@@ -174,13 +173,11 @@ def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
                 attend(state, layer, q, KVView(storage, storage, rows), scale=SCALE)
 
     step(length, "cpu")
-    kv = KVView(page, page, Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length]))
-    for layer in plan.refreshing:
-        index = state.indexes.of(layer, kv)
-        assert isinstance(index, ClusterIndex)
-        index.tree = ClusterTree(**{name: part.to("meta") for name, part in index.tree.tensors().items()})
-        table, version = index.table, index.table.version
-        for name in ("edges", "counts", "ends"):
-            setattr(table, name, getattr(table, name).to("meta"))
+    index: Any = state.indexes.slots.index  # type: ignore[attr-defined]
+    table, version = index.table, index.table.version
+    for name in ("edges", "counts", "ends"):
+        setattr(table, name, getattr(table, name).to("meta"))
+    tree = ClusterTree(**{name: part.to("meta") for name, part in index.tree.tensors().items()})
+    index._lay_out(replace(tree, edges=table.edges, ends=table.ends))
     step(length + more, "meta")
     assert (table.version > version) == (more > 1)

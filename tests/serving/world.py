@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.adapters.vllm.worker.batch import Batch
-from saccade.adapters.vllm.worker.fed import DeviceIds, HostIds, RequestFeed
+from saccade.adapters.vllm.worker.fed import RequestFeed
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.slots import RequestSlots
 from saccade.decode.indexes import OwnIndexes
@@ -88,9 +88,9 @@ def by_host(world: World) -> tuple[RequestFeed, Callable[[int], RequestRow]]:
         ids = world.ids[request].tolist()
         return RequestRow(prompt=ids[:29], output=ids[29:])
 
-    return RequestFeed(LEVELS, lambda: HostIds(torch.device("cpu"))), row
+    return RequestFeed(LEVELS, lambda: None), row
 
 
 def by_device(world: World) -> tuple[RequestFeed, Callable[[int], RequestRow]]:
     """As model runner V2: all ids are in one tensor, by slots of its own."""
-    return RequestFeed(LEVELS, lambda: DeviceIds(world.ids.int())), lambda _: RequestRow()
+    return RequestFeed(LEVELS, world.ids.int), lambda _: RequestRow()

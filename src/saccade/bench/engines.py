@@ -254,8 +254,7 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
 
 
 def _check_policy(policy: Policy, grid: Grid, block: int) -> None:
-    selector = policy.plan(grid.shape).selector
-    page = None if selector is None else selector.bounds_page
+    page = policy.plan(grid.shape).bounds_page
     if page is not None and block % page:
         raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; pass --block {lcm(page, 16)}")
     if _reads_text(policy, grid) and not Path(grid.name, "tokenizer.json").is_file():
@@ -263,8 +262,7 @@ def _check_policy(policy: Policy, grid: Grid, block: int) -> None:
 
 
 def _reads_text(policy: Policy | None, grid: Grid) -> bool:
-    selector = None if policy is None else policy.plan(grid.shape).selector
-    return selector is not None and selector.reads_text
+    return policy is not None and policy.plan(grid.shape).reads_text
 
 
 def _wait_for_memory(device: torch.device, free: int, *, seconds: float = 60.0) -> None:

@@ -88,7 +88,7 @@ class OwnIndexes:
         if self.fixed or not self._plan.owns_index or self._plan.moves_index:
             return
         kv = seen()
-        index = self._plan.new_slots(KeySizes.of(kv), kv.rows.batch, longest, fixed=True, text=self._text)
+        index = self._plan.new_slots(KeySizes.of(kv), kv.rows.batch, longest=longest, text=self._text, fixed=True)
         self.slots, self.fixed = Slots(self._plan, self._text, index, kv.rows.batch), True
         self._covered.clear()
         self._rewritten = 0

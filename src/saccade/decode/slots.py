@@ -139,7 +139,7 @@ class Slots:
         if self._placed[:rows] != told:
             self._placed[:rows] = told
             new = torch.tensor(told, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
-            self._places[:rows].copy_(new, non_blocking=True)
+            self._places[:rows].copy_(new.to(device, non_blocking=True))
         if self.index is not None:
             self.index.place(told, self._places[:rows])
 
@@ -152,14 +152,12 @@ class Slots:
 
     def permute(self, rows: Tensor) -> None:
         """Let slot `i` be what slot `rows[i]` was; they are no longer where a captured step searches them."""
-        if self._fixed:
-            self.index, self._fixed = None, False
-            self._stops = [0] * len(rows)
+        self.count = len(rows)
+        if self._fixed or self.index is None:
+            self.index, self._fixed, self._stops = None, False, [0] * self.count
         else:
             self._stops = [self._stops[row] for row in rows.tolist()]
-        if self.index is not None:
             self.index.permute(rows)
-        self.count = len(rows)
 
     @property
     def nbytes(self) -> int:
@@ -168,6 +166,6 @@ class Slots:
     def _index_for(self, seen: Seen) -> SlotIndex:
         if self.index is None:
             keys = KeySizes.of(next(iter(seen([0]).values())))
-            self.index = self._plan.new_slots(keys, self.count, 0, fixed=False, text=self._text)
+            self.index = self._plan.new_slots(keys, self.count, text=self._text)
             assert self.index is not None, "it has an index of its own"
         return self.index

@@ -139,9 +139,8 @@ class DecodeState:
         """Whether some row may be longer than its set."""
         # All layers of a step ask the same.
         if self._judged[0] != max_len:
-            selector = self.plan.selector
-            covered = self.exhaustive_is_dense and selector is not None and selector.covers(max_len)
-            self._judged = max_len, selector is not None and not covered
+            covered = self.exhaustive_is_dense and self.plan.covers(max_len)
+            self._judged = max_len, self.plan.selector is not None and not covered
         return self._judged[1]
 
     def rolling(self, position: int) -> RollingSelection:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from ..errors import PolicyError
-from ..selection.index import KeySizes, SlotIndex
+from ..selection.index import KeySizes, SlotIndex, SlotSizes
 from ..selection.selector import Selector
-from ..text.feed import TokenFeed
 from ..types import ModelShape, Role
 from .roles import RoleMap
 
@@ -52,23 +52,24 @@ class Plan:
     def reads_text(self) -> bool:
         return self.selector is not None and self.selector.reads_text
 
+    @property
+    def bounds_page(self) -> int | None:
+        return None if self.selector is None else self.selector.bounds_page
+
     def covers(self, length: int) -> bool:
         """Whether every head attends to all of a row of `length` tokens."""
         return self.selector is None or self.selector.covers(length)
 
-    def new_slots(
-        self, keys: KeySizes, slots: int, longest: int, *, fixed: bool, text: TokenFeed | None
-    ) -> SlotIndex | None:
-        """Empty indexes of its layers, as `Selector.new_slots` has them."""
-        if self.selector is None:
-            return None
-        return self.selector.new_slots(sorted(self.refreshing), keys, slots, longest, fixed=fixed, text=text)
+    def new_slots(self, keys: KeySizes, slots: int, **sizes: Any) -> SlotIndex | None:
+        """An empty index of its layers; `sizes` are others of `SlotSizes`."""
+        made = SlotSizes(sorted(self.refreshing), keys, slots, **sizes)
+        return None if self.selector is None else self.selector.new_slots(made)
 
     @cached_property
     def moves_index(self) -> bool:
         """Whether its index cannot stay in one place, so that no captured step can search it."""
         nowhere = KeySizes(1, 16, torch.float32, torch.device("meta"))
-        return self.owns_index and self.new_slots(nowhere, 1, 1, fixed=True, text=None) is None
+        return self.owns_index and self.new_slots(nowhere, 1, fixed=True) is None
 
 
 def dense_unless_told(shape: ModelShape, told: int | None) -> int:

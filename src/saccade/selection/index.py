@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..text.feed import TokenFeed
 from ..types import Intake, KVView, Rows, Selection
 
 
@@ -75,6 +76,26 @@ class Views:
 
     layers: Sequence[int]
     of: Callable[[Sequence[int]], Mapping[int, KVView]]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSizes:
+    """What an index in slots is made for.
+
+    Attributes:
+        layers, keys: whose keys it looks at, and their sizes.
+        slots, longest: how many sequences there are, and the most tokens of any; one that is not `fixed` may grow.
+        text: what they are fed.
+        fixed: all lies in memory that never moves, so that a captured step can search it, whose shapes follow from
+            these numbers alone.
+    """
+
+    layers: Sequence[int]
+    keys: KeySizes
+    slots: int
+    longest: int = 0
+    text: TokenFeed | None = None
+    fixed: bool = False
 
 
 class SlotIndex(Protocol):

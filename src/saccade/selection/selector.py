@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import PolicyError
-from ..text.feed import TokenFeed
 from ..types import HeadGrouping, KVView, Pooling, Rows, Selection
 from .costs import SCORE_BYTES, Bytes, Costs
-from .index import Index, KeySizes, PageIndex, SlotIndex
+from .index import Index, PageIndex, SlotIndex, SlotSizes
 
 
 class Scorer(ABC):
@@ -136,21 +134,8 @@ class Selector(Costs):
         """An empty index of the pages of a layer with this cache; None: it needs none."""
         return None
 
-    def new_slots(
-        self,
-        layers: Sequence[int],
-        keys: KeySizes,
-        slots: int,
-        longest: int,
-        *,
-        fixed: bool,
-        text: TokenFeed | None,
-    ) -> SlotIndex | None:
-        """Empty indexes of these layers for sequences of at most `longest` tokens; None unless it `owns_index`.
-
-        `fixed`: all lies in memory that never moves, so that a captured step can search it, whose shapes follow from
-        these numbers alone; None if it cannot. Else the index may grow. `text` is what the sequences are fed.
-        """
+    def new_slots(self, sizes: SlotSizes) -> SlotIndex | None:
+        """An empty index in slots; None unless it `owns_index`, and for a fixed one, if it cannot stay in one place."""
         return None
 
     def stop(self, length: int, clean: int) -> int:

@@ -11,10 +11,9 @@ from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys_of_layers
 from ...kernels.cluster_search.api import cluster_search
-from ...text.feed import TokenFeed
 from ...text.table import Change, ChunkTable
 from ...types import Intake, KVView, Rows, Selection
-from ..index import KeySizes, Views
+from ..index import SlotSizes, Views
 from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
@@ -41,24 +40,14 @@ class ClusterIndex:
             none of this index's.
     """
 
-    def __init__(
-        self,
-        settings: ClusterSettings,
-        layers: Sequence[int],
-        keys: KeySizes,
-        slots: int,
-        longest: int,
-        *,
-        fixed: bool,
-        text: TokenFeed | None,
-    ) -> None:
-        self.settings, self.fixed = settings, fixed
-        self.table = ChunkTable(settings.cuts, text, slots, keys.device, longest=longest)
+    def __init__(self, settings: ClusterSettings, sizes: SlotSizes) -> None:
+        self.settings, self.fixed = settings, sizes.fixed
+        self.table = ChunkTable(settings.cuts, sizes.text, sizes.slots, sizes.keys.device, longest=sizes.longest)
         self.placed: tuple[Sequence[int], Tensor] | None = None
-        groups = settings.cuts.most(longest) // settings.group_size + 1
-        self._versions = dict.fromkeys(layers, 0)
+        self._versions = dict.fromkeys(sizes.layers, 0)
         self._groups: dict[tuple[object, ...], Groups] = {}
-        self._lay_out(empty_tree(settings, keys, len(layers) * slots, self.table.edges, self.table.ends, groups))
+        slots, edges, ends = len(sizes.layers) * sizes.slots, self.table.edges, self.table.ends
+        self._lay_out(empty_tree(settings, sizes.keys, slots, edges, ends, settings.groups(sizes.longest)))
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         if new:
@@ -81,8 +70,7 @@ class ClusterIndex:
     def grow(self, slots: int, longest: int) -> None:
         if slots > len(self.table.stops):
             self.table.grow(slots)
-        groups = self.settings.cuts.most(longest) // self.settings.group_size + 1
-        grown = with_room(self.tree, self.settings, len(self._versions), slots, groups)
+        grown = with_room(self.tree, self.settings, len(self._versions), slots, self.settings.groups(longest))
         if grown is not self.tree:
             self._lay_out(replace(grown, edges=self.table.edges, ends=self.table.ends))
 

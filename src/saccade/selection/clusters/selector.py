@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...text.feed import TokenFeed
 from ...types import KVView, Selection
 from ..costs import Bytes
-from ..index import Index, KeySizes
+from ..index import Index, SlotSizes
 from ..selector import Selector
 from .index import ClusterIndex, ClusterLayer
 from .settings import ClusterSettings
@@ -27,18 +25,8 @@ class ClusterSelector(ClusterSettings, Selector):
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
-    def new_slots(
-        self,
-        layers: Sequence[int],
-        keys: KeySizes,
-        slots: int,
-        longest: int,
-        *,
-        fixed: bool,
-        text: TokenFeed | None,
-    ) -> ClusterIndex:
-        text = text if self.reads_text else None
-        return ClusterIndex(self, layers, keys, slots, longest, fixed=fixed, text=text)
+    def new_slots(self, sizes: SlotSizes) -> ClusterIndex:
+        return ClusterIndex(self, sizes if self.reads_text else replace(sizes, text=None))
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, ClusterLayer), "chunks are chosen through their own index"

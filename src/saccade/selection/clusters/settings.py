@@ -74,6 +74,10 @@ class ClusterSettings:
         """Chunks of a group."""
         return self.replant
 
+    def groups(self, length: int) -> int:
+        """Room for the groups of a row of `length` tokens."""
+        return self.cuts.most(length) // self.group_size + 1
+
     @property
     def clusters(self) -> int:
         """Clusters of a group."""

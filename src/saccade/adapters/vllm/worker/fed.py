@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,37 +14,34 @@ from .requests import RequestRow
 _GROWTH = 256
 
 
-class Kept(Protocol):
-    """Where a model runner keeps token ids."""
-
-    def hold(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
-        """Let the first `stop` tokens be read of a request, which is at `place` in vLLM's batch."""
-        ...
-
-    def read(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """As `TokenFeed.read`."""
-        ...
-
-
 class RequestFeed(TokenFeed):
-    """What a worker's requests were fed; `kept` is asked when the first of them is here."""
+    """What a worker's requests were fed, each told with its place in vLLM's batch.
 
-    def __init__(self, levels: Sequence[int] | None, kept: Callable[[], Kept]) -> None:
+    `ids` gives those of all places where model runner V2 keeps them, None under V1; asked when the first is here.
+    """
+
+    def __init__(
+        self, levels: Sequence[int] | None, ids: Callable[[], Tensor | None], device: torch.device | None = None
+    ) -> None:
         super().__init__(levels)
-        self._ask, self._kept = kept, list[Kept]()
+        self._ask, self._device = ids, device
+        self._kept: HostIds | DeviceIds | None = None
 
     def hold(self, row: int, source: tuple[RequestRow, int], stop: int) -> None:
-        self._kept = self._kept or [self._ask()]
-        self._kept[0].hold(row, *source, stop)
+        if self._kept is None:
+            ids = self._ask()
+            self._kept = HostIds(self._device) if ids is None else DeviceIds(ids)
+        self._kept.hold(row, *source, stop)
 
     def read(self, rows: Tensor, slots: Tensor) -> Tensor:
-        return self._kept[0].read(rows, slots)
+        assert self._kept is not None, "only what is held is read"
+        return self._kept.read(rows, slots)
 
 
 class HostIds:
     """Copied from the host's lists, as model runner V1 keeps them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device | None) -> None:
         self._ids = torch.empty((0, 0), dtype=torch.int32, device=device)
         self._held: dict[int, tuple[RequestRow, int]] = {}
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from ....selection.index import KeySizes, SlotIndex
 from ....text.feed import TokenFeed
 from ..options import held_by
-from .fed import DeviceIds, HostIds, Kept, RequestFeed
+from .fed import RequestFeed
 from .requests import requests_of
 from .worker import serving_of
 
@@ -52,14 +53,14 @@ def room_of(vllm_config: Any) -> Room:
 
 def text_of(vllm_config: Any) -> TokenFeed | None:
     """What requests are fed, where a policy has an index in slots."""
-    serving, device = serving_of(vllm_config), torch.get_default_device()
+    serving = serving_of(vllm_config)
 
-    def kept() -> Kept:
+    def ids() -> Tensor | None:
         requests = requests_of(vllm_config)
         assert requests is not None, "vLLM makes its logits processors before any step"
-        return HostIds(device) if requests.ids_on_device is None else DeviceIds(requests.ids_on_device)
+        return requests.ids_on_device
 
-    return RequestFeed(serving.levels, kept) if serving.plan.owns_index else None
+    return RequestFeed(serving.levels, ids, torch.get_default_device()) if serving.plan.owns_index else None
 
 
 def _made(vllm_config: Any) -> Room:
@@ -74,7 +75,7 @@ def _made(vllm_config: Any) -> Room:
     dtype = kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, model)
     keys, longest = KeySizes(heads, model.get_head_size(), dtype, torch.get_default_device()), model.max_model_len
     requests, bound = vllm_config.scheduler_config.max_num_seqs, SHARE * current_platform.get_device_total_memory()
-    single = plan.new_slots(replace(keys, device=torch.device("meta")), 1, longest, fixed=True, text=None)
+    single = plan.new_slots(replace(keys, device=torch.device("meta")), 1, longest=longest, fixed=True)
     assert single is not None, "it can stay in one place"
     one = single.nbytes
     # One slot more is nobody's.
@@ -86,5 +87,5 @@ def _made(vllm_config: Any) -> Room:
             f"its index for {told} would take {needed / 2**30:.2f} GiB, more than {SHARE:.0%} of the device's memory"
         )
         return Room(text, reason=f"{reason}: {advice}")
-    index = plan.new_slots(keys, requests + 1, longest, fixed=True, text=text)
+    index = plan.new_slots(keys, requests + 1, longest=longest, text=text, fixed=True)
     return Room(text, index, requests, told=f", with an index for {told} in {needed / 2**30:.2f} GiB set aside")

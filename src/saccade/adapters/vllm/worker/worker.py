@@ -102,7 +102,7 @@ class Serving:
     @property
     def page(self) -> int | None:
         """The page of bounds that lie in the cache; None if there are none."""
-        return None if self.plan.selector is None else self.plan.selector.bounds_page
+        return self.plan.bounds_page
 
     @property
     def filled(self) -> bool:

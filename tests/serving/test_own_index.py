@@ -1,0 +1,32 @@
+"""Indexes that are not ours, found by their entry points: vLLM decodes what transformers does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engines import Engines, answers, core, greedy, prompts
+from test_one_engine import STEPS, by_transformers
+
+from own_index import BUDGET, MODULE, NAMES
+from own_method import installed
+
+LENGTHS = (300, 130, 391, 64, 257)
+
+
+@pytest.mark.parametrize("rectify", ["", ",rectify=6"])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_the_transformers_adapter(
+    name: str, rectify: str, tmp_path: Path, engines: Engines
+) -> None:
+    """In a mixed batch of prompts in chunks, in so little room that requests are preempted, and in a second turn."""
+    spec, asked = f"{name}:budget={BUDGET}{rectify}", prompts(*LENGTHS)
+    with installed(tmp_path, MODULE, CALM=NAMES[0], STOPS=NAMES[1]):
+        engine = engines.sparse(
+            spec, enable_prefix_caching=True, max_num_batched_tokens=96, num_gpu_blocks_override=30, block_size=32
+        )
+        expected = [by_transformers(spec, prompt) for prompt in asked]
+        assert [answer.tokens for answer in answers(engine, asked, greedy(STEPS))] == expected
+        turn = [*asked[0], *expected[0], *asked[1][:40]]
+        assert answers(engine, [turn], greedy(STEPS))[0].tokens == by_transformers(spec, turn)
+        assert core(engine).scheduler.preemptions > 0 or not rectify
