@@ -94,7 +94,10 @@ class Planting:
     def searching(self, rows: int, length: int | None = None) -> Callable[[], Selection]:
         """One layer's search for some rows, of which so many tokens were taken in; None: all."""
         slots, layer = [*range(rows)], next(iter(self.index.layers.values()))
-        places, kv = torch.tensor(slots, dtype=torch.int32).to(self.device), KVView(self.k, self.k, self.rows(slots, length))
+        places, kv = (
+            torch.tensor(slots, dtype=torch.int32).to(self.device),
+            KVView(self.k, self.k, self.rows(slots, length)),
+        )
 
         def search() -> Selection:
             self.index.place(slots, places)
