@@ -18,9 +18,7 @@ def beside(selector: Selector, history: TokenHistory | None = None, layers: int 
 
 
 def edges_of(index: Any, row: int = 0) -> list[int]:
-    """Of a layer, as `same` takes them."""
-    table = index.owner.table
-    return table.edges[row, : int(table.counts[row]) + 1].tolist()
+    return index.owner.table.edges[row, : int(index.owner.table.counts[row]) + 1].tolist()
 
 
 def nodes(tree: ClusterTree, head: int, row: int = 0) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:

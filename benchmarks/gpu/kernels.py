@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -424,8 +424,7 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     """The search of a cluster index of one row."""
     selector = ClusterSelector(budget=budget, chunking="fixed")
     rows = Rows.on_host(cell.rows.page_table, [0], [cell.context])
-    view = cell.view(0)
-    view = type(view)(view.k, view.v, rows)
+    view = replace(cell.view(0), rows=rows)
     shape = ModelShape(1, cell.heads.query, cell.heads.kv, cell.heads.dim)
     indexes = OwnIndexes(Plan(selector, layer_roles(shape, 0)), TokenHistory())
     index = indexes.of(0, view)

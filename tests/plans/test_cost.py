@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import FrozenInstanceError, replace
-from typing import Any
 
 import pytest
 import torch
@@ -236,7 +235,7 @@ def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
     length = 256 * 16 + 16 + 8 + 1
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.randn(1, length, 2, 8), torch.randn(1, length, 2, 8), rows)
-    index: Any = beside(selector).of(0, kv)
+    index = beside(selector).of(0, kv)
     counted = ClusterTraffic(selector, length)
     assert int(index.owner.table.counts[0]) == counted.chunks == 256
     assert int((index.tree.unit_tokens[0, 0] > 0).sum()) == counted.units == 16
