@@ -62,7 +62,7 @@ class Steadiness:
         # An index of clusters has a tree, whichever it is.
         tree, ids = getattr(index, "tree", None), selection.ids[0]
         if tree is not None:
-            edges = index.table.edges[0, : int(index.table.counts[0]) + 1]
+            edges = tree.edges[0, : int(index.owner.table.counts[0]) + 1]
             ids = clusters_of(tree.heads(span.start, span.stop), edges, ids)
         numbers: NDArray[numpy.int64] = ids.cpu().numpy().astype(numpy.int64)
         return numbers

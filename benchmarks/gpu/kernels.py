@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.decode.indexes import OwnIndexes
 from saccade.errors import KernelError
 from saccade.kernels.cluster_search.api import cluster_search
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
@@ -20,14 +20,14 @@ from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.plans.plan import Plan, layer_roles
+from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio
 from saccade.selection.rules.top_k import TopK
-from saccade.selection.selector import NewTokens
-from saccade.types import Rows, Selection
+from saccade.text.history import TokenHistory
+from saccade.types import ModelShape, Rows, Selection
 
 from . import dense
 from .caches import Cell, Heads, bounds_oracle, page_score_oracle, score_oracle, sparse_oracle
@@ -424,14 +424,12 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     """The search of a cluster index of one row."""
     selector = ClusterSelector(budget=budget, chunking="fixed")
     rows = Rows.on_host(cell.rows.page_table, [0], [cell.context])
-    view = cell.view(0)
-    view = type(view)(view.k, view.v, rows)
-    index = selector.new_index(view, TokenHistory())
-    assert isinstance(index, ClusterIndex), "groups are planted"
-    start = time.perf_counter()
-    index.update(view, NewTokens(view.rows, cell.context))
-    built = float(index.table.ends[0] > 0) * (time.perf_counter() - start)
-    tree = replace(index.tree, edges=index.table.edges, ends=index.table.ends)
+    view = replace(cell.view(0), rows=rows)
+    shape = ModelShape(1, cell.heads.query, cell.heads.kv, cell.heads.dim)
+    indexes = OwnIndexes(Plan(selector, layer_roles(shape, 0)), TokenHistory())
+    index = indexes.of(0, view)
+    assert isinstance(index, ClusterLayer), "groups are planted"
+    tree = index.tree
 
     def search(i: int) -> Call:
         q = cell.query(i)
@@ -448,9 +446,9 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     facts = {
         "operation": "cluster_search",
         "budget": budget,
-        "index_bytes": index.nbytes,
+        "index_bytes": indexes.nbytes,
         "kv_bytes": cell.kv_bytes,
-        "build_seconds": built,
+        "build_seconds": indexes.build_seconds,
         "implementation": runs(cluster_search, cell.query(0), tree, rows.seq_lens, **options),
     }
     yield Variant("cluster search", search, tree.centroids.nbytes + tree.unit_centroids.nbytes, check, facts)

@@ -23,8 +23,7 @@ from saccade.kernels.dense_pass.api import dense_pass
 from saccade.kernels.dense_pass.triton import Tuning
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.methods.policy import Policy
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
+from saccade.selection.index import NewTokens
 from saccade.types import ModelShape, Selection
 
 from .caches import Cell, Heads, sparse_oracle
@@ -141,7 +140,7 @@ class SparseStep:
         assert selector is not None, "it chooses pages"
         self._cell, self._selector = cell, selector
         self._new, self._again = NewTokens(rows, 1), NewTokens(rows, count)
-        index = selector.new_index(cell.view(0), TokenHistory())
+        index = selector.new_index(cell.view(0))
         assert index is not None, "bounds of pages"
         index.update(cell.view(0), NewTokens(rows, rows.max_len))
         self.calls = cell.calls(min(2 * index.nbytes, cell.kv_bytes))

@@ -24,9 +24,7 @@ from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
-from trees import edges_of
+from trees import beside, edges_of
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
 CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
@@ -169,8 +167,7 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
 def test_clusters_of_a_set_are_those_whose_chunks_it_holds(kind: type[ClusterSelector]) -> None:
     selector = kind(budget=60, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=20)
     kv = one_head(synthetic_keys(300, HEAD_DIM, seed=0))
-    index = selector.new_index(kv, TokenHistory())
-    index.update(kv, NewTokens(kv.rows, 300))
+    index: Any = beside(selector).of(0, kv)
     selection = selector.select(torch.randn(1, 2, HEAD_DIM), kv, index, None, 1.0)
     edges, tree = edges_of(index), index.tree
     tokens = set(selection.ids[0, 0].tolist())

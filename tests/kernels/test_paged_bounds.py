@@ -19,8 +19,8 @@ from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
+from saccade.selection.index import NewTokens
 from saccade.selection.scorers.page_bounds import PageBounds, PageBoundScorer
-from saccade.selection.selector import NewTokens
 from saccade.types import KVView, Pooling, Rows
 
 NOWHERE = 10**6

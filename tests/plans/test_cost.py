@@ -19,12 +19,13 @@ from saccade.plans.rectify import Rectify
 from saccade.plans.roles import RoleMap
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.traffic import ClusterTraffic
-from saccade.selection.history import TokenHistory
+from saccade.selection.costs import Bytes
 from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
-from saccade.selection.selector import Bytes, NewTokens, Rule, ScoredSelector, WindowSelector
+from saccade.selection.selector import Rule, ScoredSelector, WindowSelector
 from saccade.types import HeadGrouping, KVView, ModelShape, Pooling, Role, Rows
+from trees import beside
 
 LLAMA = ModelShape(layers=32, query_heads=32, kv_heads=8, head_dim=128)
 LLAMA_PARAMETERS = 8_030_261_248  # as published, the input embedding among them
@@ -234,10 +235,9 @@ def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
     length = 256 * 16 + 16 + 8 + 1
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.randn(1, length, 2, 8), torch.randn(1, length, 2, 8), rows)
-    index = selector.new_index(kv, TokenHistory())
-    index.update(kv, NewTokens(kv.rows, length))
+    index = beside(selector).of(0, kv)
     counted = ClusterTraffic(selector, length)
-    assert int(index.table.counts[0]) == counted.chunks == 256
+    assert int(index.owner.table.counts[0]) == counted.chunks == 256
     assert int((index.tree.unit_tokens[0, 0] > 0).sum()) == counted.units == 16
     # k-means decides how large units are, so the candidates are a mean that a search may miss by a unit's clusters.
     chosen = selector.select(torch.randn(1, 4, 8), kv, index, None, 1.0)

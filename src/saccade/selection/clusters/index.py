@@ -100,6 +100,8 @@ class ClusterIndex:
 
     def _lay_out(self, tree: ClusterTree) -> None:
         slots, numbered = len(self.table.stops), enumerate(self._versions)
+        # What was found by rows and slots that were others since is found again.
+        self._groups.clear()
         self.tree = tree
         self.layers = {layer: ClusterLayer(self, part_of(tree, number * slots, slots)) for number, layer in numbered}
 
