@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import saccade
@@ -77,6 +79,47 @@ def test_a_rectified_second_turn_is_one_prompt(turn: int) -> None:
         mask = torch.ones_like(ids)
         second = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **plain)
         assert second.tolist() == model.generate(input_ids=ids, attention_mask=mask, **plain).tolist()
+
+
+class Interrupting(TorchDispatchMode):
+    """Ctrl-C instead of one of the operations of a model's layers, behind `behind` others."""
+
+    behind, left = 0, -1
+
+    def arm(self, *given: Any) -> None:
+        self.left = self.behind
+
+    def disarm(self, *given: Any) -> None:
+        self.left = -1
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            raise KeyboardInterrupt
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rectify", ["none", "3"])
+@torch.no_grad()
+def test_ctrl_c_anywhere_changes_nothing(rectify: str) -> None:
+    """Also while text is taken in, a layer at a time: whoever was interrupted takes it in again."""
+    model, caches, mode = tiny.llama(), [DynamicCache(), DynamicCache()], Interrupting()
+    layers, spec = model.get_decoder().layers, CLUSTERS.replace("budget=16", f"budget=24,rectify={rectify}")
+    hooks = layers[0].register_forward_pre_hook(mode.arm), layers[-1].register_forward_hook(mode.disarm)
+    with saccade.sparsify(model, spec, tokenizer=letters()):
+        for cache in caches:
+            model(tiny.prompt(40), past_key_values=cache)
+        for number, token in enumerate(tiny.prompt(9, seed=2)[0]):
+            expected = model(token[None, None], past_key_values=caches[0]).logits
+            mode.behind, logits = number, None
+            while logits is None:
+                mode.behind += 61
+                with suppress(KeyboardInterrupt), mode:
+                    logits = model(token[None, None], past_key_values=caches[1]).logits
+            assert mode.behind > 5 * 61
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    for hook in hooks:
+        hook.remove()
 
 
 def test_chunks_matter() -> None:

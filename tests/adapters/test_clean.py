@@ -1,4 +1,4 @@
-"""What is clean in a rectified cache, whatever is done to it: one plain loop, which only looks at a run from outside."""
+"""What is clean in a rectified cache, whatever is done to it: one plain loop that only sees a run from outside."""
 
 from __future__ import annotations
 
