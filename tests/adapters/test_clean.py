@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,18 @@ POLICIES = {"quest:page=4,dense_layers=1": 28, CLUSTERS.replace(",budget=16", ""
 WAYS = {"token": 9, "several": 3, "turn": 2, "taken back": 2, "interrupted": 2, "by others": 1}
 
 
+class Unclean:
+    """Sees that an index has not taken in what is not clean, from slot `clean` on: every set holds all of it."""
+
+    clean = sets = 0
+
+    def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, scale: float) -> None:
+        if selection is not None and self.clean:
+            unclean = torch.arange(self.clean, int(kv.rows.seq_lens[0]))
+            assert all(torch.isin(unclean, ids).all() for ids in selection.ids[0])
+            self.sets += 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", POLICIES)
 @torch.no_grad()
@@ -29,8 +42,11 @@ def test_whatever_is_done_the_rule_is_the_same(policy: str, seed: int) -> None:
     """Which calls run tokens again and how many; what is clean is what dense attention leaves there."""
     numbers, model, cache, budget = random.Random(seed), tiny.llama(), DynamicCache(), POLICIES[policy]
     ids, fed, passes, rewritten, exact = tiny.prompt(20, seed=seed), list[int](), 0, 0, True
+    watching = Unclean()
+    observers = (watching,) if "lychee" in policy else ()
     hook = model.get_decoder().layers[0].register_forward_pre_hook(lambda module, args: fed.append(args[0].shape[1]))
-    with saccade.sparsify(model, f"{policy},budget={budget},rectify={EVERY}", tokenizer=letters()) as run:
+    spec = f"{policy},budget={budget},rectify={EVERY}"
+    with saccade.sparsify(model, spec, tokenizer=letters(), observers=observers) as run:
         model(ids, past_key_values=cache)
         clean = seen = 20
         for number in range(40):
@@ -47,6 +63,7 @@ def test_whatever_is_done_the_rule_is_the_same(policy: str, seed: int) -> None:
             if seen < past:
                 # What others have fed cannot be fed again: it counts as clean, with all below it.
                 clean = past
+            watching.clean = clean
             if way == "interrupted":
                 with raising(model.model.layers[2].mlp, ArithmeticError()), pytest.raises(ArithmeticError):
                     model(new, past_key_values=cache)
@@ -65,7 +82,8 @@ def test_whatever_is_done_the_rule_is_the_same(policy: str, seed: int) -> None:
                 torch.testing.assert_close(logits, stock.logits[:, past:], rtol=0, atol=1e-4)
             for layer, other in zip(cache.layers, stock.past_key_values.layers, strict=True) if exact else ():
                 torch.testing.assert_close(layer.keys[:, :, :clean], other.keys[:, :, :clean], rtol=0, atol=1e-5)
-        assert passes > 3
+        assert passes > 3 and (watching.sets > 20 or not observers)
+        watching.clean = 0
         ids = torch.cat((ids, tiny.prompt(5, seed=9)), dim=1)
         settings = {"do_sample": False, "max_new_tokens": 12, "attention_mask": torch.ones_like(ids)}
         second = model.generate(ids, past_key_values=cache, **settings)
