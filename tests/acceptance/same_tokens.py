@@ -95,7 +95,7 @@ def measured_by_vllm(model: Path, tokenizer: Any, spec: str) -> dict[str, Any]:
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "logprobs": [output.outputs[0].cumulative_logprob for output in outputs],
         "cached": [output.num_cached_tokens for output in outputs],
-        "figures": {name: round(now - before.get(name, 0), 4) for name, now in figures().items() if now},
+        "figures": {name: round(now - before.get(name, 0), 4) for name, now in figures().items()},
     }
 
 
