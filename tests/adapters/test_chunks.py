@@ -82,15 +82,9 @@ def test_a_rectified_second_turn_is_one_prompt(turn: int) -> None:
 
 
 class Interrupting(TorchDispatchMode):
-    """Ctrl-C instead of one of the operations of a model's layers, behind `behind` others."""
+    """Ctrl-C instead of one of torch's operations, behind `left` others; -1: never."""
 
-    behind, left = 0, -1
-
-    def arm(self, *given: Any) -> None:
-        self.left = self.behind
-
-    def disarm(self, *given: Any) -> None:
-        self.left = -1
+    left = -1
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.left -= 1
@@ -103,23 +97,24 @@ class Interrupting(TorchDispatchMode):
 @torch.no_grad()
 def test_ctrl_c_anywhere_changes_nothing(rectify: str) -> None:
     """Also while text is taken in, a layer at a time: whoever was interrupted takes it in again."""
-    model, caches, mode = tiny.llama(), [DynamicCache(), DynamicCache()], Interrupting()
+    model, caches, mode, behind = tiny.llama(), [DynamicCache(), DynamicCache()], Interrupting(), 0
     layers, spec = model.get_decoder().layers, CLUSTERS.replace("budget=16", f"budget=24,rectify={rectify}")
-    hooks = layers[0].register_forward_pre_hook(mode.arm), layers[-1].register_forward_hook(mode.disarm)
+    begin = layers[0].register_forward_pre_hook(lambda *given: setattr(mode, "left", behind))
+    end = layers[-1].register_forward_hook(lambda *given: setattr(mode, "left", -1))
     with saccade.sparsify(model, spec, tokenizer=letters()):
         for cache in caches:
             model(tiny.prompt(40), past_key_values=cache)
         for number, token in enumerate(tiny.prompt(9, seed=2)[0]):
             expected = model(token[None, None], past_key_values=caches[0]).logits
-            mode.behind, logits = number, None
+            behind, logits = number, None
             while logits is None:
-                mode.behind += 61
+                behind += 61
                 with suppress(KeyboardInterrupt), mode:
                     logits = model(token[None, None], past_key_values=caches[1]).logits
-            assert mode.behind > 5 * 61
+            assert behind > 5 * 61
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
-    for hook in hooks:
-        hook.remove()
+    begin.remove()
+    end.remove()
 
 
 def test_chunks_matter() -> None:
