@@ -117,36 +117,6 @@ def test_left_padded_rows_are_rewritten_too(policy: str, beams: int, static: boo
     assert max(checked) > 30
 
 
-def test_the_phase_counts_from_the_prompt() -> None:
-    """After `every` sparse steps the next call carries their tokens and its own; `generate` sees one position."""
-    fed: list[int] = []
-    seen: list[int] = []
-    model = tiny.llama()
-    with saccade.sparsify(model, specs(EVERY)["quest"]):
-        hooks = [
-            model.get_decoder().layers[0].register_forward_pre_hook(lambda m, a: fed.append(a[0].shape[1])),
-            model.register_forward_hook(lambda m, a, output: seen.append(output.logits.shape[1])),
-        ]
-        generate(model, max_new_tokens=10)
-        for hook in hooks:
-            hook.remove()
-    assert fed == [30, 1, 1, 1, EVERY + 1, 1, 1, 1, EVERY + 1, 1]
-    assert seen[1:] == [1] * 9
-
-
-def test_nothing_is_run_again_below_the_budget() -> None:
-    """What was attended densely needs no rewriting, and the phase stays where it would be."""
-    model = tiny.llama()
-    with saccade.sparsify(model, "quest:page=4,budget=36,dense_layers=1,rectify=3") as run:
-        generate(model, max_new_tokens=14)
-        # 30 tokens of prompt, decoded ones at slots 30..42. Turns for a dense call come at 33, 37 and 41;
-        # before 37 the longest row had 37 tokens, one more than the budget.
-        assert run.stats().dense_passes == 2
-    with saccade.sparsify(model, "quest:page=4,budget=200,rectify=3") as run:
-        generate(model, max_new_tokens=14)
-        assert run.stats().dense_passes == 0
-
-
 @pytest.mark.parametrize("policy", SMALLEST)
 def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
     model, batch = tiny.llama(), tiny.padded([30, 17, 23])
