@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax
 
 from .caches import Heads, disordered
 from .captured import BOUND, BUDGET, PAGE
@@ -72,7 +72,7 @@ class Layers:
     def attention(self, layer: int, turns: bool) -> Tensor:
         k, v = self.caches[layer].split(Heads().dim, dim=-1)
         rows = self.rows if turns else replace(self.rows, turns=None)
-        return sparse_decode(self.query, KVView(k, v, rows), self.selection, scale=Heads().scale)
+        return sparse_decode(self.query, KVView(k, v, rows), self.selection, Softmax(Heads().scale))
 
     def gather(self, layer: int, listed: bool) -> Tensor:
         storage = self.caches[layer].view(-1, 2 * Heads().dim).view(torch.int32)

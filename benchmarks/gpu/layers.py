@@ -20,7 +20,7 @@ from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.methods.policy import Policy
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax
 
 from .caches import disordered
 from .captured import BOUND
@@ -86,7 +86,7 @@ def step_of(spec: str, caches: Caches) -> Captured:
             kv = caches.view(layer)
             if layer in refreshing:
                 indexes.layers[layer].update(kv, caches.first_new, 1)
-            attend(state, layer, caches.queries[layer % 2], kv, scale=caches.shape.head_dim**-0.5)
+            attend(state, layer, caches.queries[layer % 2], kv, Softmax(caches.shape.head_dim**-0.5))
 
     return Captured([step], caches.first_new.device)
 

@@ -24,7 +24,7 @@ from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode import recall as recall_module
 from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 CLUSTERS = "lychee_cluster:budget=64"
@@ -319,9 +319,9 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     groups.keep(4)
     widths = set()
 
-    def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:
+    def recall_of(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Recall:
         widths.add((len(q), kv.rows.max_len))
-        return measured(q, kv, selection, scale=scale)
+        return measured(q, kv, selection, softmax)
 
     measured = recall_module.recall_of
     monkeypatch.setattr(recall_module, "recall_of", recall_of)

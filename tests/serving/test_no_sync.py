@@ -26,7 +26,7 @@ from saccade.decode.state import DecodeState
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.methods.policy import Policy
 from saccade.selection.clusters.index import ClusterIndex
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
         state.begin(length - 1)
         with watching() if device == "meta" else nullcontext():
             for layer in layers:
-                attend(state, layer, q, KVView(storage, storage, rows), scale=SCALE)
+                attend(state, layer, q, KVView(storage, storage, rows), Softmax(SCALE))
 
     step(length, "cpu")
     kv = KVView(page, page, Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length]))

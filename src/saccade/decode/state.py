@@ -15,7 +15,7 @@ from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
 from ..plans.roles import HeadSpan
 from ..selection.history import TokenHistory
-from ..types import Flags, KVView, Pooling, Rows, Selection
+from ..types import Flags, KVView, Pooling, Rows, Selection, Softmax
 from .counters import Counters, Usage
 from .indexes import Indexes, OwnIndexes
 from .rolling import RollingSelection
@@ -25,21 +25,21 @@ class Observer(Protocol):
     """Sees every decoded query with the set it attended to; for measuring, never for deciding."""
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
-        """q `[B, Hq', d]` and the cache of the span's heads; `selection` is None if it attended to all tokens."""
+        """q `[B, Hq', d]`, cache and softmax of the span's heads; `selection` is None if it attended to all tokens."""
         ...
 
 
 class DenseAttention(Protocol):
     def __call__(
-        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
+        self, q: Tensor, kv: KVView, softmax: Softmax, *, pooling: Pooling | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
 class SparseAttention(Protocol):
     def __call__(
-        self, q: Tensor, kv: KVView, selection: Selection, *, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: KVView, selection: Selection, softmax: Softmax, *, out: Tensor | None = None
     ) -> Tensor: ...
 
 
@@ -50,8 +50,8 @@ class HybridAttention(Protocol):
         kv: KVView,
         selection: Selection,
         dense: Flags,
+        softmax: Softmax,
         *,
-        scale: float,
         pooling: Pooling | None = None,
         scored: Flags | None = None,
         out: Tensor | None = None,
@@ -146,7 +146,7 @@ class DecodeState:
             self._rolling.append(RollingSelection())
         return self._rolling[position]
 
-    def account(self, layer: int, q: Tensor, kv: KVView, scale: float, position: int, sparse: bool) -> None:
+    def account(self, layer: int, q: Tensor, kv: KVView, softmax: Softmax, position: int, sparse: bool) -> None:
         """Note what a layer's heads attended to and show it to the observers; not `sparse`: to all tokens.
 
         The last layer counts what all have noted.
@@ -158,8 +158,9 @@ class DecodeState:
             sets = () if selection is None else (selection.counts, selection.unit, selection.overflowed)
             self._usages.append(Usage(layer, (span.stop - span.start) / kv_heads, kv.rows, *sets))
             for observer in self.observers:
-                queries = q[:, span.start * group : span.stop * group]
-                observer.observe(layer, span, queries, kv.heads(span.start, span.stop), selection, scale)
+                first, last = span.start * group, span.stop * group
+                seen = q[:, first:last], kv.heads(span.start, span.stop), selection, softmax.heads(first, last)
+                observer.observe(layer, span, *seen)
         self._end(layer)
 
     def passed(self, layer: int, rows: Rows) -> None:

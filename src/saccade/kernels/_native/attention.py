@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.types import Flags, KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax
 
 ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
 FAILURES = {
@@ -103,9 +103,9 @@ def attention(
     operation: str,
     q: Tensor,
     kv: KVView,
+    softmax: Softmax,
     *,
     scores: Tensor | None = None,
-    scale: float = 1.0,
     pooling: Pooling | None = None,
     selection: Selection | None = None,
     heads: Heads | None = None,
@@ -123,7 +123,7 @@ def attention(
     table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
-    sinks = None if kv.sinks is None else kv.sinks.float().contiguous()
+    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
     size = ITEM_SIZE[k.dtype]
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
@@ -132,7 +132,7 @@ def attention(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
         *((0, 0) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
         *native.addresses(out if attends else None, scores, sinks),
-        *(scale, kv.soft_cap or 0.0),
+        *(softmax.scale, softmax.cap or 0.0),
         *(*key_steps(kv), v_page * size, v_slot * size, v_head * size, kv.tiled),
         *(batch, query_heads, kv_heads, dim, size == 2, queries.dtype == torch.bfloat16),
         *(page, pages, table.shape[1], rows.max_len),

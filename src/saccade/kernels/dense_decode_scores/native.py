@@ -6,18 +6,20 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native.attention import attention
-from saccade.types import KVView, Pooling
+from saccade.types import KVView, Pooling, Softmax
 
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     scores = _scores(q, kv, pooling)
-    attention("decode_scores", q, kv, scores=scores, pooling=pooling, attends=False)
+    attention("decode_scores", q, kv, Softmax(1.0), scores=scores, pooling=pooling, attends=False)
     return scores
 
 
-def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
+def dense_decode_scores(
+    q: Tensor, kv: KVView, softmax: Softmax, pooling: Pooling | None
+) -> tuple[Tensor, Tensor | None]:
     scores = None if pooling is None else _scores(q, kv, pooling)
-    return attention("dense_decode_scores", q, kv, scores=scores, scale=scale, pooling=pooling), scores
+    return attention("dense_decode_scores", q, kv, softmax, scores=scores, pooling=pooling), scores
 
 
 def _scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:

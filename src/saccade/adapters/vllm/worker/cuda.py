@@ -107,7 +107,7 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
         kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+        return KVView(k, v, rows, *self.scales(layer))
 
 
 def _quantised(query: Tensor, scale: Tensor) -> Tensor:
