@@ -40,9 +40,6 @@ class Rows:
         max_len: host bound, at least every entry of `seq_lens`.
         bounds: host copy of `(row_start, seq_lens)` per row, None if the host never knew them.
         whole: bool `[B]` on the device, rows that attend to all their tokens whatever set they are given; None: none.
-        turns: int32, at least `B · Hq` zeros on the device, in which the programs of a launch count themselves, so that
-            the last one joins what all have found; zeros again behind it. What shares them runs one after the other.
-            None: there is no such memory.
     """
 
     page_table: Tensor
@@ -51,7 +48,6 @@ class Rows:
     max_len: int
     bounds: tuple[tuple[int, int], ...] | None = None
     whole: Tensor | None = None
-    turns: Tensor | None = None
 
     @classmethod
     def on_host(cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None) -> Rows:
@@ -160,6 +156,22 @@ class Softmax:
     def heads(self, start: int, stop: int) -> Softmax:
         """The same narrowed to query heads `start..stop`."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory of attention's launches, the same in all steps; what shares it runs one after the other.
+
+    `turns` is int32 `[B · Hq]` or more: a launch's programs count themselves in it, so that the last one joins what all
+    have found; zeros before it and behind it.
+    """
+
+    turns: Tensor
+
+    @classmethod
+    def of(cls, rows: int, query_heads: int, device: torch.device) -> Workspace:
+        """For so many rows at most."""
+        return cls(torch.zeros(rows * query_heads, dtype=torch.int32, device=device))
 
 
 @dataclass(frozen=True, slots=True)

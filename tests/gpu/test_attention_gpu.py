@@ -17,7 +17,7 @@ from torch import Tensor
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling, Rows, Selection, Softmax
+from saccade.types import KVView, Pooling, Rows, Selection, Softmax, Workspace
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 KV_HEADS, GROUP, DIM = 4, 4, 128
@@ -318,14 +318,14 @@ def test_auto_is_triton_and_repeats_itself_bit_for_bit() -> None:
 
 def test_programs_that_join_the_parts_see_what_others_have_written() -> None:
     """Batches of several sizes in turn on the same memory to count in: the same bits every time, and zeros behind."""
-    turns = torch.zeros(8 * KV_HEADS * GROUP, dtype=torch.int32, device="cuda")
+    workspace = Workspace.of(8, KV_HEADS * GROUP, torch.device("cuda"))
+    given = {"workspace": workspace, "implementation": "triton"}
     for seed, lengths in enumerate(([40_000], [20_000, 3, 9_000], [8_000] * 8, [40_000])):
         kv, k, v = long_cache(lengths, 16, max(lengths), seed)
-        counting = replace(kv, rows=replace(kv.rows, turns=turns))
         q = torch.randn((len(lengths), KV_HEADS * GROUP, DIM), device="cuda").bfloat16()
         selection, chosen = random_sets(lengths, 2048, 1, seed, max(lengths))
-        first = sparse_decode(q, counting, selection, Softmax(SCALE), implementation="triton")
+        first = sparse_decode(q, kv, selection, Softmax(SCALE), **given)
         expect_close(first, q, k, v, chosen)
-        others = [sparse_decode(q, counting, selection, Softmax(SCALE), implementation="triton") for _ in range(100)]
+        others = [sparse_decode(q, kv, selection, Softmax(SCALE), **given) for _ in range(100)]
         assert all(torch.equal(other, first) for other in others)
-        assert not turns.any()
+        assert not workspace.turns.any()

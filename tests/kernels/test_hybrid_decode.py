@@ -205,13 +205,7 @@ def test_the_reference_does_not_synchronise_with_the_host() -> None:
         )
         selection = Selection(torch.zeros(2, 2, 5, dtype=torch.int32), zeros[:, None].expand(-1, 2))
         out, scores = hybrid_decode(
-            torch.empty(2, 4, 8),
-            kv,
-            selection,
-            (False, True),
-            Softmax(0.3),
-            pooling="each",
-            implementation="reference",
+            torch.empty(2, 4, 8), kv, selection, (False, True), Softmax(0.3), pooling="each", implementation="reference"
         )
         assert out.shape == (2, 4, 8)
         assert scores is not None

@@ -108,10 +108,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     policy, _, cache = request.param.format(roles=mixed_roles(tmp_path)).partition(" in ")
     settings = {}
     if "resa" in policy:
-        settings = {
-            "scheduler_cls": SCHEDULER,
-            "async_scheduling": False,
-        }
+        settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False}
     made = CudaEngine(monkeypatch, policy, device="meta", cache=cache or "auto", settings=settings)
     made.requests.rows[3] = RequestRow(sparse=False)
     made.step([Row(0, 299, 299, True)], made.random_qkv(299))

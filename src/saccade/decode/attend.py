@@ -63,7 +63,7 @@ def _attention(
         return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
     selection = state.rolling(position).latest(kv.rows)
     if not any(dense):
-        return state.attention.sparse(q, kv, selection, softmax, out=out), None
+        return state.attention.sparse(q, kv, selection, softmax, out=out, workspace=state.workspace), None
     scored = publishing if pooling is not None else None
     return state.attention.hybrid(q, kv, selection, dense, softmax, pooling=pooling, scored=scored, out=out)
 

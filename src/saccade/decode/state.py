@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
 from ..plans.roles import HeadSpan
 from ..selection.history import TokenHistory
-from ..types import Flags, KVView, Pooling, Rows, Selection, Softmax
+from ..types import KVView, Rows, Selection, Softmax, Workspace
 from .counters import Counters, Usage
 from .indexes import Indexes, OwnIndexes
 from .rolling import RollingSelection
@@ -31,33 +31,6 @@ class Observer(Protocol):
         ...
 
 
-class DenseAttention(Protocol):
-    def __call__(
-        self, q: Tensor, kv: KVView, softmax: Softmax, *, pooling: Pooling | None = None, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
-class SparseAttention(Protocol):
-    def __call__(
-        self, q: Tensor, kv: KVView, selection: Selection, softmax: Softmax, *, out: Tensor | None = None
-    ) -> Tensor: ...
-
-
-class HybridAttention(Protocol):
-    def __call__(
-        self,
-        q: Tensor,
-        kv: KVView,
-        selection: Selection,
-        dense: Flags,
-        softmax: Softmax,
-        *,
-        pooling: Pooling | None = None,
-        scored: Flags | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionOperations:
     """What layers attend with: the kernels' operations, or others with their contracts.
@@ -69,9 +42,9 @@ class AttentionOperations:
         name: for people, who should know which ones run.
     """
 
-    dense: DenseAttention = dense_decode_scores
-    sparse: SparseAttention = sparse_decode
-    hybrid: HybridAttention = hybrid_decode
+    dense: Callable[..., tuple[Tensor, Tensor | None]] = dense_decode_scores
+    sparse: Callable[..., Tensor] = sparse_decode
+    hybrid: Callable[..., tuple[Tensor, Tensor | None]] = hybrid_decode
     name: str = "saccade's own operations"
 
 
@@ -86,6 +59,7 @@ class DecodeState:
         history: what is fed to the model; filled by the adapter.
         indexes: where they lie if not in this state, such as beside the pages of a server's cache.
         attention: what layers attend with.
+        workspace: memory that it is given.
     """
 
     def __init__(
@@ -97,6 +71,7 @@ class DecodeState:
         history: TokenHistory | None = None,
         indexes: Indexes | None = None,
         attention: AttentionOperations | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self.plan = plan
         self.counters = counters
@@ -105,6 +80,7 @@ class DecodeState:
         self.history = TokenHistory() if history is None else history
         self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
         self.attention = AttentionOperations() if attention is None else attention
+        self.workspace = workspace
         self._rolling: list[RollingSelection] = []
         self._judged = (-1, False)
         self._usages: list[Usage] = []

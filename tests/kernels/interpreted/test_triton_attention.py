@@ -21,7 +21,7 @@ from saccade.kernels._triton import plan
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling, Rows, Selection, Softmax
+from saccade.types import KVView, Pooling, Rows, Selection, Softmax, Workspace
 from walking import drawn
 
 BLOCK = 16
@@ -255,13 +255,12 @@ def test_whole_rows_and_rows_that_only_pad(
         counts=selection.counts.masked_fill(gone[:, None], 0),
     )
     other = with_other_rows(case, whole, empty)
-    turns = torch.zeros(case.q.shape[0] * case.q.shape[1], dtype=torch.int32) if data.draw(st.booleans()) else None
-    other = replace(other, kv=replace(other.kv, rows=replace(other.kv.rows, turns=turns)))
+    workspace = Workspace.of(*case.q.shape[:2], case.q.device) if data.draw(st.booleans()) else None
     dense = data.draw(flags(case), label="dense") if hybrid else (False,) * case.kv.kv_heads
     if hybrid:
         out, _ = hybrid_decode(other.q, other.kv, selection, dense, other.softmax, implementation="triton")
     else:
-        out = sparse_decode(other.q, other.kv, selection, other.softmax, implementation="triton")
+        out = sparse_decode(other.q, other.kv, selection, other.softmax, workspace=workspace, implementation="triton")
     expect_other_rows(out, other, tokens, whole, dense)
 
 
@@ -277,13 +276,12 @@ def test_the_last_program_joins_the_parts(
     case = make_case(layout="paged", lengths=[150, 7], kv_heads=2, group=group, head_dim=24, padding=7)
     selection, tokens = choose(case, sets, 1, 3, 0)
     softmax = Softmax(0.3, torch.linspace(-2, 2, 2 * group) if sinks else None)
-    turns = torch.zeros(2 * 2 * group, dtype=torch.int32)
-    counting = replace(case.kv, rows=replace(case.kv.rows, turns=turns))
+    workspace = Workspace.of(2, 2 * group, case.q.device)
     apart = sparse_decode(case.q, case.kv, selection, softmax, implementation="triton")
     for _ in range(2):
-        out = sparse_decode(case.q, counting, selection, softmax, implementation="triton")
+        out = sparse_decode(case.q, case.kv, selection, softmax, workspace=workspace, implementation="triton")
         torch.testing.assert_close(out, apart)
-        assert not turns.any()
+        assert not workspace.turns.any()
     if not sinks:
         expect_attention(out, case, tokens)
 
@@ -292,9 +290,9 @@ def test_too_little_memory_to_count_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "split_counts", lambda streams, _: (2,) * len(streams))
     case = make_case(layout="paged", lengths=[40], kv_heads=1, group=2, head_dim=16)
     selection, _ = choose(case, "kv", 1, 3, 0)
-    few_turns = replace(case.kv, rows=replace(case.kv.rows, turns=torch.zeros(1, dtype=torch.int32)))
+    few = Workspace.of(1, 1, case.q.device)
     with pytest.raises(KernelError, match="holds 1 numbers, and 2 are needed"):
-        sparse_decode(case.q, few_turns, selection, case.softmax, implementation="triton")
+        sparse_decode(case.q, case.kv, selection, case.softmax, workspace=few, implementation="triton")
 
 
 @few

@@ -105,13 +105,12 @@ def attention(
     kv: KVView,
     softmax: Softmax,
     *,
-    scores: Tensor | None = None,
     pooling: Pooling | None = None,
     selection: Selection | None = None,
     heads: Heads | None = None,
     attends: bool = True,
-) -> Tensor:
-    """The output `[B, Hq, d]` in q's dtype, undefined unless it `attends`; fills `scores` (float32 `[B, G, max_len]`).
+) -> tuple[Tensor, Tensor | None]:
+    """The output `[B, Hq, d]` in q's dtype, undefined unless it `attends`; and scores, float32 `[B, G, max_len]`.
 
     With a selection all heads attend to their sets, or those that `heads` does not call dense. Only after
     `native_refusal` has found nothing.
@@ -128,6 +127,10 @@ def attention(
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
+    kept, scores = kv_heads if heads is None else heads.kept_heads, None
+    if pooling is not None:
+        groups = kept * (query_heads // kv_heads if pooling == "each" else 1)
+        scores = torch.empty((batch, groups, rows.max_len), dtype=torch.float32, device="cpu")
     call = native.Call.pack(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
         *((0, 0) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
@@ -137,8 +140,7 @@ def attention(
         *(batch, query_heads, kv_heads, dim, size == 2, queries.dtype == torch.bfloat16),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
-        kv_heads if heads is None else heads.kept_heads,
-        *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
+        *(kept, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
     native.check(operation, native.loaded().saccade_attention(call), FAILURES)
-    return out if out.dtype == q.dtype else out.to(q.dtype)
+    return out if out.dtype == q.dtype else out.to(q.dtype), scores

@@ -16,7 +16,7 @@ from saccade.kernels._triton.combine import MOST_JOINED, combine, join
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
-from saccade.types import Flags, KVView, Pooling, Selection, Softmax
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax, Workspace
 
 
 def attend(
@@ -29,6 +29,7 @@ def attend(
     dense: Flags | None = None,
     pooling: Pooling | None = None,
     scored: Flags | None = None,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of every row's query, and the raw scores of the heads flagged in `scored` (None: of all).
 
@@ -52,9 +53,9 @@ def attend(
     sums = out if direct else torch.empty((batch, query_heads, most), dtype=torch.float32, device=q.device)
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
     whole = None if selection is None else rows.whole
-    turns = None if any(flags) or direct or most > MOST_JOINED else rows.turns
+    turns = None if workspace is None or any(flags) or direct or most > MOST_JOINED else workspace.turns
     if turns is not None and turns.numel() < batch * query_heads:
-        raise KernelError(f"rows.turns holds {turns.numel()} numbers, and {batch * query_heads} are needed")
+        raise KernelError(f"the workspace holds {turns.numel()} numbers, and {batch * query_heads} are needed")
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
     registers = work.tuning.registers

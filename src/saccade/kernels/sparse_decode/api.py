@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.kernels._checks import check_attention, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.sparse_decode import cpu, native, reference
-from saccade.types import KVView, Selection, Softmax
+from saccade.types import KVView, Selection, Softmax, Workspace
 
 
 def sparse_decode(
@@ -17,6 +17,7 @@ def sparse_decode(
     softmax: Softmax,
     *,
     out: Tensor | None = None,
+    workspace: Workspace | None = None,
     implementation: Implementation = "auto",
 ) -> Tensor:
     """Attend to the selected tokens only: position-persistent sparse attention (TidalDecode, section 3.1).
@@ -33,6 +34,7 @@ def sparse_decode(
             one has no defined output.
         softmax: what it makes of the scores.
         out: where the output goes, contiguous, q's dtype; None: memory of its own.
+        workspace: with which "triton" needs one launch, not two.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
 
@@ -48,6 +50,6 @@ def sparse_decode(
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton
 
-        return triton.sparse_decode(q, kv, selection, softmax, out)
+        return triton.sparse_decode(q, kv, selection, softmax, out, workspace)
     run = {"native": native.sparse_decode, "cpu": cpu.sparse_decode}.get(chosen, reference.sparse_decode)
     return placed(run(q, kv, selection, softmax), out)

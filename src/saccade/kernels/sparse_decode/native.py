@@ -9,4 +9,4 @@ from saccade.types import KVView, Selection, Softmax
 
 
 def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Tensor:
-    return attention("sparse_decode", q, kv, softmax, selection=selection)
+    return attention("sparse_decode", q, kv, softmax, selection=selection)[0]

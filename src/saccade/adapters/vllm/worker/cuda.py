@@ -17,7 +17,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from ....decode.capture import reasons_against_capture
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Workspace
 from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .decode_step import DecodeSteps
@@ -60,7 +60,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             longest=None if reasons else longest,
             reserved=room.reserved,
             rows=most,
-            turns=None if reasons else torch.zeros(most * self.num_heads_q, dtype=torch.int32, device=device),
+            workspace=None if reasons else Workspace.of(most, self.num_heads_q, device),
         )
         if not reasons:
             self._decode_steps = DecodeSteps(self.groups, most, longest, device)

@@ -14,7 +14,7 @@ from ....decode.kept import KeptSteps
 from ....decode.recall import OfRows
 from ....decode.state import DecodeState, Observer
 from ....selection.selector import Reserved
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Workspace
 from ..options import shape_of
 from .fed import Fed, FedByDevice, FedByHost
 from .requests import RequestRow, requests_of
@@ -49,15 +49,7 @@ class Batch:
     slots: list[int]
     placed: bool = True
 
-    def rows(
-        self,
-        chosen: list[int],
-        table: Tensor,
-        lengths: Tensor,
-        *,
-        longest: int | None = None,
-        turns: Tensor | None = None,
-    ) -> Rows:
+    def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, longest: int | None = None) -> Rows:
         """Some rows, whose blocks and lengths are given.
 
         `longest`: a bound on any row's length, where kernels are compiled for it; None: what the host knows of each.
@@ -65,7 +57,7 @@ class Batch:
         if longest is not None:
             # None is whole, which is said as decoding steps say it: they are the same kernels then.
             whole = torch.zeros_like(lengths, dtype=torch.bool)
-            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole, turns=turns)
+            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole)
         known = [self.lengths[row] for row in chosen]
         return Rows(table, torch.zeros_like(lengths), lengths, max(known), tuple((0, length) for length in known))
 
@@ -87,7 +79,7 @@ class Groups:
         longest: a bound on the length of any row, where steps must not depend on lengths; None: they may.
         reserved: memory of the indexes, if it was set aside.
         rows: the most that a batch has, with its padding, where indexes are in such memory.
-        turns: memory of all steps for `Rows.turns`, which follow each other; None: there is none.
+        workspace: of all steps, which follow each other; None: there is none.
     """
 
     def __init__(
@@ -98,14 +90,16 @@ class Groups:
         longest: int | None = None,
         reserved: Reserved | None = None,
         rows: int = 0,
-        turns: Tensor | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self._config, self._longest = vllm_config, longest
         self._serving = serving = serving_of(vllm_config)
         self._view = view
-        self._reserved, self._most, self.turns = reserved, rows, turns
+        self._reserved, self._most = reserved, rows
         self._slots: SlotIndexes | None = None
-        self._state = DecodeState(serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes)
+        self._state = DecodeState(
+            serving.plan, serving.counters, exhaustive_is_dense=False, indexes=serving.indexes, workspace=workspace
+        )
         self._measured = 0.0
         self._kept: KeptSteps | None = None
         self._sampled: tuple[Rows, list[bool]] | None = None
@@ -217,7 +211,7 @@ class Groups:
         selector = self._serving.plan.selector
         if not sparse:
             return []
-        rows = batch.rows(sparse, table, lengths, longest=self._longest, turns=self.turns)
+        rows = batch.rows(sparse, table, lengths, longest=self._longest)
         if selector is not None and selector.owns_index:
             self._indexes(table.device).narrow(self.requests(batch, sparse), table.device)
         self._state.observers = self._observers([batch.lengths[row] for row in sparse]) if known else ()
