@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.adapters.hf.cache import session_of
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.plans.roles import HeadSpan
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax
 
 _NEVER = -(2**31)
 
@@ -35,7 +35,7 @@ class Steadiness:
         self._steps: dict[tuple[int, int], list[tuple[float, float]]] = {}
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         if selection is None:
             return

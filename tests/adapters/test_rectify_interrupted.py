@@ -138,7 +138,7 @@ def test_several_tokens_at_once_never_overrun_the_budget(policy: str) -> None:
     most: list[int] = []
 
     class Widest:
-        def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, scale: float) -> None:
+        def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, softmax: Any) -> None:
             if selection is not None:
                 most.append(int(selection.tokens(kv.rows.seq_lens).max()))
 

@@ -81,14 +81,14 @@ def expect_everything(
 ) -> None:
     """Attention to all tokens, to sets and to both, with the scores on the way, and the scores alone."""
     ended = implementation != "triton"
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation=implementation)
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=implementation)
     assert scores is not None
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
     expect_scores(scores, case, pooling, ended=ended)
     expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation), case, pooling)
     selection, tokens = choose(case, sets, unit, 3, 0)
-    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
-    expect_attention(out, case, tokens, 0.3)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    expect_attention(out, case, tokens)
     check(case, implementation, sets, unit, dense, pooling, None, 1)
 
 

@@ -232,13 +232,7 @@ def test_the_last_entries_follow_the_best(
     scores = make_scores(style, len(rows), 2, width, seed)
     tokens = [round(part * width * unit) for part in rows]
     ids, counts = topk_and_last(
-        scores,
-        torch.tensor(tokens, dtype=torch.int32),
-        k,
-        last,
-        unit=unit,
-        share=share,
-        implementation=implementation,
+        scores, torch.tensor(tokens, dtype=torch.int32), k, last, unit=unit, share=share, implementation=implementation
     )
     assert ids.dtype == counts.dtype == torch.int32
     assert ids.shape == (len(rows), 2, min(k, width) + last)

@@ -12,12 +12,13 @@ from saccade.plans.plan import Plan
 from saccade.plans.rectify import ALL
 from saccade.plans.roles import HeadSpan
 from saccade.text.history import TokenHistory
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax
 
 from . import oracles
 from .layouts import LEVELS, Batch
 
 SCALE = 8**-0.5
+SOFTMAX = Softmax(SCALE)
 
 
 class SetRecorder:
@@ -27,7 +28,7 @@ class SetRecorder:
         self.sets: dict[tuple[int, int, int], list[int]] = {}
 
     def observe(
-        self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         group = q.shape[1] // kv.kv_heads
         for row, length in enumerate(kv.rows.seq_lens.tolist()):
@@ -85,8 +86,7 @@ class Decoder:
         if begin:
             self.state.begin(rows.max_len - 1, ALL if clean is None else clean)
         outputs = [
-            attend(self.state, layer, batch.queries(layer, dtype), view, scale=SCALE)
-            for layer, view in enumerate(views)
+            attend(self.state, layer, batch.queries(layer, dtype), view, SOFTMAX) for layer, view in enumerate(views)
         ]
         heads = batch.kv_heads * batch.group
         sets = [

@@ -24,7 +24,7 @@ from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.errors import ServingError
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax
 
 QKV = list[tuple[Tensor, Tensor, Tensor]]
 PAGES = "quest:budget=64,page=16"
@@ -80,7 +80,7 @@ class Requests:
         rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [row.length])
         caches = self._fed[row.slot]
         return [
-            attend(state, number, q, KVView(k[None], v[None], rows), scale=SCALE)
+            attend(state, number, q, KVView(k[None], v[None], rows), Softmax(SCALE))
             for number, (q, (k, v)) in enumerate(zip(queries, caches, strict=True))
         ]
 

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode import recall as recall_module
 from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
-from saccade.types import KVView, Selection
+from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.types import KVView, Selection, Softmax
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 CLUSTERS = "lychee_cluster:budget=64"
@@ -64,14 +66,27 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
     for lengths in ((152, 99, 0), (301, 5, 0)):
         common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         step = engine.prepared(common)
-        ours = [tensor for tensor in tensors((step.sparse.rows, step.written)) if tensor.data_ptr() not in theirs]
+        named = tensors((step.sparse.rows, step.written, step.sparse.state.workspace))
+        ours = [tensor for tensor in named if tensor.data_ptr() not in theirs]
         addresses.append([tensor.data_ptr() for tensor in ours])
         assert step.written[0].start.tolist() == [length - 1 for length in lengths]
         assert step.sparse.rows.max_len == MAX_LEN
         assert step.sparse.rows.bounds is None
     assert addresses[0] == addresses[1]
-    # Row starts, flags and turns, which the rows written to share; and where each of these begins to be new.
+    # Row starts and flags, which the rows written to share; where each of these begins to be new; and the workspace.
     assert len(set(addresses[0])) == 4
+
+
+def test_attention_is_handed_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that a graph may hold and of others; zeros, which programs find and leave behind."""
+    engine, sparse = CudaEngine(monkeypatch, PAGES), Mock(wraps=sparse_decode)
+    state = engine.builder.groups._state
+    state.attention = replace(state.attention, sparse=sparse)
+    engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True)], engine.random_qkv(249))
+    engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
+    engine.step([Row(0, 152), Row(2, 30, 30, True)], engine.random_qkv(31))
+    handed = [call.kwargs["workspace"] for call in sparse.call_args_list]
+    assert handed == [state.workspace] * 2 * (LAYERS - 2) and not state.workspace.turns.any()
 
 
 def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,17 +330,15 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     engine = CudaEngine(monkeypatch, PAGES)
     recall, told = RecallObserver(LAYERS), []
     report = SimpleNamespace(
-        step=lambda selecting, dense: told.append(selecting),
-        measuring=told.append,
-        layer_done=lambda layer: None,
+        step=lambda selecting, dense: told.append(selecting), measuring=told.append, layer_done=lambda layer: None
     )
     serve(engine, recall=recall, metrics=report)
     engine.builder.sparse.sampling.keep(QUERY_HEADS // KV_HEADS, 4)
     widths = set()
 
-    def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:
+    def recall_of(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Recall:
         widths.add((len(q), kv.rows.max_len))
-        return measured(q, kv, selection, scale=scale)
+        return measured(q, kv, selection, softmax)
 
     measured = recall_module.recall_of
     monkeypatch.setattr(recall_module, "recall_of", recall_of)

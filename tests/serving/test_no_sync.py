@@ -25,7 +25,7 @@ from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.methods.policy import Policy
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     policy, _, cache = request.param.format(roles=mixed_roles(tmp_path)).partition(" in ")
     settings = {}
     if "resa" in policy:
-        settings = {
-            "scheduler_cls": SCHEDULER,
-            "async_scheduling": False,
-        }
+        settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False}
     made = CudaEngine(monkeypatch, policy, device="meta", cache=cache or "auto", settings=settings)
     made.requests.rows[3] = RequestRow(sparse=False)
     made.step([Row(0, 299, 299, True)], made.random_qkv(299))
@@ -170,7 +167,7 @@ def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
         state.begin(length - 1)
         with watching() if device == "meta" else nullcontext():
             for layer in layers:
-                attend(state, layer, q, KVView(storage, storage, rows), scale=SCALE)
+                attend(state, layer, q, KVView(storage, storage, rows), Softmax(SCALE))
 
     step(length, "cpu")
     index: Any = state.indexes.slots.index  # type: ignore[attr-defined]

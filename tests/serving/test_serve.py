@@ -198,6 +198,11 @@ def test_workers_find_the_recipe_themselves(made: Callable[..., Server]) -> None
     options = ServeOptions.of(config)
     assert options is not None
     assert options.policy == Recipe.read(model_path() / "saccade.json").policy
+    assert ServeOptions.of(config) is options
+    config.model_config.max_model_len -= 1
+    assert ServeOptions.of(config) is not options
+    config.additional_config = {"saccade": "quest"}
+    assert str(ServeOptions.of(config).policy) == "quest"
 
 
 def test_a_recipe_beside_another_model(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ def test_a_layer_reads_what_vllm_has_packed(dim: int, block: int) -> None:
     ops.cpu_attn_reshape_and_cache(
         k, v, *halves, torch.arange(count) + block, "amx", k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
     )
-    layer: Any = SimpleNamespace(
-        kv_cache_dtype="auto", sinks=None, logits_soft_cap=0, scales=lambda layer: (None, None)
-    )
+    layer: Any = SimpleNamespace(kv_cache_dtype="auto", scales=lambda layer: (None, None))
     rows = Rows.on_host(torch.arange(5, dtype=torch.int32)[None], [block], [count])
     kv = cpu.SaccadeCPUAttention.view(layer, SimpleNamespace(isa="amx"), cache, rows)
     assert kv.tiled and (kv.page, kv.kv_heads, kv.head_dim) == (block, heads, dim)

@@ -154,24 +154,16 @@ class Session:
         self.state = self.state.fresh()
         self.put_back = self.pending = self.drafts = self.spoilt = None
 
-    def views(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        sinks: Tensor | None = None,
-        soft_cap: float | None = None,
-    ) -> list[KVView]:
+    def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
         """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
 
         A call that runs tokens again is seen as a whole: there is one view, up to its last token.
 
-        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded; sinks and soft-cap
-        as `KVView` has them.
+        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded.
         """
         self._steps = self._steps or self._prepare(keys, mask)
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
-        return [KVView(k, v, rows, sinks=sinks, soft_cap=soft_cap) for rows in self._steps]
+        return [KVView(k, v, rows) for rows in self._steps]
 
     def _start(self, call: Call, slots: Tensor | None, steps: list[Rows]) -> None:
         self.call, self.slots, self._steps = call, slots, steps

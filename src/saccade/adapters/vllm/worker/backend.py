@@ -16,7 +16,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Softmax
 from ..cache_dtype import FP8, VALID, bounds_bytes
 from ..cache_spec import SaccadeAttentionSpec
 from .mixed_step import prepare
@@ -104,6 +104,8 @@ class SparseLayer:
     """Mixed into an attention implementation; a subclass says how its cache lies in memory."""
 
     scale: float
+    sinks: Tensor | None
+    logits_soft_cap: float | None
     num_kv_heads: int
     kv_cache_dtype: str
 
@@ -171,10 +173,11 @@ class SparseLayer:
         sparse, count = part.sparse, step.num_actual_tokens
         if sparse is not None:
             own, kv = sparse.tokens, self.view(layer, kv_cache, sparse.rows)
+            softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
             if own is None:
-                attend(sparse.state, number, query[:count], kv, scale=self.scale, out=output[:count])
+                attend(sparse.state, number, query[:count], kv, softmax, out=output[:count])
             else:
-                answered = attend(sparse.state, number, query.index_select(0, own), kv, scale=self.scale)
+                answered = attend(sparse.state, number, query.index_select(0, own), kv, softmax)
                 output.index_copy_(0, own, answered)
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)

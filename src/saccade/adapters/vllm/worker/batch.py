@@ -67,15 +67,7 @@ class Batch:
         rows = zip(self.queries, self.prefilling, self.requests, strict=True)
         return [queries == 1 and not prefilling and request.sparse for queries, prefilling, request in rows]
 
-    def rows(
-        self,
-        chosen: list[int],
-        table: Tensor,
-        lengths: Tensor,
-        *,
-        longest: int | None = None,
-        turns: Tensor | None = None,
-    ) -> Rows:
+    def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, longest: int | None = None) -> Rows:
         """Some rows, whose blocks and lengths are given.
 
         `longest`: a bound on any row's length, where kernels are compiled for it; None: what the host knows of each.
@@ -83,7 +75,7 @@ class Batch:
         if longest is not None:
             # None is whole, which is said as decoding steps say it: they are the same kernels then.
             whole = torch.zeros_like(lengths, dtype=torch.bool)
-            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole, turns=turns)
+            return Rows(table, torch.zeros_like(lengths), lengths, longest, whole=whole)
         known = [self.lengths[row] for row in chosen]
         return Rows(table, torch.zeros_like(lengths), lengths, max(known), tuple((0, length) for length in known))
 

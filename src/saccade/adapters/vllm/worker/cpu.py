@@ -66,5 +66,4 @@ class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
         k, v = kv_cache.view(blocks, heads, 2, block, d).permute(2, 0, 3, 1, 4)
         if not tiled:
             k = kv_cache.view(blocks, heads, width, block)[:, :, :d].permute(0, 3, 1, 2)
-        cap = self.logits_soft_cap or None
-        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=cap, tiled=tiled)
+        return KVView(k, v, rows, *self.scales(layer), tiled=tiled)

@@ -17,7 +17,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from ....decode.capture import reasons_against_capture
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Workspace
 from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .decode_step import DecodeSteps
@@ -60,7 +60,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             room,
             longest=None if reasons else longest,
             rows=most,
-            turns=None if reasons else torch.zeros(most * self.num_heads_q, dtype=torch.int32, device=device),
+            workspace=None if reasons else Workspace.of(most, self.num_heads_q, device),
         )
         if not reasons:
             self._decode_steps = DecodeSteps(self.sparse, most, longest, device)
@@ -107,7 +107,7 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
         kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+        return KVView(k, v, rows, *self.scales(layer))
 
 
 def _quantised(query: Tensor, scale: Tensor) -> Tensor:

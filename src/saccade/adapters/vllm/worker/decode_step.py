@@ -61,7 +61,6 @@ class DecodeSteps:
             seq_lens=common.seq_lens[:count],
             max_len=self._longest,
             whole=self._whole[:count],
-            turns=self._sparse.turns,
         )
         first_new = torch.sub(rows.seq_lens, 1, out=self._first_new[:count])
         written = (Written(rows, first_new, 1),)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ....decode.state import DecodeState
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Workspace
 from ..options import shape_of
 from .batch import Batch
 from .requests import requests_of
@@ -36,7 +36,7 @@ class SparseRows:
         room: where the policy has an index in slots.
         longest: a bound on the length of any row, where steps must not depend on lengths; None: they may.
         rows: the most that a batch has, with its padding, where steps are captured.
-        turns: memory of all steps for `Rows.turns`, which follow each other; None: there is none.
+        workspace: of all steps, which follow each other; None: there is none.
     """
 
     def __init__(
@@ -47,16 +47,18 @@ class SparseRows:
         *,
         longest: int | None = None,
         rows: int = 0,
-        turns: Tensor | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
-        self._config, self._longest, self.turns = vllm_config, longest, turns
+        self._config, self._longest = vllm_config, longest
         self._serving = serving = serving_of(vllm_config)
         plan = serving.plan
         self.sampling = Sampling(serving, view)
         phase, given = serving.options.policy.phase, (room.index, room.requests, rows)
         self.slots = None if room.text is None else RequestSlots(plan, phase, room.text, view, *given)
         indexes = serving.indexes if self.slots is None else self.slots.slots
-        self._state = DecodeState(plan, serving.counters, exhaustive_is_dense=False, indexes=indexes)
+        self._state = DecodeState(
+            plan, serving.counters, exhaustive_is_dense=False, indexes=indexes, workspace=workspace
+        )
         if longest is not None:
             self.sampling.keep(shape_of(vllm_config).group, rows)
 
@@ -116,7 +118,7 @@ class SparseRows:
         self._serving.attended.begin(bool(chosen))
         if not chosen:
             return None
-        rows = batch.rows(chosen, table, lengths, longest=self._longest, turns=self.turns)
+        rows = batch.rows(chosen, table, lengths, longest=self._longest)
         if self.slots is not None:
             self.slots.place([batch.requests[row] for row in chosen], rows)
         known = [batch.lengths[row] for row in chosen]
