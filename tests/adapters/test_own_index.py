@@ -35,7 +35,7 @@ class Naive:
     def __init__(self, reads_text: bool) -> None:
         self.reads_text, self.seen, self.run = reads_text, 0, Any
 
-    def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, scale: float) -> None:
+    def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, softmax: Any) -> None:
         if selection is None:
             return
         session = self.run._hook.latest.session  # type: ignore[attr-defined]

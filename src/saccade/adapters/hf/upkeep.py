@@ -35,9 +35,9 @@ class Upkeep:
         with lasting():
             self._starts = starts.to(device)
             self._table = torch.arange(len(self._first), dtype=torch.int32, device=device)[:, None]
-            everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
+            self._everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
             self._layers = sorted(session.state.plan.refreshing)
-            indexes.fix(lambda: self._seen(everyone, longest, self._layers)[self._layers[0]], longest)
+            indexes.fix(lambda: self._seen(self._everyone, longest)[self._layers[0]], longest)
         self._slots, self._before = indexes.slots, (session.final, 0)
 
     @property
@@ -88,7 +88,7 @@ class Upkeep:
             with lasting():
                 self._indexes.begin(past, self._session.final.boundary)
                 bounds = [(start, past + 1 - start) for start in self._first]
-                self._indexes.follow(bounds, lambda rows: self._seen(rows, past + 1, self._layers))
+                self._indexes.follow(bounds, lambda rows: self._seen(rows, past + 1))
 
     def promise(self, count: int) -> None:
         """Let the next step bring `count` tokens of each row."""
@@ -119,18 +119,14 @@ class Upkeep:
         if self._layers and not self._indexes.fixed:
             with lasting():
                 self._indexes.begin(past, self._session.final.boundary)
-                for layer, view in self._seen([*range(len(self._first))], past, self._layers).items():
+                for layer, view in self._seen(self._everyone, past).items():
                     self._indexes.of(layer, view)
 
-    def _seen(self, rows: Sequence[int], length: int, layers: Sequence[int]) -> Mapping[int, KVView]:
-        """The caches of some layers as some rows see them."""
-        lengths = (length - self._starts).int()
+    def _seen(self, rows: Sequence[int], length: int) -> Mapping[int, KVView]:
+        """The caches of the layers that refresh, filled to `length` slots, as some rows see them."""
         bounds = tuple((start, length - start) for start in self._first)
-        caches = {layer: (self._cache.layers[layer].keys, self._cache.layers[layer].values) for layer in layers}
-        where = Rows(self._table, self._starts, lengths, length, bounds)
-        views = {
-            layer: KVView(keys.transpose(1, 2), values.transpose(1, 2), where)
-            for layer, (keys, values) in caches.items()
-        }
-        picked = views[layers[0]].picked([*rows]).rows
-        return {layer: KVView(view.k, view.v, picked) for layer, view in views.items()}
+        where = Rows(self._table, self._starts, (length - self._starts).int(), length, bounds)
+        held = (self._cache.layers[layer] for layer in self._layers)
+        views = [KVView(one.keys.transpose(1, 2), one.values.transpose(1, 2), where) for one in held]
+        picked = views[0].picked([*rows]).rows
+        return {layer: KVView(view.k, view.v, picked) for layer, view in zip(self._layers, views, strict=True)}
