@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-NAMES = ("calm_keys", "latest_stops")
+NAMES = ("positive_keys", "latest_stops")
 BUDGET = 48
 
 
-MODULE = '''"""Which tokens are kept depends on no query: on the norm of their keys, or on what delimits a text."""
+MODULE = '''"""Which tokens are kept depends on no query: on their keys' signs, or on what delimits a text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Scores:
     def scored(self, kv, slot, at):
         if not self.selector.reads_text:
             keys = gather_tokens(kv.k, kv.k_scale, kv.rows, at[None])[0]
-            return -keys.float().norm(dim=-1).T
+            return ((keys > 0).sum(-1) * 10_000 + at[:, None]).T
         first = torch.full((1,), self.origins[slot] + int(at[0]), device=at.device)
         levels = self.text.window(torch.full((1,), slot, device=at.device), first, len(at))[0]
         return at - 1e6 * ((levels < 1) | (levels > 3))
@@ -160,8 +160,8 @@ def of(selector):
 
 
 METHODS = [
-    Method("calm_keys", "tokens of small keys", "-", ScoringOptions, of(Scoring)),
+    Method("positive_keys", "tokens whose keys are positive", "-", ScoringOptions, of(Scoring)),
     Method("latest_stops", "the latest delimiters", "-", ScoringOptions, of(Reading)),
 ]
-CALM, STOPS = METHODS
+POSITIVE, STOPS = METHODS
 '''

@@ -25,7 +25,7 @@ SPECS = [f"{name}:budget={BUDGET}{more}" for name in NAMES for more in ("", ",re
 
 @pytest.fixture(autouse=True)
 def _theirs(tmp_path: Path) -> Iterator[None]:
-    with installed(tmp_path, MODULE, CALM=NAMES[0], STOPS=NAMES[1]):
+    with installed(tmp_path, MODULE, POSITIVE=NAMES[0], STOPS=NAMES[1]):
         yield
 
 
@@ -48,8 +48,8 @@ class Naive:
                 best.sort(key=lambda place, ids=ids: (not 1 <= levels[ids[place]] <= 3, -place))
             for head in range(kv.kv_heads):
                 if not self.reads_text:
-                    norms = kv.k[row, start : start + stop, head].double().norm(dim=-1).tolist()
-                    best.sort(key=norms.__getitem__)
+                    positive = (kv.k[row, start : start + stop, head] > 0).sum(-1).tolist()
+                    best.sort(key=lambda place, positive=positive: (-positive[place], -place))
                 expected = [*sorted(best[: BUDGET - (length - stop)]), *range(stop, length)]
                 assert selection.ids[row, head, : len(expected)].tolist() == expected
                 assert int(selection.counts[row, head]) == len(expected)

@@ -80,7 +80,7 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
 def test_attention_is_handed_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of steps that a graph may hold and of others; zeros, which programs find and leave behind."""
     engine, sparse = CudaEngine(monkeypatch, PAGES), Mock(wraps=sparse_decode)
-    state = engine.builder.groups._state
+    state = engine.builder.sparse._state
     state.attention = replace(state.attention, sparse=sparse)
     engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True)], engine.random_qkv(249))
     engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))

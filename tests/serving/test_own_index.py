@@ -21,9 +21,9 @@ def test_tokens_are_those_of_the_transformers_adapter(
 ) -> None:
     """In a mixed batch of prompts in chunks, in so little room that requests are preempted, and in a second turn."""
     spec, asked = f"{name}:budget={BUDGET}{rectify}", prompts(*LENGTHS)
-    with installed(tmp_path, MODULE, CALM=NAMES[0], STOPS=NAMES[1]):
+    with installed(tmp_path, MODULE, POSITIVE=NAMES[0], STOPS=NAMES[1]):
         engine = engines.sparse(
-            spec, enable_prefix_caching=True, max_num_batched_tokens=96, num_gpu_blocks_override=30, block_size=32
+            spec, enable_prefix_caching=True, max_num_batched_tokens=96, num_gpu_blocks_override=33, max_model_len=1024
         )
         expected = [by_transformers(spec, prompt) for prompt in asked]
         assert [answer.tokens for answer in answers(engine, asked, greedy(STEPS))] == expected

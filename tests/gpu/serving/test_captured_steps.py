@@ -117,7 +117,7 @@ def test_an_index_that_is_not_ours_is_captured(
     stock_distance: dict[str, float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with installed(tmp_path, MODULE, CALM=NAMES[0], STOPS=NAMES[1]):
+    with installed(tmp_path, MODULE, POSITIVE=NAMES[0], STOPS=NAMES[1]):
         policy, captured = f"{name}:budget=256", {"captured": MODES["captured"]}
         expect_those_of_transformers(policy, captured, engines, truth, stock_distance, monkeypatch)
         engines.close()

@@ -102,8 +102,9 @@ class ClusterIndex:
         slots, numbered = len(self.table.stops), enumerate(self._versions)
         # What was found by rows and slots that were others since is found again.
         self._groups.clear()
-        self.tree = tree
-        self.layers = {layer: ClusterLayer(self, part_of(tree, number * slots, slots)) for number, layer in numbered}
+        layers = {layer: ClusterLayer(self, part_of(tree, number * slots, slots)) for number, layer in numbered}
+        # Both at once: who was interrupted lays out again.
+        self.tree, self.layers = tree, layers
 
     def _parts(self, change: Change) -> Iterator[Change]:
         """A change in pieces whose groups in one layer are not too many at once."""
