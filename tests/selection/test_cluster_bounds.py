@@ -256,13 +256,13 @@ def test_layers_share_what_was_touched_and_nothing_else(monkeypatch: pytest.Monk
         for number, cache in enumerate(caches):
             for row in (0, 1):
                 same(indexes.of(number, kv), of_groups(SMALL, cache.row(row), [lengths[row]]), row)
-    update(indexes, caches[0].view(220, 190), 80)
+    update(indexes, caches[0].view(300, 220), 0)
     order = torch.tensor([1, 0])
     history.permute(order)
     indexes.permute(order)
     caches[1] = Cache(caches[1].keys[order], caches[1].ids[order])
-    index = indexes.of(1, caches[1].view(190, 220))
-    for row, length in enumerate((190, 220)):
+    index = indexes.of(1, caches[1].view(220, 300))
+    for row, length in enumerate((220, 300)):
         same(index, of_groups(SMALL, caches[1].row(row), [length]), row)
 
 

@@ -114,12 +114,14 @@ class Slots:
                     self._text.hold(one.slot, one.source, stop)
                 intake = Intake(one.slot, one.origin, known, stop)
                 (few if stop - known <= MAX_FEW_TOKENS else many).append(intake)
-        if not arrivals:
-            return
-        index, numbers = self._index_for(seen), {one.slot: number for number, one in enumerate(arrivals)}
-        views = Views(layers or [*index.layers], lambda slots: seen([numbers[slot] for slot in slots]))
-        if not self._fixed:
+        index = self._index_for(seen) if arrivals else self.index
+        if index is not None and not self._fixed:
+            # Also for who entered and is not asked yet, whose slot is cleared for the next one.
             index.grow(self.count, max((intake.stop for intake in (*few, *many)), default=0))
+        if index is None or not arrivals:
+            return
+        numbers = {one.slot: number for number, one in enumerate(arrivals)}
+        views = Views(layers or [*index.layers], lambda slots: seen([numbers[slot] for slot in slots]))
         # As much is planted of every row as of the one that brings most.
         for some in (few, many) if many else (few,):
             index.take_in(some, views)
