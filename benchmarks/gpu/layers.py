@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from saccade.adapters.vllm.worker.page_bounds import BlockBounds, PagedIndexes, bounds_bytes
+from saccade.adapters.vllm.cache_dtype import bounds_bytes
+from saccade.adapters.vllm.worker.page_bounds import BlockBounds, PagedIndexes
 from saccade.checkpoints.presets import read_config
 from saccade.checkpoints.shape import shape_of
 from saccade.decode.attend import attend
