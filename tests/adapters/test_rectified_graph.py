@@ -20,7 +20,7 @@ from saccade.adapters.hf.session import Session
 from saccade.decode.state import DecodeState
 from saccade.decode.stats import RunStats
 from saccade.errors import AttachmentError, UnsupportedModelError
-from walking import among
+from walking import among, in_turn
 
 from . import test_static_step as static
 from . import tiny
@@ -126,8 +126,7 @@ def assert_same(got: Decoding, expected: Decoding) -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("name", "batch"), in_turn(POLICIES, BATCHES))
 def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
     got = Decoding(POLICIES[name], batch).replays(NEW)
     assert_same(got, Decoding(POLICIES[name], batch).calls(NEW))

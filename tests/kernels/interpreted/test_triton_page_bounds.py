@@ -20,7 +20,7 @@ from saccade.errors import KernelError
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows
-from walking import drawn
+from walking import drawn, in_turn
 
 dtypes = (torch.float32, torch.float16)
 pages = st.sampled_from((1, 3, 16, 40))
@@ -103,8 +103,7 @@ def test_page_scores_match_the_oracle(
 
 @pytest.mark.parametrize("dot", [False, True])
 @pytest.mark.parametrize("pooling", ["max", "each"])
-@pytest.mark.parametrize("group", [1, 3, 9])
-@pytest.mark.parametrize("tiles", [1, 3])
+@pytest.mark.parametrize(("group", "tiles"), in_turn((1, 3, 9), (1, 3)))
 def test_every_way_to_cut_the_work(
     dot: bool, pooling: Pooling, group: int, tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

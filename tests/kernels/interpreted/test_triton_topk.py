@@ -144,7 +144,7 @@ def test_no_row_at_all() -> None:
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("k", [1, 32, 33, 128])
+@pytest.mark.parametrize(("_small_tiles", "k"), in_turn(TILES, (1, 32, 33, 128)), indirect=["_small_tiles"])
 def test_the_cut_between_equals_of_a_narrowed_row(k: int) -> None:
     scores = make_scores("distinct", (1, 1, 1100), 4).mul(3.0).round()
     expect_topk(scores, [1100], k, "position")
