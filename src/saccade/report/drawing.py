@@ -62,13 +62,8 @@ def inline(figure: Figure, name: str) -> str:
 
     `name` is in every id of the element: no two of a page may have the same.
     """
-    svg = as_svg(figure)
-    svg = re.sub(
-        r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:xlink)?=\"[^\"]*\"",
-        "",
-        svg[svg.index("<svg") :],
-        flags=re.S,
-    )
+    svg, needless = as_svg(figure), r'<metadata>.*?</metadata>|<style.*?</style>| xmlns(:xlink)?="[^"]*"'
+    svg = re.sub(needless, "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     for shade, (color, _) in SHADES.items():
         svg = re.sub(f"{color}\\b", f"var(--{shade})", svg)

@@ -98,9 +98,8 @@ def recalls(rows: Sequence[Row], measure: str) -> str:
         axes.tick_params(length=0)
         axes.xaxis.tick_top()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=24))
-        axes.set_title(
-            f"{measure.removeprefix('recall').replace('_', ' ') or 'attention recall'} of heads with a set, by layer"
-        )
+        kind = measure.removeprefix("recall").replace("_", " ") or "attention recall"
+        axes.set_title(f"{kind} of heads with a set, by layer")
         return inline(figure, measure)
 
 

@@ -70,11 +70,8 @@ def front_table(results: Mapping[str, Any]) -> Table:
 
 def standing_table(rows: Sequence[Row]) -> Table:
     """Candidates in the middle of a tuning, a line per family: their ratios so far, rung by rung."""
-    table = new_table(
-        "right answers so far, over dense attention's to the same questions",
-        ("policy", "asked", "ratios"),
-        ("policy", "ratios"),
-    )
+    title = "right answers so far, over dense attention's to the same questions"
+    table = new_table(title, ("policy", "asked", "ratios"), ("policy", "ratios"))
     families = grouped(rows, lambda row: str(row["family"]))
     found = labels(families)
     for family, own in families.items():
@@ -138,11 +135,8 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     families = grouped(front_rows(results), lambda row: str(row["label"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
-    wanted, edge, best = (
-        results["quality"],
-        results["dense_bytes"] / size,
-        _best([row for row in results["rows"] if row["shown"] is not None] or results["rows"]),
-    )
+    wanted, edge = results["quality"], results["dense_bytes"] / size
+    best = _best([row for row in results["rows"] if row["shown"] is not None] or results["rows"])
     axes.axhline(wanted, color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {wanted:g}")
     places, ratios = [row["bytes"] / size for row in best], [row["ratio"] for row in best]
     axes.step([*places, edge], [*ratios, ratios[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
