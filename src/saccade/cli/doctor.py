@@ -24,7 +24,6 @@ def doctor() -> None:
 
       saccade doctor
     """
-    # Imported here, so that --help does not wait for torch.
     from .terminal import output
 
     console = output()
