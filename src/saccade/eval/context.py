@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from ..errors import DocumentError
-from .benchmark import BenchmarkRow, benchmark_rows, framed, is_benchmark, read_rows
+from .benchmark import BenchmarkRow, benchmark_rows, by_context, framed, is_benchmark, read_rows
 from .document import language_reference, read_document
 from .facts import Fact, is_right, make_facts, question, sentence, sentence_ends
 from .tokens import TokenizedText, encode, token_ends, with_facts
@@ -122,18 +122,15 @@ def benchmark_contexts(
     found = read_rows(path)
     if not is_benchmark(found):
         raise DocumentError(f"{found[0][0]} has neither answer_prefix nor max_new_tokens; saccade tune reads those")
-    by_context: dict[str, list[tuple[str, BenchmarkRow]]] = {}
-    for (name, _), row in zip(found, benchmark_rows(found[:limit], metric), strict=False):
-        by_context.setdefault(row.context, []).append((name, row))
     contexts = []
-    for text, rows in by_context.items():
+    for text, rows in by_context(benchmark_rows(found[:limit], metric)).items():
         begun, after, whole = framed(tokenizer, text)
         tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
-        asked = [Question.of_row(tokenizer, row, after) for _, row in rows]
-        for (name, row), one in zip(rows, asked, strict=True):
+        asked = [Question.of_row(tokenizer, row, after) for row in rows]
+        for row, one in zip(rows, asked, strict=True):
             needed = len(tokens) + len(one.tokens) + row.max_new_tokens
             if needed > positions:
-                raise DocumentError(f"{name}: {needed} tokens with its answer; the model has {positions} positions")
+                raise DocumentError(f"{row.name}: {needed} tokens with its answer; the model has {positions} positions")
         contexts.append(Context(tokens, tuple(asked)))
     return contexts, len(found)
 
