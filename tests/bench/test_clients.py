@@ -149,16 +149,16 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that answer by a clock of their own."""
     inner: list[Answering] = []
 
-    def start(options: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    def start(engine: Any, options: Any, **settings: Any) -> None:
         # A policy's step takes half of stock's.
         inner.append(Answering(second=0.5 if options is None else 0.25, wait=3))
         shut = SimpleNamespace(shutdown=lambda: None)
         inner[-1].engine_core = shut  # type: ignore[attr-defined]
-        return SimpleNamespace(llm_engine=inner[-1]), {"tokens": 10_000}
+        engine.llm, engine.facts = SimpleNamespace(llm_engine=inner[-1]), {"tokens": 10_000}
 
-    monkeypatch.setattr(load, "start_engine", start)
+    monkeypatch.setattr(load.Engine, "__init__", start)
     monkeypatch.setattr(load.time, "perf_counter", lambda: inner[-1].now)
-    monkeypatch.setattr(load, "_request", lambda prompt, tokens: (prompt, SimpleNamespace(max_tokens=tokens)))
+    monkeypatch.setattr(load, "request_for", lambda prompt, tokens: (prompt, SimpleNamespace(max_tokens=tokens)))
     monkeypatch.setattr(Answering, "asked", [])
     monkeypatch.setattr(engines, "prepare_process", lambda served: None)
     monkeypatch.setattr(machine, "read_bandwidth", lambda device: 100.0)

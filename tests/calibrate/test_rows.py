@@ -176,7 +176,7 @@ class Scripted(Sweep):
     script: dict[str, np.ndarray[Any, Any]]
     read: Counter[int]
 
-    def _ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
         self.read[number] += 1
         for spec in specs:
             right = self.script[spec][number].astype(int).tolist()

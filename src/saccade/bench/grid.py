@@ -92,6 +92,11 @@ class Grid:
         )
 
     @property
+    def served(self) -> bool:
+        """Whether engines run as a server's do: in processes of their own, on an accelerator."""
+        return self.device.type == "cuda"
+
+    @property
     def units(self) -> int:
         """How many settings there are."""
         return len(self.contexts) * len(self.batches) * len(self.threads)
