@@ -22,8 +22,8 @@ from saccade.decode.indexes import OwnIndexes
 from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.kernels._cluster_tree import ClusterTree
-from saccade.machine import environment
 from saccade.plans.plan import Plan, layer_roles
+from saccade.recipes.machine import environment
 from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.index import Index

@@ -14,7 +14,7 @@ from saccade.bench import baselines
 from saccade.bench.grid import Grid, GridJob, GridSettings, OnUnit
 from saccade.bench.rows import quartiles
 from saccade.errors import KernelError, SaccadeError
-from saccade.machine import read_bandwidth, synchronize
+from saccade.recipes.machine import read_bandwidth, synchronize
 from saccade.types import Softmax
 
 from .operations import OPERATIONS, Layer, Operation

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from limits import COLLECTED
-from saccade.machine import read_bandwidth
+from saccade.recipes.machine import read_bandwidth
 
 # No test judges the bandwidth, and reading a gigabyte takes a second.
 read_bandwidth.__kwdefaults__["megabytes"] = 16

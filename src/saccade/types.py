@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -138,7 +138,8 @@ class KVView:
         )
 
 
-class Intake(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Intake:
     """What an index is to look at: the first `stop` tokens of the sequence in a slot, all behind `kept` new to it.
 
     Its first token lies in slot `origin` of the cache. All of these tokens are clean.

@@ -20,8 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ..adapters.vllm.cache_dtype import VALID, number_type
 from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
-from ..machine import copy_bandwidth, free_memory
 from ..methods.policy import Policy
+from ..recipes.machine import copy_bandwidth, free_memory
 from ..types import SLIDING
 from .grid import Grid, GridJob, OnUnit, PolicySettings
 from .rows import LoadRow, ServingRow

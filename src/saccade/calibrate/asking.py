@@ -17,9 +17,9 @@ from ..adapters.hf.run import sparsify
 from ..checkpoints.shape import shape_of
 from ..decode.recall import MeanRecall, RecallObserver
 from ..eval.reader import Reader
-from ..machine import free_memory
 from ..methods.policy import Policy
 from ..plans.roles import HeadSpan
+from ..recipes.machine import free_memory
 from ..types import KVView, Selection, Softmax
 from .problems import Ask, Problem
 

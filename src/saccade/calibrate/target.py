@@ -20,9 +20,9 @@ from ..eval.benchmark import SUFFIXES
 from ..eval.output import check_folder, write_json, writing
 from ..eval.subject import Subject
 from ..eval.workers import workers_for
-from ..machine import device_name, kernels_on, versions
 from ..methods.policy import Policy
 from ..plans.identity import refuse_other
+from ..recipes.machine import device_name, kernels_on, versions
 from ..recipes.recipe import NAME, Recipe
 from ..recipes.resolve import beside
 from ..types import ModelShape

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ..errors import PolicyError
-from ..selection.index import KeySizes, SlotIndex, SlotSizes
+from ..selection.index import NOWHERE, KeySizes, SlotIndex, SlotSizes
 from ..selection.selector import Selector
 from ..types import ModelShape, Role
 from .roles import RoleMap
@@ -50,10 +48,12 @@ class Plan:
 
     @property
     def reads_text(self) -> bool:
+        """Whether that index looks at the tokens' text."""
         return self.selector is not None and self.selector.reads_text
 
     @property
     def bounds_page(self) -> int | None:
+        """The page of key bounds that can lie beside a cache's own pages; None: there are none."""
         return None if self.selector is None else self.selector.bounds_page
 
     def covers(self, length: int) -> bool:
@@ -68,8 +68,7 @@ class Plan:
     @cached_property
     def moves_index(self) -> bool:
         """Whether its index cannot stay in one place, so that no captured step can search it."""
-        nowhere = KeySizes(1, 16, torch.float32, torch.device("meta"))
-        return self.owns_index and self.new_slots(nowhere, 1, fixed=True) is None
+        return self.owns_index and self.new_slots(NOWHERE, 1, fixed=True) is None
 
 
 def dense_unless_told(shape: ModelShape, told: int | None) -> int:

@@ -27,6 +27,10 @@ class KeySizes:
         return cls(kv.kv_heads, kv.head_dim, kv.k.dtype, kv.k.device)
 
 
+NOWHERE = KeySizes(1, 16, torch.float32, torch.device("meta"))
+"""Keys without content, to ask what an index of some would be."""
+
+
 @dataclass(slots=True, eq=False)
 class NewTokens:
     """The last `count` tokens of all `rows`, or all of a shorter one; one object for all layers of a step."""

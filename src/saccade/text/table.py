@@ -87,9 +87,9 @@ class ChunkTable:
     def take_in(self, new: Iterable[Intake]) -> None:
         """Bring rows up to date with what they were fed."""
         changed = [
-            (row, start, min(self.stops[row], kept, stop), stop, max(self.stops[row], stop))
-            for row, start, kept, stop in new
-            if stop != self.stops[row] or kept < self.stops[row]
+            (one.slot, one.origin, min(held, one.kept, one.stop), one.stop, max(held, one.stop))
+            for one, held in ((one, self.stops[one.slot]) for one in new)
+            if one.stop != held or one.kept < held
         ]
         if not changed:
             return
