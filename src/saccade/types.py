@@ -140,7 +140,7 @@ class KVView:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What an index is to look at: the first `stop` tokens of the sequence in a slot, all behind `kept` new to it.
+    """What an index is to look at: the first `stop` tokens of the sequence in `slot`, all behind `kept` new to it.
 
     Its first token lies in slot `origin` of the cache. All of these tokens are clean.
     """
