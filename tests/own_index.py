@@ -31,7 +31,9 @@ class Scores:
         self.selector, self.text, self.stops = selector, sizes.text, [0] * sizes.slots
         keys = sizes.keys
         self.counts = torch.zeros(sizes.slots, dtype=torch.int32, device=keys.device)
-        self.held = torch.zeros(len(sizes.layers), sizes.slots, keys.heads, sizes.longest, device=keys.device)
+        shape = len(sizes.layers), sizes.slots, keys.heads, sizes.longest
+        # vLLM makes a model under a default dtype of its own.
+        self.held = torch.zeros(shape, dtype=torch.float32, device=keys.device)
         self.numbers = {layer: number for number, layer in enumerate(sizes.layers)}
         self.done = [[0] * sizes.slots for _ in sizes.layers]
         self.placed = torch.arange(sizes.slots, device=keys.device)
