@@ -123,33 +123,6 @@ def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
             assert together[row, -NEW:].tolist() == alone[0, -NEW:].tolist()
 
 
-def test_page_bounds_follow_what_was_rewritten() -> None:
-    """Bounds of all pages equal those made anew from the cache after every call."""
-    model = tiny.llama()
-
-    def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        state, held = run._hook.latest.session.state, kwargs[run._hook.kept]
-        for layer, index in state.indexes._pages.items():
-            covered = state.indexes._covered[layer]
-            keys = held.layers[layer].keys[:, :, :covered]
-            for page in range(-(-covered // 4)):
-                tokens = keys[:, :, page * 4 : page * 4 + 4]
-                assert torch.equal(index.lower[:, :, page], tokens.amin(2))
-                assert torch.equal(index.upper[:, :, page], tokens.amax(2))
-                checked.append(page)
-
-    checked: list[int] = []
-    with saccade.sparsify(model, specs(EVERY)["resa"]) as run:
-        # Sparse calls only: after a rewriting one, the index waits for the next selection.
-        hook = model.get_decoder().register_forward_hook(
-            lambda *given: check(*given) if run._hook.latest.session.call.prompt == 0 else None, with_kwargs=True
-        )
-        generate(model, max_new_tokens=NEW)
-        hook.remove()
-        assert run.stats().dense_passes > 2
-    assert checked
-
-
 def test_rectification_changes_what_is_generated() -> None:
     """Otherwise nothing above would be tested: a polluted cache gives other logits than a rewritten one."""
     logits = []
