@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
-from saccade.selection.index import KeySizes, Views
-from saccade.types import Intake, KVView, Rows
-from trees import same
 from walking import crossed
 
 from . import tiny
@@ -125,68 +121,6 @@ def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
         for row, mask in enumerate(batch["attention_mask"].bool()):
             alone = generate(model, input_ids=batch["input_ids"][row, mask][None], max_new_tokens=NEW)
             assert together[row, -NEW:].tolist() == alone[0, -NEW:].tolist()
-
-
-def test_page_bounds_follow_what_was_rewritten() -> None:
-    """Bounds of all pages equal those made anew from the cache after every call."""
-    model = tiny.llama()
-
-    def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        state, held = run._hook.latest.session.state, kwargs[run._hook.kept]
-        for layer, index in state.indexes._pages.items():
-            covered = state.indexes._covered[layer]
-            keys = held.layers[layer].keys[:, :, :covered]
-            for page in range(-(-covered // 4)):
-                tokens = keys[:, :, page * 4 : page * 4 + 4]
-                assert torch.equal(index.lower[:, :, page], tokens.amin(2))
-                assert torch.equal(index.upper[:, :, page], tokens.amax(2))
-                checked.append(page)
-
-    checked: list[int] = []
-    with saccade.sparsify(model, specs(EVERY)["resa"]) as run:
-        # Sparse calls only: after a rewriting one, the index waits for the next selection.
-        hook = model.get_decoder().register_forward_hook(
-            lambda *given: check(*given) if run._hook.latest.session.call.prompt == 0 else None, with_kwargs=True
-        )
-        generate(model, max_new_tokens=NEW)
-        hook.remove()
-        assert run.stats().dense_passes > 2
-    assert checked
-
-
-@pytest.mark.parametrize("mode", ["overwrite", "verify"])
-@pytest.mark.parametrize("padding", [False, True])
-def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -> None:
-    """It is that of the keys as they are in the end, built at once."""
-    model = tiny.llama()
-    inputs = tiny.padded([30, 19]) if padding else {"input_ids": tiny.prompt()}
-    cache = DynamicCache()
-    with saccade.sparsify(model, specs(EVERY, mode)["lychee_cluster"]) as run:
-        generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
-        session = run._hook.latest.session
-        index, stored = session.state.indexes.slots.index, cache.layers
-        rows = _rows(inputs, stored[0].keys.shape[2])
-        caches = {one: (stored[one].keys.transpose(1, 2), stored[one].values.transpose(1, 2)) for one in index.layers}
-        views = Views(
-            [*caches], lambda some: {one: KVView(*held, rows).picked([*some]) for one, held in caches.items()}
-        )
-        # Nothing unclean is in a chunk.
-        ends = index.table.ends + rows.row_start
-        assert int(ends.min()) > 0 and int(ends.max()) <= session.final.boundary
-        sizes, text = KeySizes.of(views.of([0])[1]), session.state.history
-        built = run.plan.new_slots(sizes, rows.batch, longest=100, text=text)
-        told = zip(rows.row_start.tolist(), index.table.stops, strict=True)
-        built.take_in([Intake(row, start, 0, stop) for row, (start, stop) in enumerate(told)], views)
-        for layer, row in product(caches, range(rows.batch)):
-            same(index.layers[layer], built.layers[layer], row, row)
-        assert len(index.layers) > 1
-
-
-def _rows(inputs: dict[str, torch.Tensor], slots: int) -> Rows:
-    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
-    starts = (mask == 0).sum(1).tolist()
-    table = torch.arange(len(starts), dtype=torch.int32)[:, None]
-    return Rows.on_host(table, starts, [slots - start for start in starts])
 
 
 def test_rectification_changes_what_is_generated() -> None:

@@ -54,19 +54,21 @@ BATCHES: dict[str, dict[str, Tensor]] = {
 class Decoding:
     """A prompt in a `StaticCache`, and greedy steps behind it: with lengths on the host, or on the device alone."""
 
-    def __init__(self, model: PreTrainedModel, spec: str, batch: str) -> None:
-        self.model, self.given = model, BATCHES[batch]
+    batches = BATCHES
+
+    def __init__(self, model: PreTrainedModel, spec: str, batch: str, capacity: int = CAPACITY) -> None:
+        self.model, self.given = model, self.batches[batch]
         self.run = saccade.sparsify(model, spec, tokenizer=letters())
-        self.cache = StaticCache(config=model.config, max_cache_len=CAPACITY)
+        self.cache = StaticCache(config=model.config, max_cache_len=capacity)
         self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
         self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.logits = [self._call(self.given["input_ids"], positions)]
+        self.logits = [self.call(self.given["input_ids"], positions)]
 
     def on_host(self, steps: int) -> None:
         for _ in range(steps):
             self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-            self.logits.append(self._call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
+            self.logits.append(self.call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
 
     def on_device(self, steps: int) -> None:
         upkeep = self.run.upkeep(self.cache, self.starts)
@@ -83,7 +85,7 @@ class Decoding:
         self.run.restore()
         return torch.stack(self.logits), self.run.stats()
 
-    def _call(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def call(self, tokens: Tensor, positions: Tensor) -> Tensor:
         mask = self.mask if "attention_mask" in self.given else None
         cache = self.cache
         output = self.model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)

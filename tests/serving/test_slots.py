@@ -10,9 +10,6 @@ import torch
 from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, REQUESTS, World, by_device, by_host, present
 
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.adapters.vllm.worker.slots import SlotMemory
-from saccade.decode.slots import Slots
-from saccade.plans.rectify import Clean, Phase
 
 
 @pytest.mark.parametrize("way", [by_host, by_device])
@@ -81,15 +78,3 @@ def test_a_row_within_the_budget_has_a_slot_too() -> None:
         assert chosen.counts.eq(20).all()
         for request in here.values():
             request.memory.leave()
-
-
-def test_clean_follows_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = Slots(World(0).plan(CLUSTERS), None)
-    memory = SlotMemory(slots, Clean(Phase(4), 0))
-    memory.wrote(0, 50, dense=True)
-    assert memory.final.boundary == 50
-    for position in range(50, 54):
-        memory.wrote(position, 1, dense=False)
-        assert memory.final.boundary == 50
-    memory.wrote(50, 5, dense=True)
-    assert memory.final.boundary == 55 and memory.rewritten == 0
