@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from kernel_checks import poolings
-from test_page_bounds import expect_page_scores, expect_update, fresh, int32, poisoned
+from test_page_bounds import expect_page_scores, expect_update, fresh, int32, poisoned, scores_of
 from test_paged_bounds import expect_update as expect_paged_update
 from test_paged_bounds import filled, scattered
 
@@ -202,16 +202,7 @@ def test_what_it_cannot_take_is_named() -> None:
         page_scores(case.q, lower, upper, lengths, page=4, pooling="max", k_scale=torch.ones(2))
     for implementation in ("native", "cpu"):
         with pytest.raises(KernelError, match="the bounds are of a quantised cache"):
-            page_scores(
-                case.q,
-                lower,
-                upper,
-                lengths,
-                page=4,
-                pooling="max",
-                k_scale=torch.ones(1),
-                implementation=implementation,
-            )
+            scores_of(case, (lower, upper), 4, implementation, k_scale=torch.ones(1))
 
 
 MODULE = "saccade.kernels.page_bounds.triton"
