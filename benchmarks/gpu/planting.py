@@ -52,7 +52,7 @@ class Planting:
         ids = torch.randint(len(LEVELS), (rows + 1, context), device=device, generator=generator)
         history.record(0, context, rows + 1, ids, None)
         keys = KeySizes(heads.kv, heads.dim, torch.bfloat16, device)
-        index = plan.new_slots(keys, rows + 1, context, fixed=True, text=history)
+        index = plan.new_slots(keys, rows + 1, longest=context, text=history, fixed=True)
         assert plan.selector is not None and index is not None, "it has an index"
         self.selector, self.index = plan.selector, index
         self.queries = torch.randn(

@@ -21,7 +21,7 @@ from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.index import KeySizes, Views
+from saccade.selection.index import KeySizes, SlotSizes, Views
 from saccade.text.history import TokenHistory
 from saccade.types import Intake, KVView, Rows, Selection
 from trees import beside, edges_of, nodes, same
@@ -284,7 +284,7 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
     history = cache.history()
     lengths = [45, 120, 80, 200, 60]
     in_slots: list[int] = []
-    owner = SMALL.new_slots([0, 1], KeySizes.of(cache.view(*lengths)), 1, 0, fixed=False, text=history)
+    owner = SMALL.new_slots(SlotSizes([0, 1], KeySizes.of(cache.view(*lengths)), 1, text=history))
     views = Views([0, 1], lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
     for step in range(60):
         if step % 9 == 0:
