@@ -15,8 +15,7 @@ from own_method import installed
 LENGTHS = (250, 251, 252, 249, 64)
 
 
-@pytest.mark.parametrize("rectify", ["", ",rectify=6"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "rectify"), zip(NAMES, ["", ",rectify=6"], strict=True))
 def test_tokens_are_those_of_the_transformers_adapter(
     name: str, rectify: str, tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,20 @@ def test_what_is_written_anew_is_taken_in_anew() -> None:
     assert present(selector.select(q, kv, indexes.slots.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
 
 
+def test_who_leaves_before_it_is_asked_leaves_a_slot_like_any_other() -> None:
+    """As a prompt that enters alone and is aborted."""
+    world = World(5)
+    fed, made = by_host(world)
+    indexes, here = world.slots(CLUSTERS, fed), {0: made(0), 1: made(1), 2: made(2)}
+    world.lengths = [150] * REQUESTS
+    world.step(indexes, here, {0: 1})
+    world.step(indexes, here, {1: 60})
+    here[1].memory.leave()
+    world.step(indexes, here, {0: 1, 2: 1})
+    assert here[2].memory.slot == 1
+    assert indexes.slots.nbytes > 0
+
+
 def test_a_row_within_the_budget_has_a_slot_too() -> None:
     """Where rows that the budget covers decode by our own operations."""
     selector, world = CLUSTERS, World(4)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..plans.plan import Plan
 from ..plans.rectify import ALL
-from ..selection.index import Index, KeySizes, NewTokens, PageIndex
+from ..selection.index import Index, KeySizes, NewTokens, PageIndex, Views
 from ..text.feed import TokenFeed
 from ..types import KVView, Rows
 from .slots import Arrival, Seen, Slots
@@ -63,6 +63,7 @@ class OwnIndexes:
         self._covered: dict[int, int] = {}
         self._clean, self._rewritten = ALL, 0
         self._new: NewTokens | None = None
+        self._followed: Rows | None = None
         self.slots, self.fixed = Slots(plan, text), False
         self.build_seconds = self.update_seconds = 0.0
 
@@ -154,9 +155,17 @@ class OwnIndexes:
         if self.slots.count != kv.rows.batch:
             self.slots = Slots(self._plan, self._text, slots=kv.rows.batch)
         everyone = [*range(kv.rows.batch)]
-        self.follow(
-            kv.rows.bounds, lambda rows: {layer: kv if [*rows] == everyone else kv.picked([*rows])}, layers=(layer,)
-        )
+
+        def seen(rows: Sequence[int]) -> dict[int, KVView]:
+            return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
+
+        if self._followed is not kv.rows or self.slots.index is None:
+            self._followed = None
+            self.follow(kv.rows.bounds, seen, (layer,))
+            self._followed = kv.rows
+        else:
+            # Another layer has asked in this step.
+            self.slots.index.take_in((), Views((layer,), seen))
 
     def _update(self, layer: int, kv: KVView) -> None:
         # A layer that shares it begins with a call's first token once another has come to the last one.

@@ -61,6 +61,14 @@ class ForwardHook:
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
+        try:
+            return self._begin(module, args, kwargs)
+        except BaseException:
+            # Torch calls nobody behind what a hook raises.
+            self.leave()
+            raise
+
+    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         args, kwargs = (), named(self.takes, self.kept, args, kwargs)
         _refuse_call(module, kwargs)
         require_known(self.kept, kwargs)
