@@ -13,10 +13,11 @@ import torch
 from rich.console import Console
 
 from commands import Fails
-from saccade import SaccadeError, machine
+from saccade import SaccadeError
 from saccade.bench import clients, engines, load
 from saccade.bench.clients import ClientsJob, ClientsSettings, percentiles
 from saccade.bench.load import Load, LoadedEngine
+from saccade.recipes import machine
 from saccade.report.timings import load_table
 
 SETTINGS: dict[str, Any] = {

@@ -13,10 +13,11 @@ import torch
 from rich.console import Console
 
 from commands import Fails
-from saccade import SaccadeError, machine
+from saccade import SaccadeError
 from saccade.bench import engines, grid, serving
 from saccade.bench.serving import EMPTY, ServingJob, ServingSettings
 from saccade.bench.variants import STOCK_AGAIN
+from saccade.recipes import machine
 from saccade.report.timings import serving_table
 
 SETTINGS: dict[str, Any] = {

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks import growth
 from benchmarks.growth import Growth, GrowthSettings, exponent, nodes_visited, one_head, synthetic_keys, tree_of
-from saccade import machine
 from saccade.errors import PolicyError, SaccadeError
+from saccade.recipes import machine
 from trees import beside
 
 CONTEXTS = (600, 1200, 2400)

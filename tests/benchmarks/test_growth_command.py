@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.growth import SELECTORS
 from commands import Fails, Invoke
-from saccade import machine
+from saccade.recipes import machine
 
 CONTEXTS = (300, 600, 900)
 SMALL = ("--context", "300,600,900", "--budget", "64", "--head-dim", "8", "--rounds", "2")

@@ -19,10 +19,10 @@ from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
 from benchmarks.steadiness import Steadiness, _LastSeen, clusters_of
 from claims.methods.whole_tree import WholeTree
 from commands import tiny_model, write_model
-from saccade import machine
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
+from saccade.recipes import machine
 from saccade.selection.clusters.selector import ClusterSelector
 from trees import beside, edges_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.soak import Soak
 from commands import Fails, Invoke
-from saccade import machine
+from saccade.recipes import machine
 
 SMALL = ("--prompt", "80", "--tokens", "40", "--block", "10", "--window", "4")
 POLICIES = ("--policy", "quest:page=4,budget=32", "--policy", "resa:page=4,min_pages=2,rectify=8")

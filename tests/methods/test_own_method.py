@@ -100,6 +100,6 @@ def test_a_name_is_given_once() -> None:
     ],
 )
 def test_an_installed_method_that_is_none_is_said_in_one_line(tmp_path: Path, module: str, says: str) -> None:
-    with installed(tmp_path, module, f"{PACKAGE}:METHOD"), pytest.raises(saccade.PolicyError, match=says) as error:
+    with installed(tmp_path, module, METHOD=NAME), pytest.raises(saccade.PolicyError, match=says) as error:
         saccade.policy("quest")
     assert "\n" not in str(error.value)
