@@ -50,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "kernels": {"errors", "types"},
     "text": {"types"},
     "selection": {"errors", "types", "kernels", "text"},
-    "plans": {"errors", "types", "files", "selection"},
+    "plans": {"errors", "types", "files", "text", "selection"},
     "methods": CORE - {"methods", "files", "kernels", "text"},
     "decode": {"types", "kernels", "text", "selection", "plans"},
     "checkpoints": {"errors", "types", "text"},

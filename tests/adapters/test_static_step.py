@@ -194,7 +194,7 @@ def test_an_index_of_text_is_let_take_in_before_each_step(upkept: bool) -> None:
     decoding = Decoding(tiny.llama(), POLICIES["lychee_cluster"], "several")
     if upkept:
         decoding.on_device(1)
-    told = pytest.raises(UnsupportedModelError, match=on_device("takes text in between steps"))
+    told = pytest.raises(UnsupportedModelError, match=on_device("takes tokens in between steps"))
     with told, decoding.run.lengths_on_device(decoding.starts):
         forward(decoding.model, decoding.cache, decoding.next(), decoding.starts)
     decoding.run.restore()
@@ -241,7 +241,7 @@ def test_what_happens_undone_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("lazy_clusters", "between steps"),
+        ("lazy_clusters", "moves in memory"),
         ("resa:page=4,min_pages=2,rectify=3:verify", "compares drafts with dense logits on the host"),
     ],
 )

@@ -52,9 +52,9 @@ class Slots:
     Args:
         plan: whose selector makes it.
         text: what the sequences are fed.
-        index: in memory that was set aside, whose last slot is nobody's; None: it is made when it is needed, grows with
-            its sequences, and gives all room back when the last has left.
-        slots: of which sequences may have one.
+        index: in memory that was set aside; None: it is made when it is needed, grows with its sequences, and gives all
+            room back when the last has left.
+        slots: of which sequences may have one; where a step has rows beside them, the one behind is nobody's.
         rows: the most that a step has which searches memory that was set aside.
 
     Attributes:
@@ -110,7 +110,7 @@ class Slots:
                 room -= stop - known
             # In most steps nothing is to be looked at anew.
             if known < stop or known < before:
-                if self._text is not None:
+                if self._text is not None and selector.reads_text:
                     self._text.hold(one.slot, one.source, stop)
                 intake = Intake(one.slot, one.origin, known, stop)
                 (few if stop - known <= MAX_FEW_TOKENS else many).append(intake)
@@ -163,7 +163,8 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.index is None else self.index.nbytes
+        index = self.index  # another thread may be moving it
+        return 0 if index is None else index.nbytes
 
     def _index_for(self, seen: Seen) -> SlotIndex:
         if self.index is None:

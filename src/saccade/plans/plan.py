@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from ..errors import PolicyError
 from ..selection.index import NOWHERE, KeySizes, SlotIndex, SlotSizes
 from ..selection.selector import Selector
+from ..text.feed import TokenFeed
 from ..types import ModelShape, Role
 from .roles import RoleMap
 
@@ -60,10 +60,12 @@ class Plan:
         """Whether every head attends to all of a row of `length` tokens."""
         return self.selector is None or self.selector.covers(length)
 
-    def new_slots(self, keys: KeySizes, slots: int, **sizes: Any) -> SlotIndex | None:
-        """An empty index of its layers; `sizes` are others of `SlotSizes`."""
-        made = SlotSizes(sorted(self.refreshing), keys, slots, **sizes)
-        return None if self.selector is None else self.selector.new_slots(made)
+    def new_slots(
+        self, keys: KeySizes, slots: int, *, longest: int = 0, text: TokenFeed | None = None, fixed: bool = False
+    ) -> SlotIndex | None:
+        """An empty index of its layers, as `SlotSizes` has it."""
+        sizes = SlotSizes(sorted(self.refreshing), keys, slots, longest, text, fixed)
+        return None if self.selector is None else self.selector.new_slots(sizes)
 
     @cached_property
     def moves_index(self) -> bool:

@@ -15,7 +15,7 @@ from ..types import Intake, KVView, Rows, Selection
 
 @dataclass(frozen=True, slots=True)
 class KeySizes:
-    """The keys of one layer, as far as an index depends on them."""
+    """The keys of one layer, as an index depends on them: KV `heads` of `head_dim` numbers, `dtype`, `device`."""
 
     heads: int
     head_dim: int
@@ -24,6 +24,7 @@ class KeySizes:
 
     @classmethod
     def of(cls, kv: KVView) -> KeySizes:
+        """Those of a layer's cache."""
         return cls(kv.kv_heads, kv.head_dim, kv.k.dtype, kv.k.device)
 
 

@@ -1,4 +1,4 @@
-"""What chooses: a scorer that rates units, a rule that cuts, the selector made of both; and what they cost."""
+"""What chooses: a scorer that rates units, a rule that cuts, the selector made of both."""
 
 from __future__ import annotations
 

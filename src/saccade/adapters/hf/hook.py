@@ -155,7 +155,7 @@ class ForwardHook:
         session = self.session_in(held)
         prepared = self.rectifier is not None or self.plan.owns_index
         if prepared and not session.promised:
-            told = "runs tokens again" if self.rectifier is not None else "takes text in"
+            told = "runs tokens again" if self.rectifier is not None else "takes tokens in"
             raise UnsupportedModelError(
                 f"the policy {told} between steps, and nobody let it: decode with GraphedStep, or call "
                 "`upkeep(...).before` ahead of each step"

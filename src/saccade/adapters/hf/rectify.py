@@ -58,22 +58,20 @@ class Rectifier:
 
     def end(self, session: Session, output: Any) -> Any:
         """Take off what was run again: the caller gets hidden states for its own tokens only."""
-        if session.slots is not None:
-            # `Upkeep` has counted it, which a replay does not come back here for.
-            surplus = session.call.queries - 1
-        elif session.pending is None:
-            surplus = 0
-        else:
-            surplus = session.pending[0] - session.pending[1]
+        if session.slots is None and session.pending is None:
+            return output
+        # `Upkeep` has counted a step that a graph may hold, whose replay does not come back here.
+        surplus = session.call.queries - 1 if session.pending is None else session.pending[0] - session.pending[1]
+        if surplus:
+            rows, kept = output[0].shape[0], output[0].shape[1] - surplus
+            if isinstance(output, tuple):
+                output = tuple(_trimmed(part, rows, surplus, kept) for part in output)
+            else:
+                for name, part in output.items():
+                    output[name] = _trimmed(part, rows, surplus, kept)
+        if session.pending is not None:
             session.pending = None
             self.done.add(passes=1, rewritten=surplus)
-        if surplus == 0:
-            return output
-        rows, kept = output[0].shape[0], output[0].shape[1] - surplus
-        if isinstance(output, tuple):
-            return tuple(_trimmed(part, rows, surplus, kept) for part in output)
-        for name, part in output.items():
-            output[name] = _trimmed(part, rows, surplus, kept)
         return output
 
 

@@ -79,7 +79,7 @@ class Session:
         self.state, self.final, self.call, self.calls = state, final, Call(0, 0, 0), 0
         self.answered, self.stored = set[int](), set[int]()
         self.keeping, self.fixed = tuple[int, ...](), False
-        self.put_back: Callable[[], Sequence[str]] | None = None
+        self.put_back: Callable[[Callable[[int], None]], Sequence[str]] | None = None
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slots: Tensor | None = None
@@ -121,7 +121,7 @@ class Session:
             self.final = self.final.at(start)
         if self.put_back is not None:
             put_back, self.put_back, self.spoilt = self.put_back, None, "its layers"
-            self.spoilt = ", ".join(put_back()) or None
+            self.spoilt = ", ".join(put_back(self.state.history.forget)) or None
 
     def begin(self, call: Call, *, covered: bool = False) -> None:
         """Start a forward call; rows are prepared when its first layer asks. `covered` as in `Clean.after`."""

@@ -1,4 +1,4 @@
-"""What the host does ahead of a step whose lengths only the device knows: indexes of text grow, passes become due."""
+"""What the host does ahead of a step whose lengths only the device knows: indexes take tokens in, passes become due."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Upkeep:
             return history.fed(past - unclean, past + 1)
 
     def take_in(self, past: int) -> None:
-        """Prepare a sparse step behind `past` slots, of which text is taken in as far as it is known and clean."""
+        """Prepare a sparse step behind `past` slots, of which an index takes in what is clean."""
         self.promise(1)
         if self._indexes.fixed:
             with lasting():

@@ -63,6 +63,8 @@ class ClusterIndex:
             self._plant(part, views.layers, [kvs[layer] for layer in views.layers], known)
         # Only now: who was interrupted plants again.
         self._versions.update(dict.fromkeys(views.layers, self.table.version))
+        if len(views.layers) == len(self._versions):
+            self._groups.clear()
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
         self.placed = slots, on_device

@@ -1,4 +1,4 @@
-"""Memory for indexes of text on a device, set aside while the model is made: vLLM measures what is left behind that."""
+"""Memory for indexes in slots, set aside on a device while the model is made: vLLM measures what is left behind."""
 
 from __future__ import annotations
 

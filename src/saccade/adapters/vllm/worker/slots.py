@@ -37,8 +37,9 @@ class SlotMemory:
     slot: int | None = None
 
     def wrote(self, start: int, count: int, *, dense: bool) -> None:
-        """Note a step that writes `count` positions from `start` on."""
-        self.rewritten, self.final = min(self.rewritten, start), self.final.after(start, count, dense=dense)
+        """Note a step that writes `count` positions from `start` on; a dense one never begins behind inexact ones."""
+        self.rewritten = min(self.rewritten, start)
+        self.final = self.final.after(start, count, dense=dense, covered=dense)
 
     def leave(self) -> None:
         """Give the slot back."""

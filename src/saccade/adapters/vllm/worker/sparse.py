@@ -137,9 +137,10 @@ class SparseRows:
         if not batch.announced:
             metrics.disregard()
             return
+        others = set(range(len(batch.lengths))).difference(chosen)
         dense = [
             batch.lengths[row]
             for row, request in enumerate(batch.requests)
-            if row not in chosen and request.sparse and request.decodes(batch.queries[row], batch.prefilling[row])
+            if row in others and request.sparse and request.decodes(batch.queries[row], batch.prefilling[row])
         ]
         metrics.step([batch.lengths[row] for row in chosen], dense)
