@@ -33,8 +33,8 @@ NEXT_LOCK := tests/acceptance/vllm_next.py benchmarks/gpu/vllm/versions.txt
 NEXT_TESTS := $(patsubst %,tests/serving/test_%.py,interfaces cache_spec scheduler passes serve no_sync metrics vllm_types)
 # Every worker takes a stretch of the tests, whose neighbours share models, and at the end some of what others have left.
 WORKERS := --numprocesses auto --dist worksteal
-# Tests of one engine stay together.
-ENGINES := --numprocesses auto --dist loadscope
+# Tests of one engine stay together, in the order of tests/serving/conftest.py.
+ENGINES := --numprocesses auto --no-loadscope-reorder --dist loadscope
 # Beside the version of constraints.txt: `saccade.checkpoints.versions.TRIED` names them all.
 OTHERS := transformers==4.57.6 transformers==5.24.0
 CONTRACT := tests/test_readme.py $(patsubst %,tests/adapters/test_%.py,effect equality model_types rectify window shared_layers) \
@@ -45,10 +45,12 @@ INSTALL := $(PIP) install -qq --no-compile
 
 # A stranger's settings must not reach into the environment, nor the environment out of this folder.
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_USER
+# Where bytecode may not be written, every process compiles all that it imports: vLLM takes 31 s of one core, not 12.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-vllm-next demo claims docs test contract test-vllm test-vllm-next test-gpu wheel lint
-.PHONY: types pytest walk times house clean
+.PHONY: types pytest lanes $(OTHERS:%=lane-%) walk times house clean
 .SUFFIXES:
 
 help:
@@ -129,10 +131,14 @@ test-vllm: setup-vllm
 	@echo "test-vllm: pytest of tests/serving, on real vLLM"
 	@$(RUN) -m pytest --quiet $(ENGINES) tests/serving
 
+# A version beside the other, in one process each: installing and importing take longer than the tests.
 contract: setup
-	@for other in $(OTHERS); do \
-	  echo "contract: $$other" && $(RUN) tests/acceptance/beside.py $$other -- pytest --quiet $(WORKERS) $(CONTRACT) || exit 1; \
-	done
+	@$(MAKE) --no-print-directory --jobs=2 $(filter --output-sync,$(patsubst %,--%,$(.FEATURES))) lanes
+
+lanes: $(OTHERS:%=lane-%)
+
+$(OTHERS:%=lane-%): lane-%: setup
+	@echo "contract: $*" && $(RUN) tests/acceptance/beside.py $* -- pytest --quiet $(CONTRACT)
 
 test-vllm-next: setup-vllm-next
 	@echo "test-vllm-next: pytest of tests/serving, on the Python of $(NEXT)"

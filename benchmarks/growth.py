@@ -15,21 +15,24 @@ from scipy.signal import lfilter
 from scipy.stats import linregress
 from torch import Tensor
 
-from claims.methods.whole_tree import WholeTree, WholeTreeIndex
+from claims.methods.whole_tree import WholeTree, WholeTreeLayer
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
+from saccade.decode.indexes import OwnIndexes
 from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.kernels._cluster_tree import ClusterTree
-from saccade.machine import environment
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.plans.plan import Plan, layer_roles
+from saccade.recipes.machine import environment
+from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
+from saccade.selection.index import Index
 from saccade.selection.rules import TopK
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
-from saccade.selection.selector import Index, NewTokens, ScoredSelector
-from saccade.types import KVView, Rows, Selection
+from saccade.selection.selector import ScoredSelector
+from saccade.text.history import TokenHistory
+from saccade.types import KVView, ModelShape, Rows, Selection
 
 QUEST_PAGE = 16
 SELECTORS = ("groups", "cap64", "sqrt", "root", "quest", "exact")
@@ -171,9 +174,10 @@ class _Subject:
         self.name = name
         self.selector = selector
         self.times: list[float] = []
-        self.build_seconds = 0.0
         self.shared = False
         self.index: Index | None = None
+        roles = layer_roles(ModelShape(1, queries.shape[1], 1, kv.head_dim), 0)
+        self._indexes = OwnIndexes(Plan(selector, roles), TokenHistory())
         self._kv = kv
         self._queries = queries
 
@@ -188,13 +192,8 @@ class _Subject:
     def build(self, twin: _Subject | None) -> None:
         """Build the index from the keys, as decoding would at its first step; or take that of an equal selector."""
         if twin is not None:
-            self.index, self.build_seconds, self.shared = twin.index, twin.build_seconds, True
-            return
-        start = time.perf_counter()
-        self.index = self.selector.new_index(self._kv, TokenHistory())
-        if self.index is not None:
-            self.index.update(self._kv, NewTokens(self._kv.rows, self._kv.rows.max_len))
-        self.build_seconds = time.perf_counter() - start
+            self._indexes, self.shared = twin._indexes, True
+        self.index = self._indexes.of(0, self._kv)
 
     def choose(self, q: Tensor) -> Selection:
         """The set for queries `[1, Hq, d]`, as a decoding step chooses it."""
@@ -230,15 +229,15 @@ class _Subject:
             "us_slow": slow,
             "rounds": len(self.times),
             "visited": self.visited(),
-            "build_seconds": self.build_seconds,
+            "build_seconds": self._indexes.build_seconds,
             "shared_index": self.shared,
-            "index_share": 0.0 if self.index is None else self.index.nbytes / key_bytes,
+            "index_share": self._indexes.nbytes / key_bytes,
         }
 
 
 def tree_of(index: Index | None) -> ClusterTree:
     """That of the only row."""
-    assert isinstance(index, ClusterIndex | WholeTreeIndex), "of clusters"
+    assert isinstance(index, ClusterLayer | WholeTreeLayer), "of clusters"
     return index.tree
 
 

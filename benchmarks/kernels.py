@@ -14,7 +14,8 @@ from saccade.bench import baselines
 from saccade.bench.grid import Grid, GridJob, GridSettings, OnUnit
 from saccade.bench.rows import quartiles
 from saccade.errors import KernelError, SaccadeError
-from saccade.machine import read_bandwidth, synchronize
+from saccade.recipes.machine import read_bandwidth, synchronize
+from saccade.types import Softmax
 
 from .operations import OPERATIONS, Layer, Operation
 
@@ -164,4 +165,4 @@ def _bound(operation: Operation, implementation: str) -> Callable[[Layer], Any]:
 
 
 def _sdpa(layer: Layer) -> Any:
-    return baselines.folded_sdpa(layer.q, layer.kv, scale=float(layer.q.shape[2]) ** -0.5)
+    return baselines.folded_sdpa(layer.q, layer.kv, Softmax(float(layer.q.shape[2]) ** -0.5))

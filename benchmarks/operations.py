@@ -19,7 +19,7 @@ from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.top_k import TopK
-from saccade.types import KVView, ModelShape, Rows, Selection
+from saccade.types import KVView, ModelShape, Rows, Selection, Softmax
 
 PAGE = 16
 
@@ -96,8 +96,8 @@ class Operation:
     kernel: bool = True
 
 
-def _scale(layer: Layer) -> float:
-    return 1 / math.sqrt(layer.q.shape[2])
+def _softmax(layer: Layer) -> Softmax:
+    return Softmax(1 / math.sqrt(layer.q.shape[2]))
 
 
 def _cache_bytes(layer: Layer, tokens: float) -> int:
@@ -111,7 +111,7 @@ def _context(layer: Layer) -> int:
 
 def _check_dense(layer: Layer, result: Any) -> None:
     output, scores = result
-    compare_attention("dense attention", output, layer.q, layer.kv, None, None, _scale(layer))
+    compare_attention("dense attention", output, layer.q, layer.kv, None, None, _softmax(layer))
     if scores is not None:
         _check_scores(layer, scores)
 
@@ -127,7 +127,7 @@ def _check_scores(layer: Layer, scores: Tensor) -> None:
 
 def _check_sparse(layer: Layer, selection: Selection) -> Callable[[Tensor], None]:
     def check(output: Tensor) -> None:
-        compare_attention("sparse attention", output, layer.q, layer.kv, selection, None, _scale(layer))
+        compare_attention("sparse attention", output, layer.q, layer.kv, selection, None, _softmax(layer))
 
     return check
 
@@ -168,23 +168,23 @@ def _expect(what: str, error: float, budget: float) -> None:
 
 def _select_exact(layer: Layer, _: Any) -> Selection:
     """What a TidalDecode layer does that re-selects, attention included."""
-    _, scores = dense_decode_scores(layer.q, layer.kv, scale=_scale(layer), pooling="max")
+    _, scores = dense_decode_scores(layer.q, layer.kv, _softmax(layer), pooling="max")
     assert scores is not None
     budget = layer.tokens.ids.shape[2]
-    return TopK(budget).choose(scores, layer.kv.rows, 1, _scale(layer))
+    return TopK(budget).choose(scores, layer.kv.rows, 1, _softmax(layer).scale)
 
 
 def _select_union(layer: Layer, _: Any) -> Selection:
     """The same for LessIsMore: one set for all heads from every query head's ranking."""
-    _, scores = dense_decode_scores(layer.q, layer.kv, scale=_scale(layer), pooling="each")
+    _, scores = dense_decode_scores(layer.q, layer.kv, _softmax(layer), pooling="each")
     assert scores is not None
-    return RankUnion(layer.tokens.ids.shape[2], 4, 0.25).choose(scores, layer.kv.rows, 1, _scale(layer))
+    return RankUnion(layer.tokens.ids.shape[2], 4, 0.25).choose(scores, layer.kv.rows, 1, _softmax(layer).scale)
 
 
 def _select_pages(layer: Layer, _: Any) -> Selection:
     """What a Quest layer does before it attends."""
     scores = page_scores(layer.q, layer.lower, layer.upper, layer.kv.rows.seq_lens, page=PAGE, pooling="max")
-    return TopK(layer.tokens.ids.shape[2]).choose(scores, layer.kv.rows, PAGE, _scale(layer))
+    return TopK(layer.tokens.ids.shape[2]).choose(scores, layer.kv.rows, PAGE, _softmax(layer).scale)
 
 
 def _update(layer: Layer, implementation: Any) -> None:
@@ -198,14 +198,14 @@ def _update(layer: Layer, implementation: Any) -> None:
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "dense",
-        lambda layer, chosen: dense_decode_scores(layer.q, layer.kv, scale=_scale(layer), implementation=chosen),
+        lambda layer, chosen: dense_decode_scores(layer.q, layer.kv, _softmax(layer), implementation=chosen),
         lambda layer: _cache_bytes(layer, _context(layer)),
         _check_dense,
     ),
     Operation(
         "dense+scores",
         lambda layer, chosen: dense_decode_scores(
-            layer.q, layer.kv, scale=_scale(layer), pooling="max", implementation=chosen
+            layer.q, layer.kv, _softmax(layer), pooling="max", implementation=chosen
         ),
         lambda layer: _cache_bytes(layer, _context(layer)) + layer.scores.nbytes,
         _check_dense,
@@ -218,15 +218,13 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "sparse tokens",
-        lambda layer, chosen: sparse_decode(
-            layer.q, layer.kv, layer.tokens, scale=_scale(layer), implementation=chosen
-        ),
+        lambda layer, chosen: sparse_decode(layer.q, layer.kv, layer.tokens, _softmax(layer), implementation=chosen),
         lambda layer: _cache_bytes(layer, layer.tokens.ids.shape[2]),
         lambda layer, result: _check_sparse(layer, layer.tokens)(result),
     ),
     Operation(
         "sparse pages",
-        lambda layer, chosen: sparse_decode(layer.q, layer.kv, layer.pages, scale=_scale(layer), implementation=chosen),
+        lambda layer, chosen: sparse_decode(layer.q, layer.kv, layer.pages, _softmax(layer), implementation=chosen),
         lambda layer: _cache_bytes(layer, layer.pages.ids.shape[2] * PAGE),
         lambda layer, result: _check_sparse(layer, layer.pages)(result),
     ),

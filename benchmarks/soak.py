@@ -23,10 +23,10 @@ from saccade.checkpoints.traffic import weights_read
 from saccade.decode.indexes import OwnIndexes
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.document import language_reference
-from saccade.machine import environment, synchronize
 from saccade.methods.policy import Policy
 from saccade.plans.cost import cost_of
 from saccade.plans.plan import Plan
+from saccade.recipes.machine import environment, synchronize
 from saccade.recipes.resolve import resolve_all
 
 from .steadiness import Steadiness

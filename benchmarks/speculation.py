@@ -19,8 +19,8 @@ from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.eval.reader import Reader
 from saccade.eval.subject import Subject
-from saccade.machine import environment, synchronize
 from saccade.methods.policy import Policy
+from saccade.recipes.machine import environment, synchronize
 from saccade.report.timings import SETTING, timing_table
 from saccade.report.wording import Columns, number
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from saccade.adapters.hf.cache import session_of
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.plans.roles import HeadSpan
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax
 
 _NEVER = -(2**31)
 
@@ -35,7 +35,7 @@ class Steadiness:
         self._steps: dict[tuple[int, int], list[tuple[float, float]]] = {}
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         if selection is None:
             return
@@ -62,7 +62,7 @@ class Steadiness:
         # An index of clusters has a tree, whichever it is.
         tree, ids = getattr(index, "tree", None), selection.ids[0]
         if tree is not None:
-            edges = index.table.edges[0, : int(index.table.counts[0]) + 1]
+            edges = tree.edges[0, : int(index.owner.table.counts[0]) + 1]
             ids = clusters_of(tree.heads(span.start, span.stop), edges, ids)
         numbers: NDArray[numpy.int64] = ids.cpu().numpy().astype(numpy.int64)
         return numbers

@@ -13,6 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from saccade.checkpoints.load import ModelSource
+from saccade.cli import app as saccade_app
 
 LAYERS = 5
 POSITIONS = 1600
@@ -28,7 +29,14 @@ def invoker(app: Typer) -> Invoke:
     return run
 
 
-def failing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
+@pytest.fixture
+def invoke() -> Invoke:
+    """Run `saccade`'s command line; a folder of tests may have another one's."""
+    return invoker(saccade_app)
+
+
+@pytest.fixture
+def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
     """Run a command line that must fail before any work, in one line on stderr and with exit code 2; gives the line."""
 
     def no_work(*arguments: object) -> None:
@@ -47,16 +55,18 @@ def failing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
     return run
 
 
-def tiny_model(tokenizer: Any, positions: int = 32_768) -> Qwen3ForCausalLM:
-    """Random weights, large ones, so that answers depend on what is attended to."""
-    torch.manual_seed(0)
+def tiny_model(
+    tokenizer: Any, positions: int = 32_768, *, layers: int = LAYERS, kv_heads: int = 2, seed: int = 0
+) -> Qwen3ForCausalLM:
+    """Random weights, large ones, so that answers depend on what is attended to; 4 query heads."""
+    torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=2048,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=kv_heads,
         head_dim=8,
         max_position_embeddings=positions,
         initializer_range=0.3,
@@ -68,9 +78,25 @@ def tiny_model(tokenizer: Any, positions: int = 32_768) -> Qwen3ForCausalLM:
     return model
 
 
-def write_model(folder: Path) -> Path:
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """That of the bundled model."""
+    return ModelSource.locate(None).tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: Any) -> Qwen3ForCausalLM:
+    return tiny_model(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def write_model(folder: Path, positions: int = POSITIONS, **sizes: int) -> Path:
     """A tiny model with the bundled model's tokenizer."""
     tokenizer = ModelSource.locate(None).tokenizer()
-    tiny_model(tokenizer, POSITIONS).save_pretrained(folder)
+    tiny_model(tokenizer, positions, **sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

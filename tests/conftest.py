@@ -10,13 +10,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from limits import COLLECTED
-from saccade.machine import read_bandwidth
-
-torch.set_num_threads(1)
+from saccade.recipes.machine import read_bandwidth
 
 # No test judges the bandwidth, and reading a gigabyte takes a second.
 read_bandwidth.__kwdefaults__["megabytes"] = 16
@@ -43,14 +40,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line("apart: tests/kernels/interpreted, which make test runs next")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Not imported above: xdist's own process runs no test, and its workers wait for it.
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded(_one_thread: None) -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """Memory that nobody has written is NaN."""
+    import torch
+
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield

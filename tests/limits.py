@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 LIMITS = {
-    "loose files": 6,
+    "loose files": 5,
     "rows of the import table beside adapters.vllm": 19,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    "lines of Python in src": 30_921,
-    "of them measuring": 9_862,
+    "lines of Python in src": 30_831,
+    "of them measuring": 9_735,
     "lines of C in src": 3_665,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
     "lines of tests": 44_389,
     "cases of make test and make walk": 6_246,
-    "lines of claims": 7_678,
+    "lines of claims": 7_674,
     "lines of benchmarks": 6_136,
     "lines of testbed": 2_549,
     "words by hand, the log left out": 22_278,

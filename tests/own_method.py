@@ -41,16 +41,17 @@ SAME = "composed:pooling=mean,dense_layers=1"
 
 
 @contextmanager
-def installed(folder: Path, module: str = MODULE, entry_point: str | None = None) -> Iterator[None]:
-    """A package with this module; with an entry point, such as `theirs:METHOD`, it is found by all processes."""
+def installed(folder: Path, module: str = MODULE, **named: str) -> Iterator[None]:
+    """A package with this module; what entry points call `named`, by its name there, is found by all processes."""
     known = dict(registry._METHODS)
     (folder / PACKAGE).mkdir()
     (folder / PACKAGE / "__init__.py").write_text(module, encoding="utf-8")
-    if entry_point is not None:
+    if named:
         info = folder / f"{PACKAGE}-1.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n", encoding="utf-8")
-        (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{NAME} = {entry_point}\n", encoding="utf-8")
+        points = "\n".join(f"{name} = {PACKAGE}:{thing}" for thing, name in named.items())
+        (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{points}\n", encoding="utf-8")
     sys.path.insert(0, str(folder))
     registry._load_entry_points.cache_clear()
     try:

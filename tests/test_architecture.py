@@ -42,27 +42,27 @@ PUBLIC_NAMES = {
 
 # What each room of the package may import, lowest first: a row names only rooms above it in this table, so that nothing
 # imports upward. A room is a top-level module or folder; "saccade" is the lazy facade `__init__.py`.
-CORE = {"errors", "types", "files", "kernels", "selection", "plans", "methods"}
+CORE = {"errors", "types", "files", "kernels", "text", "selection", "plans", "methods"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "files": {"errors"},
     "kernels": {"errors", "types"},
-    "machine": {"saccade", "kernels"},
-    "selection": {"errors", "types", "kernels"},
-    "plans": {"errors", "types", "files", "selection"},
-    "methods": CORE - {"methods", "files", "kernels"},
-    "decode": {"types", "kernels", "selection", "plans"},
-    "checkpoints": {"errors", "types", "selection"},
-    "recipes": {"errors", "types", "files", "machine", "plans", "methods", "checkpoints"},
-    "adapters.hf": {*CORE, "decode", "checkpoints", "recipes"} - {"files"},
+    "text": {"types"},
+    "selection": {"errors", "types", "kernels", "text"},
+    "plans": {"errors", "types", "files", "text", "selection"},
+    "methods": CORE - {"methods", "files", "kernels", "text"},
+    "decode": {"types", "kernels", "text", "selection", "plans"},
+    "checkpoints": {"errors", "types", "text"},
+    "recipes": {"saccade", "errors", "types", "files", "kernels", "plans", "methods", "checkpoints"},
+    "adapters.hf": {*CORE, "decode", "checkpoints", "recipes"} - {"files", "selection"},
 }
-ARROWS["adapters.vllm"] = ARROWS["adapters.hf"]
+ARROWS["adapters.vllm"] = {*ARROWS["adapters.hf"], "selection"}
 ARROWS["lm_eval"] = {"errors", "plans", "checkpoints", "recipes", "adapters.hf"}
-MEASURED = {*CORE, "machine", "decode", "checkpoints", "recipes", "adapters.hf"}
-ARROWS["eval"] = MEASURED - {"kernels", "selection"}
-ARROWS["bench"] = {*MEASURED, "adapters.vllm", "eval"} - {"files", "kernels", "selection"}
-ARROWS["calibrate"] = {*MEASURED, "eval"} - {"files"}
+MEASURED = {*CORE, "decode", "checkpoints", "recipes", "adapters.hf"}
+ARROWS["eval"] = MEASURED - {"kernels", "text", "selection"}
+ARROWS["bench"] = {*MEASURED, "adapters.vllm", "eval"} - {"files", "kernels", "text", "selection"}
+ARROWS["calibrate"] = {*MEASURED, "eval"} - {"files", "text"}
 ARROWS["report"] = {"errors", "files", "plans", "eval", "calibrate"}
 ARROWS["cli"] = {*ARROWS, "saccade"} - {"lm_eval"}
 ARROWS["__main__"] = {"cli"}
@@ -73,7 +73,7 @@ VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_dtype", "cache_
 
 # Which rooms may import which library; the standard library is free.
 LIBRARIES: dict[str, set[str]] = {
-    "torch": {*ARROWS} - {"errors", "files", "plans", "methods", "recipes", "report", "__main__"},
+    "torch": {*ARROWS} - {"errors", "files", "plans", "methods", "report", "__main__"},
     "triton": {"kernels"},
     "pydantic": {"files", "plans", "methods", "recipes"},
     "transformers": {"adapters.hf", "calibrate", "bench", "checkpoints", "cli"},

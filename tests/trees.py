@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from saccade.decode.indexes import OwnIndexes
 from saccade.kernels._cluster_tree import ClusterTree
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.plans.plan import Plan, layer_roles
+from saccade.selection.selector import Selector
+from saccade.text.history import TokenHistory
+from saccade.types import ModelShape
 
 
-def edges_of(index: ClusterIndex, row: int = 0) -> list[int]:
-    return index.table.edges[row, : int(index.table.counts[row]) + 1].tolist()
+def beside(selector: Selector, history: TokenHistory | None = None, layers: int = 1) -> OwnIndexes:
+    """Empty indexes of a cache, all of whose layers choose."""
+    return OwnIndexes(Plan(selector, layer_roles(ModelShape(layers, 4, 2, 8), 0)), history or TokenHistory())
+
+
+def edges_of(index: Any, row: int = 0) -> list[int]:
+    return index.owner.table.edges[row, : int(index.owner.table.counts[row]) + 1].tolist()
 
 
 def nodes(tree: ClusterTree, head: int, row: int = 0) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
@@ -18,7 +29,7 @@ def nodes(tree: ClusterTree, head: int, row: int = 0) -> tuple[list[tuple[int, l
     return units, {c: members[offsets[c] : offsets[c + 1]] for _, clusters in units for c in clusters}
 
 
-def same(one: ClusterIndex, other: ClusterIndex, row: int = 0, other_row: int = 0) -> None:
+def same(one: Any, other: Any, row: int = 0, other_row: int = 0) -> None:
     """Bit by bit, but for room and what is absent."""
     assert edges_of(one, row) == edges_of(other, other_row)
     mine, yours = one.tree, other.tree

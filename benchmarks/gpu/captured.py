@@ -18,7 +18,7 @@ from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.top_k import TopK
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax, Workspace
 
 from .caches import Heads, disordered
 from .timing import AHEAD, Deadline, kernels_of, write
@@ -47,8 +47,8 @@ class Step:
         whole = torch.zeros(rows, dtype=torch.bool, device=device)
         if longest is not None:
             lengths[-1], whole[-1] = longest, True
-        turns = torch.zeros(rows * heads.query, **integers)
-        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole, turns=turns)
+        self.workspace = Workspace.of(rows, heads.query, device)
+        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole)
         self.query = torch.randn((rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device)
         self.scores = {groups: torch.randn((rows, groups, bound), device=device) for groups in (heads.kv, heads.query)}
         self.selection = self._sets(length, heads.kv, generator)
@@ -71,9 +71,11 @@ def calls_of(step: Step) -> dict[str, Callable[[int], Any]]:
     """What a layer does, by name; call number i."""
     scale, heads, bare = Heads().dim ** -0.5, Heads(), step.rows
     return {
-        "attention to sets": lambda i: sparse_decode(step.query, step.view(i), step.selection, scale=scale),
+        "attention to sets": lambda i: sparse_decode(
+            step.query, step.view(i), step.selection, Softmax(scale), workspace=step.workspace
+        ),
         "dense attention that keeps scores": lambda i: dense_decode_scores(
-            step.query, step.view(i), scale=scale, pooling="max"
+            step.query, step.view(i), Softmax(scale), pooling="max"
         ),
         "top-k per KV head": lambda _: TopK(BUDGET).choose(step.scores[heads.kv], bare, 1, scale),
         "union of query heads": lambda _: RankUnion(BUDGET, 4, 0.25).choose(step.scores[heads.query], bare, 1, scale),

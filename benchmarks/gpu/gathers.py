@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax, Workspace
 
 from .caches import Heads, disordered
 from .captured import BOUND, BUDGET, PAGE
@@ -53,9 +52,9 @@ class Layers:
         some = torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator)
         self.caches = [some, *(some.clone() for _ in range(layers - 1))]
         table = disordered(rows, pages, -(-bound // PAGE), generator)
-        lengths, turns = torch.full((rows,), length, **integers), torch.zeros(rows * heads.query, **integers)
+        lengths, self.workspace = torch.full((rows,), length, **integers), Workspace.of(rows, heads.query, device)
         whole = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole, turns=turns)
+        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole)
         self.query = torch.randn((rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device)
         size = min(BUDGET, length)
         chances = torch.rand((rows, heads.kv, length), device=device, generator=generator)
@@ -69,10 +68,10 @@ class Layers:
         self.sums = torch.empty(-(-len(self.places) // BLOCK), **integers)
         self.read = len(self.places) * 4 * heads.dim
 
-    def attention(self, layer: int, turns: bool) -> Tensor:
+    def attention(self, layer: int, workspace: Workspace | None) -> Tensor:
         k, v = self.caches[layer].split(Heads().dim, dim=-1)
-        rows = self.rows if turns else replace(self.rows, turns=None)
-        return sparse_decode(self.query, KVView(k, v, rows), self.selection, scale=Heads().scale)
+        kv, softmax = KVView(k, v, self.rows), Softmax(Heads().scale)
+        return sparse_decode(self.query, kv, self.selection, softmax, workspace=workspace)
 
     def gather(self, layer: int, listed: bool) -> Tensor:
         storage = self.caches[layer].view(-1, 2 * Heads().dim).view(torch.int32)
@@ -113,8 +112,8 @@ def times(held: Layers, x: Tensor, weights: list[Tensor], rounds: int, seconds: 
     """Microseconds of a layer by what it does, without the product in front of it."""
     calls: dict[str, Callable[[int], Any]] = {
         "nothing": lambda _: None,
-        "attention": lambda layer: held.attention(layer, True),
-        "attention, parts joined by another launch": lambda layer: held.attention(layer, False),
+        "attention": lambda layer: held.attention(layer, held.workspace),
+        "attention, parts joined by another launch": lambda layer: held.attention(layer, None),
         "rows gathered": lambda layer: held.gather(layer, True),
         "as many bytes in a row": lambda layer: held.gather(layer, False),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.decode.indexes import OwnIndexes
 from saccade.errors import KernelError
 from saccade.kernels.cluster_search.api import cluster_search
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
@@ -20,14 +20,14 @@ from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.plans.plan import Plan, layer_roles
+from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio
 from saccade.selection.rules.top_k import TopK
-from saccade.selection.selector import NewTokens
-from saccade.types import Rows, Selection
+from saccade.text.history import TokenHistory
+from saccade.types import ModelShape, Rows, Selection, Softmax
 
 from . import dense
 from .caches import Cell, Heads, bounds_oracle, page_score_oracle, score_oracle, sparse_oracle
@@ -198,12 +198,12 @@ def attention(cell: Cell, budgets: tuple[int, ...]) -> Iterator[Variant]:
 
         def make(i: int, pooled: Any = pooling) -> Call:
             q, view = cell.query(i), cell.view(i)
-            return lambda: dense_decode_scores(q, view, scale=scale, pooling=pooled)
+            return lambda: dense_decode_scores(q, view, Softmax(scale), pooling=pooled)
 
         facts = {
             "operation": "dense_decode_scores",
             "pooling": pooling,
-            "implementation": runs(dense_decode_scores, q, cell.view(0), scale=scale, pooling=pooling),
+            "implementation": runs(dense_decode_scores, q, cell.view(0), Softmax(scale), pooling=pooling),
         }
         yield Variant(f"dense, scores {pooling}", make, cell.kv_bytes + stored, check, facts)
     for budget in budgets:
@@ -219,7 +219,7 @@ def sparse(cell: Cell, budget: int, groups_of: int, unit: int) -> Variant:
 
     def make(i: int) -> Call:
         q, view, chosen = cell.query(i), cell.view(i), sets[i]
-        return lambda: sparse_decode(q, view, chosen, scale=scale)
+        return lambda: sparse_decode(q, view, chosen, Softmax(scale))
 
     def check(got: Tensor) -> tuple[float, float]:
         q, (k, v) = cell.queries[0], cell.caches[0]
@@ -231,7 +231,7 @@ def sparse(cell: Cell, budget: int, groups_of: int, unit: int) -> Variant:
         "budget": budget,
         "unit": unit,
         "sets": owner,
-        "implementation": runs(sparse_decode, cell.query(0), cell.view(0), sets[0], scale=scale),
+        "implementation": runs(sparse_decode, cell.query(0), cell.view(0), sets[0], Softmax(scale)),
     }
     return Variant(f"sparse {budget}, unit {unit}, a set for {owner}", make, read, check, facts)
 
@@ -309,13 +309,13 @@ def layers(cell: Cell, budget: int) -> Iterator[Variant]:
 
     def full(i: int) -> Call:
         q, view = cell.query(i), cell.view(i)
-        return lambda: dense_decode_scores(q, view, scale=scale)
+        return lambda: dense_decode_scores(q, view, Softmax(scale))
 
     def tidal(i: int) -> Call:
         q, view = cell.query(i), cell.view(i)
 
         def layer() -> Any:
-            output, scores = dense_decode_scores(q, view, scale=scale, pooling="max")
+            output, scores = dense_decode_scores(q, view, Softmax(scale), pooling="max")
             assert scores is not None
             return output, chosen.choose(scores, rows, 1, scale)
 
@@ -325,7 +325,7 @@ def layers(cell: Cell, budget: int) -> Iterator[Variant]:
         q, view = cell.query(i), cell.view(i)
 
         def layer() -> Any:
-            output, scores = dense_decode_scores(q, view, scale=scale, pooling="each")
+            output, scores = dense_decode_scores(q, view, Softmax(scale), pooling="each")
             assert scores is not None
             return output, union.choose(scores, rows, 1, scale)
 
@@ -333,7 +333,7 @@ def layers(cell: Cell, budget: int) -> Iterator[Variant]:
 
     def reuse(i: int) -> Call:
         q, view, held = cell.query(i), cell.view(i), sets[i % len(sets)]
-        return lambda: sparse_decode(q, view, held, scale=scale)
+        return lambda: sparse_decode(q, view, held, Softmax(scale))
 
     def quest(i: int) -> Call:
         q, view, (low, high) = cell.query(i), cell.view(i), bounds[i % len(bounds)]
@@ -341,13 +341,13 @@ def layers(cell: Cell, budget: int) -> Iterator[Variant]:
         def layer() -> Tensor:
             update_page_bounds(low, high, view, page=PAGE, start=rows.seq_lens - 1, count=1)
             scores = page_scores(q, low, high, rows.seq_lens, page=PAGE, pooling="max")
-            return sparse_decode(q, view, chosen.choose(scores, rows, PAGE, scale), scale=scale)
+            return sparse_decode(q, view, chosen.choose(scores, rows, PAGE, scale), Softmax(scale))
 
         return layer
 
     stored = 4.0 * cell.batch * cell.context
     read = sparse_bytes(cell, budget, heads.kv)
-    facts = {"budget": budget, "implementation": runs(dense_decode_scores, cell.query(0), cell.view(0), scale=scale)}
+    facts = {"budget": budget, "implementation": runs(dense_decode_scores, cell.query(0), cell.view(0), Softmax(scale))}
     yield Variant("full layer", full, cell.kv_bytes, facts=facts)
     yield Variant("select layer, tidal", tidal, cell.kv_bytes + 2 * stored * heads.kv, facts=facts)
     yield Variant("select layer, less_is_more", less_is_more, cell.kv_bytes + 2 * stored * heads.query, facts=facts)
@@ -367,7 +367,7 @@ def hybrid(cell: Cell) -> Iterator[Variant]:
 
         def make(i: int, flags: tuple[bool, ...] = flags) -> Call:
             q, view, held = cell.query(i), cell.view(i), sets[i % len(sets)]
-            return lambda: hybrid_decode(q, view, held, flags, scale=scale)
+            return lambda: hybrid_decode(q, view, held, flags, Softmax(scale))
 
         def check(got: tuple[Tensor, Any], flags: tuple[bool, ...] = flags) -> tuple[float, float]:
             to_all = torch.tensor(flags, device=q.device).repeat_interleave(heads.query // heads.kv)[None, :, None]
@@ -379,7 +379,7 @@ def hybrid(cell: Cell) -> Iterator[Variant]:
             "operation": "hybrid_decode",
             "sparse_heads": count,
             "budget": budget,
-            "implementation": runs(hybrid_decode, q, cell.view(0), sets[0], flags, scale=scale),
+            "implementation": runs(hybrid_decode, q, cell.view(0), sets[0], flags, Softmax(scale)),
         }
         read = share * read_sparse + (1 - share) * cell.kv_bytes
         yield Variant(f"{count} of {heads.kv} heads sparse", make, read, check, facts)
@@ -406,17 +406,17 @@ def resa(cell: Cell) -> Iterator[Variant]:
 
     def attend(i: int) -> Call:
         q, view, held = cell.query(i), cell.view(i), sets[i % len(sets)]
-        return lambda: sparse_decode(q, view, held, scale=scale)
+        return lambda: sparse_decode(q, view, held, Softmax(scale))
 
     def rectification(i: int) -> Call:
         view = cell.view(i)
-        return lambda: dense_pass(again, view, scale=scale)
+        return lambda: dense_pass(again, view, Softmax(scale))
 
-    kernel = runs(sparse_decode, cell.query(0), cell.view(0), sets[0], scale=scale)
+    kernel = runs(sparse_decode, cell.query(0), cell.view(0), sets[0], Softmax(scale))
     facts = {"budget": kept, "implementation": kernel}
     yield Variant("estimation", estimation, 2 * cell.kv_bytes / 2 / PAGE, facts=facts)
     yield Variant("attention", attend, read, facts=facts)
-    facts = {"implementation": runs(dense_pass, again, cell.view(0), scale=scale)}
+    facts = {"implementation": runs(dense_pass, again, cell.view(0), Softmax(scale))}
     yield Variant("rectification, of 32 tokens", rectification, cell.kv_bytes, facts=facts)
 
 
@@ -424,14 +424,12 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     """The search of a cluster index of one row."""
     selector = ClusterSelector(budget=budget, chunking="fixed")
     rows = Rows.on_host(cell.rows.page_table, [0], [cell.context])
-    view = cell.view(0)
-    view = type(view)(view.k, view.v, rows)
-    index = selector.new_index(view, TokenHistory())
-    assert isinstance(index, ClusterIndex), "groups are planted"
-    start = time.perf_counter()
-    index.update(view, NewTokens(view.rows, cell.context))
-    built = float(index.table.ends[0] > 0) * (time.perf_counter() - start)
-    tree = replace(index.tree, edges=index.table.edges, ends=index.table.ends)
+    view = replace(cell.view(0), rows=rows)
+    shape = ModelShape(1, cell.heads.query, cell.heads.kv, cell.heads.dim)
+    indexes = OwnIndexes(Plan(selector, layer_roles(shape, 0)), TokenHistory())
+    index = indexes.of(0, view)
+    assert isinstance(index, ClusterLayer), "groups are planted"
+    tree = index.tree
 
     def search(i: int) -> Call:
         q = cell.query(i)
@@ -448,9 +446,9 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     facts = {
         "operation": "cluster_search",
         "budget": budget,
-        "index_bytes": index.nbytes,
+        "index_bytes": indexes.nbytes,
         "kv_bytes": cell.kv_bytes,
-        "build_seconds": built,
+        "build_seconds": indexes.build_seconds,
         "implementation": runs(cluster_search, cell.query(0), tree, rows.seq_lens, **options),
     }
     yield Variant("cluster search", search, tree.centroids.nbytes + tree.unit_centroids.nbytes, check, facts)

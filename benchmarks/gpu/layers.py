@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from saccade.adapters.vllm.worker.page_bounds import BlockBounds, PagedIndexes, bounds_bytes
+from saccade.adapters.vllm.cache_dtype import bounds_bytes
+from saccade.adapters.vllm.worker.page_bounds import BlockBounds, PagedIndexes
 from saccade.checkpoints.presets import read_config
 from saccade.checkpoints.shape import shape_of
 from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.methods.policy import Policy
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax, Workspace
 
 from .caches import disordered
 from .captured import BOUND
@@ -53,8 +54,8 @@ class Caches:
             self.caches.append(memory.as_strided((rows * blocks, heads, BLOCK, 2 * dim), strides))
         table = disordered(rows, blocks, -(-bound // BLOCK), generator)
         lengths, whole = torch.full((rows,), length, **integers), torch.zeros(rows, dtype=torch.bool, device=device)
-        turns = torch.zeros(rows * self.shape.query_heads, **integers)
-        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole, turns=turns)
+        self.workspace = Workspace.of(rows, self.shape.query_heads, device)
+        self.rows = Rows(table, torch.zeros(rows, **integers), lengths, bound, whole=whole)
         self.first_new = lengths - 1
         self.queries = torch.randn((2, rows, self.shape.query_heads, dim), dtype=torch.bfloat16, device=device)
 
@@ -70,7 +71,7 @@ def step_of(spec: str, caches: Caches) -> Captured:
     """One token of every row through all layers, bounds of every page made first."""
     plan, indexes = Policy.from_spec(spec).plan(caches.shape), PagedIndexes()
     counters = Counters(caches.shape.layers, by_row=True)
-    state = DecodeState(plan, counters, exhaustive_is_dense=False, indexes=indexes)
+    state = DecodeState(plan, counters, exhaustive_is_dense=False, indexes=indexes, workspace=caches.workspace)
     page = None if plan.selector is None else plan.selector.bounds_page
     refreshing = plan.refreshing if page is not None else frozenset()
     for layer in refreshing:
@@ -86,7 +87,7 @@ def step_of(spec: str, caches: Caches) -> Captured:
             kv = caches.view(layer)
             if layer in refreshing:
                 indexes.layers[layer].update(kv, caches.first_new, 1)
-            attend(state, layer, caches.queries[layer % 2], kv, scale=caches.shape.head_dim**-0.5)
+            attend(state, layer, caches.queries[layer % 2], kv, Softmax(caches.shape.head_dim**-0.5))
 
     return Captured([step], caches.first_new.device)
 

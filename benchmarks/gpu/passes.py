@@ -23,9 +23,8 @@ from saccade.kernels.dense_pass.api import dense_pass
 from saccade.kernels.dense_pass.triton import Tuning
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.methods.policy import Policy
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
-from saccade.types import ModelShape, Selection
+from saccade.selection.index import NewTokens
+from saccade.types import ModelShape, Selection, Softmax
 
 from .caches import Cell, Heads, sparse_oracle
 from .environment import environment
@@ -81,8 +80,8 @@ def measured(cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
     ours = "triton" if cell.device.type == "cuda" or interpreting() else "auto"
     step = SparseStep(cell, count)
     variants = {
-        "one dense token": each(lambda n: dense_decode_scores(cell.query(n), cell.view(n), scale=heads.scale)),
-        "pass": each(lambda n: dense_pass(q, cell.view(n), scale=heads.scale, implementation=ours)),
+        "one dense token": each(lambda n: dense_decode_scores(cell.query(n), cell.view(n), Softmax(heads.scale))),
+        "pass": each(lambda n: dense_pass(q, cell.view(n), Softmax(heads.scale), implementation=ours)),
         "torch, masked": each(lambda n: masked(q, *cell.caches[n], heads.scale)),
         "estimation": each(step.choose, step.calls),
         "attention": each(step.attend, step.calls),
@@ -93,12 +92,12 @@ def measured(cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
         kernel.tuning = lambda *_, made=candidate: made
         try:
             variants[str(tuple(candidate))] = each(
-                lambda n: dense_pass(q, cell.view(n), scale=heads.scale, implementation=ours)
+                lambda n: dense_pass(q, cell.view(n), Softmax(heads.scale), implementation=ours)
             )
         except Exception as error:  # one that does not fit is a result too
             failed[str(tuple(candidate))] = reason(error)
     kernel.tuning = chosen
-    out = dense_pass(q[:1], first_row(cell), scale=heads.scale, implementation=ours)
+    out = dense_pass(q[:1], first_row(cell), Softmax(heads.scale), implementation=ours)
     times = interleaved(variants, rounds=20, seconds=30)
     return {
         "chosen": tuple(chosen(heads.query // heads.kv * count, heads.dim, q.element_size())),
@@ -141,7 +140,7 @@ class SparseStep:
         assert selector is not None, "it chooses pages"
         self._cell, self._selector = cell, selector
         self._new, self._again = NewTokens(rows, 1), NewTokens(rows, count)
-        index = selector.new_index(cell.view(0), TokenHistory())
+        index = selector.new_index(cell.view(0))
         assert index is not None, "bounds of pages"
         index.update(cell.view(0), NewTokens(rows, rows.max_len))
         self.calls = cell.calls(min(2 * index.nbytes, cell.kv_bytes))
@@ -158,7 +157,7 @@ class SparseStep:
 
     def attend(self, number: int) -> Tensor:
         return sparse_decode(
-            self._queries[number], self._cell.view(number), self._sets[number], scale=self._cell.heads.scale
+            self._queries[number], self._cell.view(number), self._sets[number], Softmax(self._cell.heads.scale)
         )
 
     def rewrite(self, number: int) -> None:

@@ -14,17 +14,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from saccade.methods.policy import Policy
-from saccade.selection.chunk_table import Feed
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import KeySizes
-from saccade.types import KVView, ModelShape, Rows, Selection
+from saccade.selection.index import KeySizes, Views
+from saccade.text.history import TokenHistory
+from saccade.types import Intake, KVView, ModelShape, Rows, Selection
 
 from .caches import Heads, disordered
 from .timing import Captured, Deadline, elapsed, write
@@ -50,13 +48,13 @@ class Planting:
         self.table = disordered(rows, pages, pages, generator)
         self.device, self.context = device, context
         plan = Policy.from_spec(policy).plan(ModelShape(layers, heads.query, heads.kv, heads.dim))
-        assert plan.selector is not None, "it has an index"
-        self.selector, chosen = plan.selector, sorted(plan.refreshing)
         history = TokenHistory(LEVELS)
         ids = torch.randint(len(LEVELS), (rows + 1, context), device=device, generator=generator)
         history.record(0, context, rows + 1, ids, None)
         keys = KeySizes(heads.kv, heads.dim, torch.bfloat16, device)
-        self.reserved = self.selector.reserve(chosen, keys, rows + 1, context, history)
+        index = plan.new_slots(keys, rows + 1, longest=context, text=history, fixed=True)
+        assert plan.selector is not None and index is not None, "it has an index"
+        self.selector, self.index = plan.selector, index
         self.queries = torch.randn(
             (rows, heads.query, heads.dim), dtype=torch.bfloat16, device=device, generator=generator
         )
@@ -69,7 +67,7 @@ class Planting:
 
     def seen(self, chosen: Sequence[int]) -> Mapping[int, KVView]:
         rows = self.rows(chosen)
-        return {layer: KVView(self.k, self.k, rows) for layer in self.reserved.layers}
+        return {layer: KVView(self.k, self.k, rows) for layer in self.index.layers}
 
     def take_in(self, stops: Mapping[int, int]) -> float:
         """Milliseconds of a step's intake: rows, and up to where their text is looked at."""
@@ -85,8 +83,8 @@ class Planting:
         return elapsed(lambda: self._bring(stops), self.device, ahead=AHEAD)
 
     def _bring(self, stops: Mapping[int, int]) -> None:
-        self.reserved.table.bring(Feed(row, 0, stop, stop) for row, stop in stops.items())
-        self.reserved.plant(self.seen)
+        new = [Intake(row, 0, stop, stop) for row, stop in stops.items()]
+        self.index.take_in(new, Views([*self.index.layers], self.seen))
 
     def search(self, rows: int) -> float:
         """Milliseconds of one layer's search for some rows."""
@@ -95,11 +93,17 @@ class Planting:
 
     def searching(self, rows: int, length: int | None = None) -> Callable[[], Selection]:
         """One layer's search for some rows, of which so many tokens were taken in; None: all."""
-        slots = [*range(rows)]
-        index = next(iter(self.reserved.layers.values()))
-        held = replace(index, slots=(slots, torch.tensor(slots, dtype=torch.int32).to(self.device)))
-        kv = KVView(self.k, self.k, self.rows(slots, length))
-        return lambda: self.selector.select(self.queries[:rows], kv, held, None, 1.0)
+        slots, layer = [*range(rows)], next(iter(self.index.layers.values()))
+        places, kv = (
+            torch.tensor(slots, dtype=torch.int32).to(self.device),
+            KVView(self.k, self.k, self.rows(slots, length)),
+        )
+
+        def search() -> Selection:
+            self.index.place(slots, places)
+            return self.selector.select(self.queries[:rows], kv, layer, None, 1.0)
+
+        return search
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -108,10 +112,10 @@ class Planting:
 
 def slices(made: Planting, size: int, row: int) -> dict[str, Any]:
     """A whole prompt in slices of some tokens."""
-    made.reserved.clear(row)
+    made.index.clear(row)
     stops = [min(stop + size, made.context) for stop in range(0, made.context, size)]
     times = [made.take_in({row: stop}) for stop in stops]
-    made.reserved.clear(row)
+    made.index.clear(row)
     ahead = [made.launched_ahead({row: stop}) for stop in stops]
     return {
         "total_ms": sum(times),
@@ -138,7 +142,7 @@ def main() -> None:
     rows, context, layers, sizes = (2, 4096, 3, (1024,)) if given.smoke else (ROWS, CONTEXT, LAYERS, SLICES)
     deadline, results = Deadline(given.seconds), dict[str, Any](policy=POLICY, context=context, layers=layers)
     made = Planting(rows, context, layers, device)
-    results["index_gib_per_row"] = round(made.reserved.nbytes / (rows + 1) / 2**30, 3)
+    results["index_gib_per_row"] = round(made.index.nbytes / (rows + 1) / 2**30, 3)
     # Kernels are compiled.
     made.take_in({0: 1024})
     results["slices"] = {}

@@ -22,8 +22,8 @@ from saccade.calibrate.proxy import ProxyObserver
 from saccade.checkpoints.presets import random_model
 from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
-from saccade.machine import free_memory
 from saccade.methods.policy import Policy
+from saccade.recipes.machine import free_memory
 from saccade.recipes.recipe import Recipe
 from saccade.types import ModelShape
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from saccade.cli.group import INTERRUPTED
-from saccade.cli.options import Device, Dtype, Model, Seed, at_least
+from saccade.cli.options import Device, Dtype, Model, Seed, count, words
 
 RESULTS, PICTURE = "results.json", "accumulation.svg"
 
@@ -18,43 +18,28 @@ def accumulation(
     model: Model = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SPEC",
-            help="Policy without its budget, which is the kept share of a passage; once per policy. "
+        words(
+            "SPEC",
+            "Policy without its budget, which is the kept share of a passage; once per policy. "
             "Default: resa, tidal, less_is_more.",
         ),
     ] = None,
-    kept: Annotated[
-        str, typer.Option(metavar="P,P", help="Shares of the passage that are kept.")
-    ] = "0.2,0.1,0.05,0.02",
-    every: Annotated[
-        str, typer.Option(metavar="N,N", help="Sparse steps between dense passes over them.")
-    ] = "16,32,64,128",
-    lengths: Annotated[
-        str, typer.Option(metavar="N,N", help="Tokens that are read; all end at the same ones.")
-    ] = "2048,4096,8192",
-    sources: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help="Texts: reference, library, facts.")
-    ] = "reference,library,facts",
-    passages: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages per source.")] = 8,
+    kept: Annotated[str, words("P,P", "Shares of the passage that are kept.")] = "0.2,0.1,0.05,0.02",
+    every: Annotated[str, words("N,N", "Sparse steps between dense passes over them.")] = "16,32,64,128",
+    lengths: Annotated[str, words("N,N", "Tokens that are read; all end at the same ones.")] = "2048,4096,8192",
+    sources: Annotated[str, words("NAME,NAME", "Texts: reference, library, facts.")] = "reference,library,facts",
+    passages: Annotated[int, count("Passages per source.")] = 8,
     sparse_only: Annotated[
-        int,
-        typer.Option(
-            parser=at_least(0), metavar="N", help="So many of them are also decoded from their first token on; slow."
-        ),
+        int, count("So many of them are also decoded from their first token on; slow.", minimum=0)
     ] = 2,
-    batch: Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Passages read together.")] = 24,
+    batch: Annotated[int, count("Passages read together.")] = 24,
     output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Results folder; files of the same names are overwritten. Default: results/accumulation-DATE-TIME.",
-        ),
+        Path | None, words("DIR", "Results folder; same files are replaced. Default: results/accumulation-DATE-TIME.")
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
-    threads: Annotated[int, typer.Option(parser=at_least(1, 1024), metavar="N", help="CPU threads.")] = 1,
+    threads: Annotated[int, count("CPU threads.", maximum=1024)] = 1,
 ) -> None:
     """Measure how errors accumulate while decoding sparsely, and what rectification makes good (ReSA, section 3.2).
 
@@ -81,24 +66,11 @@ def accumulation(
 
     quiet_libraries()
     folder = output_dir or Path("results") / f"accumulation-{datetime.now():%Y-%m-%d-%H%M%S}"
-    job = AccumulationJob.check(
-        AccumulationSettings(
-            model=model,
-            policies=tuple(policy or ()),
-            kept=kept,
-            every=every,
-            lengths=lengths,
-            sources=sources,
-            passages=passages,
-            sparse_only=sparse_only,
-            batch=batch,
-            output_dir=folder,
-            device=device,
-            dtype=dtype,
-            seed=seed,
-            threads=threads,
-        )
+    named = tuple(policy or ())
+    settings = AccumulationSettings(
+        model, named, kept, every, lengths, sources, passages, sparse_only, batch, folder, device, dtype, seed, threads
     )
+    job = AccumulationJob.check(settings)
     check_folder(folder)
     torch.set_num_threads(threads)
     experiment = job.accumulation(job.subject.load())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy
@@ -13,14 +12,13 @@ from torch import Tensor
 
 from saccade.adapters.hf.run import sparsify
 from saccade.calibrate.corpus import Corpus
-from saccade.calibrate.ledger import Ledger
-from saccade.calibrate.sweep import KEY
+from saccade.calibrate.problems import Problem
+from saccade.calibrate.sweep import KEY, Sweep
 from saccade.checkpoints.shape import shape_of
 from saccade.decode.recall import RecallObserver
 from saccade.errors import DocumentError
 from saccade.eval.reader import Reader
 from saccade.eval.tokens import encode
-from saccade.eval.workers import shared_out, workers_for
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
@@ -70,7 +68,11 @@ class Continuation:
         texts = stretches(subject.tokenizer, length, self.texts, self.seed, subject.positions)
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "seed")}
         with study.samples(about, KEY) as ledger:
-            self._measure(study, ledger, texts, [*dict.fromkeys(policies.values())], advance)
+            problems = [Problem(text, ()) for text in texts]
+            decoding = Decoding(
+                study.loaded, subject.tokenizer, problems, ledger, study.threads, prompt=self.prompt, apart=self.apart
+            )
+            decoding.run([*dict.fromkeys(map(str, policies.values()))], advance)
             return [
                 Sample(str(number), arm, ledger.records[number, str(policy)]["values"])
                 for arm, policy in policies.items()
@@ -80,43 +82,21 @@ class Continuation:
     def conditions(self, study: Study) -> dict[str, Any]:
         return study.environment("sources of installed packages", self.seed)
 
-    def _measure(
-        self,
-        study: Study,
-        ledger: Ledger,
-        texts: Sequence[tuple[int, ...]],
-        policies: Sequence[Policy],
-        advance: Callable[[str], None],
-    ) -> None:
-        missing = []
-        for number in range(len(texts)):
-            unmeasured = [policy for policy in policies if (number, str(policy)) not in ledger.records]
-            missing += [(number, unmeasured)] if unmeasured else []
-        model, tokenizer, count = study.loaded, study.subject.tokenizer, len(missing)
 
-        def read(place: int) -> list[dict[str, Any]]:
-            number, unmeasured = missing[place]
-            return [*self._read(model, tokenizer, number, texts[number], unmeasured)]
+@dataclass(frozen=True)
+class Decoding(Sweep):
+    """Texts that are not asked but decoded with their own tokens behind a `prompt` of so many; see `Continuation`."""
 
-        cores = torch.get_num_threads()
-        workers = workers_for(count, cores=cores, threads=study.threads, device=model.device.type, copied_bytes=0)
-        torch.set_num_threads(study.threads)
-        try:
-            made = shared_out(read, count, workers) if workers > 1 else map(read, range(count))
-            for record in chain.from_iterable(made):
-                ledger.add(record)
-                advance(record["spec"])
-        finally:
-            torch.set_num_threads(cores)
+    prompt: int = 0
+    apart: tuple[int, ...] | None = None
 
-    def _read(
-        self, model: Any, tokenizer: Any, number: int, tokens: Sequence[int], policies: Sequence[Policy]
-    ) -> Iterator[dict[str, Any]]:
+    def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
+        model, tokens = self.model, self.problems[number].tokens
         reader, targets = Reader(model, tokens[: self.prompt]), torch.tensor(tokens[self.prompt + 1 :])
-        for policy in policies:
+        for policy in map(Policy.from_spec, specs):
             recall = RecallObserver(shape_of(model.config).full_layers, keep_steps=True)
             observers = (recall,) if policy.rectify is None else ()
-            with sparsify(model, policy, tokenizer=tokenizer, observers=observers) as run, run.decoding():
+            with sparsify(model, policy, tokenizer=self.tokenizer, observers=observers) as run, run.decoding():
                 pieces = [
                     reader.feed_rows([tokens[at : min(at + _TOGETHER, len(tokens) - 1)]], 0, policy.phase)[0]
                     for at in range(self.prompt, len(tokens) - 1, _TOGETHER)

@@ -14,8 +14,8 @@ import torch
 from benchmarks.soak import Runner
 from benchmarks.steadiness import Steadiness
 from saccade.adapters.hf.run import sparsify
-from saccade.machine import synchronize
 from saccade.methods.policy import Policy
+from saccade.recipes.machine import synchronize
 
 from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS

@@ -15,7 +15,7 @@ from saccade.eval.reader import Reader
 from saccade.kernels.dense_decode_scores.api import decode_scores
 from saccade.kernels.topk.api import topk
 from saccade.plans.roles import HeadSpan
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax
 
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
@@ -91,7 +91,7 @@ class _BestTokens:
         self.layers: dict[int, list[Tensor]] = {}
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         ids, _ = topk(decode_scores(q, kv, pooling="each"), kv.rows.seq_lens, self._best, order="position")
         self.layers.setdefault(layer, []).append(ids[0].cpu())

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import OutputError
-from saccade.eval.context import ANSWER_TOKENS, Context, FactQuestion
-from saccade.eval.facts import question
+from saccade.eval.context import ANSWER_TOKENS, Context
 from saccade.eval.output import writing
 from saccade.eval.tokens import encode
 from saccade.files import replace_text
@@ -70,10 +69,9 @@ def prompts_of(tokenizer: Any, contexts: Iterable[Context]) -> list[Prompt]:
     prompts = []
     for context in contexts:
         for asked in context.questions:
-            assert isinstance(asked, FactQuestion), "the demo asks nothing else"
-            length = len(encode(tokenizer, question(asked.fact).partition("\nAnswer:")[0]))
+            length = len(encode(tokenizer, f"\n\nQuestion: {asked.asked}"))
             parts = asked.tokens[:length], asked.tokens[length:]
-            prompts.append(Prompt(context.tokens, *parts, asked.fact.value))
+            prompts.append(Prompt(context.tokens, *parts, asked.expected))
     return prompts
 
 

@@ -14,8 +14,8 @@ from saccade.eval.context import built_in_contexts
 from saccade.eval.document import language_reference
 from saccade.eval.entry import at_budgets, parse_budgets, policies_for
 from saccade.eval.subject import Subject
-from saccade.machine import kernels_on, versions
 from saccade.methods.policy import Policy
+from saccade.recipes.machine import kernels_on, versions
 
 from ..subject import plain_subject
 from .asking import Asking

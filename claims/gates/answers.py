@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from saccade.calibrate.heads import THRESHOLD, best_heads, head_list
+from saccade.calibrate.heads import THRESHOLD, best_heads, head_list, retrieving
 from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.problems import NeedleProblems
 from saccade.calibrate.sweep import KEY, Sweep
@@ -19,8 +19,7 @@ from saccade.errors import OutputError, SaccadeError
 from saccade.eval.output import check_folder, read_json
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
-from saccade.plans.head_list import HeadList
-from saccade.types import ModelShape, Role
+from saccade.types import ModelShape
 
 from ..subject import plain_subject
 from .choice import Choice
@@ -98,9 +97,7 @@ class RoleAnswers:
         for run in self.trial["runs"]:
             for name, mask in masks(run, self.trial["target"]).items():
                 told = head_list(mask, shape)
-                heads = sum(
-                    role is Role.PUBLISH for layer in HeadList.parse(told).role_map(shape).layers for role in layer
-                )
+                heads = retrieving(told, shape)
                 for budget in self.settings.choice.budgets:
                     spec = Policy.create("lychee_decode", {"roles": told, "budget": budget}).to_spec()
                     about = {"variant": run["variant"], "seed": run["seed"], "step": run["step"]}

@@ -18,7 +18,7 @@ from saccade.calibrate.heads import GREY, THRESHOLD
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
 from saccade.calibrate.training import LOG, TRACED, Training
 from saccade.errors import SaccadeError
-from saccade.machine import device_name, kernels_on, processor, versions
+from saccade.recipes.machine import device_name, kernels_on, processor, versions
 
 from .together import Part, train, train_alone
 from .variants import VARIANTS

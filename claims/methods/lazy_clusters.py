@@ -14,10 +14,11 @@ from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import Budget, FirstDense, Options
-from saccade.selection.selector import NewTokens
+from saccade.text.feed import TokenFeed
+from saccade.text.history import TokenHistory
 from saccade.types import KVView
 
-from .whole_tree import SOURCE, WholeTree, WholeTreeIndex, built, nothing
+from .whole_tree import SOURCE, WholeTree, WholeTreeLayer, built
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +37,25 @@ class LazyTree(ClusterTree):
     prompt: int
 
 
-class LazyClusterIndex(WholeTreeIndex):
+class LazyClusterLayer(WholeTreeLayer):
     """Plants the chunks of a new prompt, or where some of those planted have gone; else later ones join."""
 
-    __slots__ = ()
-
-    def update(self, kv: KVView, new: NewTokens) -> None:
-        self.history.follow(self.table, new.rows, new.count, self.settings.stop)
-        change, settings = self.table.since(self.version), self.settings
-        for row, first in () if change is None else zip(change.rows, change.first.tolist(), strict=True):
-            chunks, held = int(self.table.counts[row]), self.rows[row]
-            prompt = self.history.prompt - host_bounds(kv.rows)[row][0]
-            if not chunks:
-                self.rows[row] = nothing(kv)
-                continue
-            edges, one = self.table.edges[row, : chunks + 1], kv.picked([row])
-            if not isinstance(held, LazyTree) or prompt > held.prompt or first < held.built:
-                held = _built(settings, one, edges, prompt)
-            elif first < held.chunks:
-                held = _built(settings, one, edges[: held.built + 1], held.prompt)
-            self.rows[row] = _joined(settings, one, edges, held)
-        self.version = self.table.version
+    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> ClusterTree:
+        settings, held = self.settings, self.held[slot]
+        assert isinstance(text, TokenHistory), "it is a method of transformers, where a prompt is known"
+        prompt = text.prompt - host_bounds(kv.rows)[0][0]
+        if not isinstance(held, LazyTree) or prompt > held.prompt or first < held.built:
+            held = _built(settings, kv, edges, prompt)
+        elif first < held.chunks:
+            held = _built(settings, kv, edges[: held.built + 1], held.prompt)
+        return _joined(settings, kv, edges, held)
 
 
 @dataclass(frozen=True)
 class LazyClusters(WholeTree):
     """As `WholeTree`, but for later chunks."""
 
-    index = LazyClusterIndex
+    layer = LazyClusterLayer
 
 
 def _built(settings: WholeTree, kv: KVView, edges: Tensor, prompt: int) -> LazyTree:

@@ -10,9 +10,10 @@ from torch import Tensor
 from saccade.methods.composed import plan
 from saccade.methods.method import Method
 from saccade.methods.options import DEFAULT_BUDGET, Budget, FirstDense, Options, Roles
+from saccade.selection.index import Index
 from saccade.selection.rules import TopK
 from saccade.selection.scorers.exact import ExactScorer
-from saccade.selection.selector import Index, ScoredSelector
+from saccade.selection.selector import ScoredSelector
 from saccade.types import KVView, Pooling
 
 _WORD, _FIRST, _SECOND = 2**32 - 1, 2_654_435_761, 1_540_483_477

@@ -15,32 +15,58 @@ from saccade.kernels.topk.api import topk
 from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import DEFAULT_BUDGET, AtLeastOne, Budget, FirstDense, Options
-from saccade.selection.chunk_table import ChunkTable, Cuts
-from saccade.selection.history import TokenHistory
-from saccade.selection.scorers.page_bounds import PageBounds
-from saccade.selection.selector import Index, NewTokens, Selector
+from saccade.selection.index import Index, SlotSizes
+from saccade.selection.selector import Selector
+from saccade.text.feed import TokenFeed
+from saccade.text.table import Cuts
 from saccade.types import KVView, Selection
 
+from .chunked import ChunkedIndex, ChunkedLayer
 
-@dataclass(slots=True, kw_only=True)
-class ChunkBounds(PageBounds):
-    """Bounds `[B, Hkv, C, d]` of one layer's chunks, each as if it were a page."""
 
-    chunks: ChunkTable
-    history: TokenHistory
-    version: int = -1
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Least and greatest keys `[Hkv, C, d]` of one sequence's chunks."""
 
-    def update(self, kv: KVView, new: NewTokens) -> None:
-        self.history.follow(self.chunks, new.rows, new.count, lambda length, clean: max(clean, 0))
-        if self.version == self.chunks.version:
-            return
-        edges = self.chunks.edges[:, : max(int(self.chunks.counts.max()), 1) + 1, None]
-        positions = edges[:, :-1] + torch.arange(self.chunks.cuts.longest, device=edges.device)
-        keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions.flatten(1)).unflatten(1, positions.shape[1:])
-        outside = (positions >= edges[:, 1:])[..., None, None]
-        extremes = keys.masked_fill(outside, torch.inf).amin(2), keys.masked_fill(outside, -torch.inf).amax(2)
-        self.lower, self.upper = (one.transpose(1, 2).to(kv.k.dtype).contiguous() for one in extremes)
-        self.version = self.chunks.version
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.lower.nbytes + self.upper.nbytes
+
+
+class ChunkBounds(ChunkedLayer[Bounds]):
+    """Bounds of one layer's chunks, each as if it were a page."""
+
+    settings: TextPages
+
+    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> Bounds:
+        positions = edges[:-1, None] + torch.arange(self.settings.chunk_max, device=edges.device)
+        keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions.flatten()[None])[0].unflatten(0, positions.shape)
+        outside = (positions >= edges[1:, None])[..., None, None]
+        extremes = keys.masked_fill(outside, torch.inf).amin(1), keys.masked_fill(outside, -torch.inf).amax(1)
+        return Bounds(*(one.transpose(0, 1).to(kv.k.dtype).contiguous() for one in extremes))
+
+    def narrowed(self, held: Bounds, start: int, stop: int) -> Bounds:
+        return Bounds(held.lower[start:stop], held.upper[start:stop])
+
+    def search(self, q: Tensor, kv: KVView) -> Selection:
+        table, budget, lengths = self.owner.table, self.settings.budget, kv.rows.seq_lens
+        slots = torch.tensor(self.owner.slots_of(kv.rows.batch), device=lengths.device)
+        counts, ends = table.counts[slots], table.ends[slots]
+        most = max(int(counts.max()), 1)
+        lower, upper = kv.k.new_zeros((2, kv.rows.batch, kv.kv_heads, most, kv.head_dim))
+        for row, slot in enumerate(slots.tolist()):
+            if (held := self.held[slot]) is not None:
+                lower[row, :, : held.lower.shape[1]], upper[row, :, : held.upper.shape[1]] = held.lower, held.upper
+        bounds = page_scores(q, lower, upper, counts, page=1, pooling="max")
+        best, _ = topk(bounds, counts, min(bounds.shape[-1], budget // self.settings.chunk_min), order="score")
+        numbers, edges = best.clamp(min=0).long(), table.edges[slots][:, None].expand(-1, kv.kv_heads, -1)
+        starts = edges.gather(-1, numbers).long()
+        sizes = (edges.gather(-1, numbers + 1) - starts).masked_fill(best < 0, 0)
+        none, width = torch.zeros_like(lengths), max(budget, int((lengths - ends).max()))
+        return fill_budget(numbers, starts, sizes, lengths, head=none, tail=ends, budget=budget, width=width)
 
 
 @dataclass(frozen=True)
@@ -58,21 +84,15 @@ class TextPages(Selector):
             told = f"chunk_min={self.chunk_min}, chunk_max={self.chunk_max} and budget={self.budget}"
             raise PolicyError(f"{told} do not ascend: chunk_min <= chunk_max < budget is valid")
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> ChunkBounds:
-        chunks = history.chunks(Cuts(0, self.chunk_min, self.chunk_max), kv, text=True)
-        none = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 1, kv.head_dim))
-        return ChunkBounds(none, none, 1, chunks=chunks, history=history)
+    def new_slots(self, sizes: SlotSizes) -> ChunkedIndex | None:
+        return None if sizes.fixed else ChunkedIndex(self, Cuts(0, self.chunk_min, self.chunk_max), ChunkBounds, sizes)
+
+    def stop(self, length: int, clean: int) -> int:
+        return max(clean, 0)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, ChunkBounds), "chunks are scored from their own index"
-        table, lengths, budget = index.chunks, kv.rows.seq_lens, self.budget
-        bounds = page_scores(q, index.lower, index.upper, table.counts, page=1, pooling="max")
-        best, _ = topk(bounds, table.counts, min(bounds.shape[-1], budget // self.chunk_min), order="score")
-        numbers, edges = best.clamp(min=0).long(), table.edges[:, None].expand(-1, kv.kv_heads, -1)
-        starts = edges.gather(-1, numbers).long()
-        sizes = (edges.gather(-1, numbers + 1) - starts).masked_fill(best < 0, 0)
-        none, width = torch.zeros_like(lengths), max(budget, int((lengths - table.ends).max()))
-        return fill_budget(numbers, starts, sizes, lengths, head=none, tail=table.ends, budget=budget, width=width)
+        return index.search(q, kv)
 
     def size(self, length: int) -> int:
         return min(length, self.budget)

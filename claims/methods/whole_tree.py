@@ -16,87 +16,78 @@ from saccade.kernels.cluster_search.api import cluster_search
 from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import AtLeastOne, Budget, FirstDense, Options
-from saccade.selection.chunk_table import ChunkTable
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.plant import plant
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.settings import MOST_UNITS, ClusterSettings
 from saccade.selection.clusters.tree import empty_tree, write
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import Index, KeySizes, NewTokens
+from saccade.selection.index import Index, KeySizes, SlotSizes
+from saccade.text.feed import TokenFeed
 from saccade.types import KVView, Selection
+
+from .chunked import ChunkedIndex, ChunkedLayer
 
 Coarse = Literal["sqrt", "cap64", "root"]
 
 
-@dataclass(slots=True)
-class WholeTreeIndex:
-    """A tree for each row of one layer."""
+class WholeTreeLayer(ChunkedLayer[ClusterTree]):
+    """A tree for each slot of one layer."""
 
     settings: WholeTree
-    table: ChunkTable
-    history: TokenHistory
-    rows: list[ClusterTree]
-    version: int = 0
 
-    def update(self, kv: KVView, new: NewTokens) -> None:
-        self.history.follow(self.table, new.rows, new.count, self.settings.stop)
-        change = self.table.since(self.version)
-        for row in () if change is None else change.rows:
-            chunks = int(self.table.counts[row])
-            edges = self.table.edges[row, : chunks + 1]
-            self.rows[row] = built(self.settings, kv.picked([row]), edges) if chunks else nothing(kv)
-        self.version = self.table.version
+    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> ClusterTree:
+        return built(self.settings, kv, edges)
+
+    def narrowed(self, held: ClusterTree, start: int, stop: int) -> ClusterTree:
+        return held.heads(start, stop)
+
+    def tree_of(self, slot: int) -> ClusterTree:
+        """That of a slot."""
+        return self.held[slot] or nothing(self.owner.keys)
 
     @property
     def tree(self) -> ClusterTree:
-        """That of the first row."""
-        return self.rows[0]
+        """That of the only slot."""
+        return self.tree_of(0)
 
-    def permute(self, rows: Tensor) -> None:
-        self.rows = [self.rows[row] for row in rows.tolist()]
-
-    def heads(self, start: int, stop: int) -> WholeTreeIndex:
-        return replace(self, rows=[tree.heads(start, stop) for tree in self.rows])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tree.nbytes for tree in self.rows)
+    def search(self, q: Tensor, kv: KVView) -> Selection:
+        settings, slots = self.settings, self.owner.slots_of(kv.rows.batch)
+        trees = [self.tree_of(slot) for slot in slots]
+        lengths = [length for _, length in host_bounds(kv.rows)]
+        stops = self.owner.table.stops
+        width = max(settings.budget, *(settings.always(n, stops[slot]) for n, slot in zip(lengths, slots, strict=True)))
+        found = [
+            _search(settings, q[row : row + 1], tree, kv.rows.seq_lens[row : row + 1], width)
+            for row, tree in enumerate(trees)
+        ]
+        return Selection(torch.cat([one.ids for one in found]), torch.cat([one.counts for one in found]))
 
 
 @dataclass(frozen=True)
 class WholeTree(ClusterSelector):
     """As `ClusterSelector`, from one group of all chunks."""
 
-    index: ClassVar[type[WholeTreeIndex]] = WholeTreeIndex
+    layer: ClassVar[type[WholeTreeLayer]] = WholeTreeLayer
     coarse: Coarse = "sqrt"
     k_g: int | None = None
-    stays = False
 
     def units(self, clusters: int) -> int:
         if self.coarse == "sqrt":
             return super().units(clusters)
         return min(clusters, MOST_UNITS if self.coarse == "cap64" else math.isqrt(max(clusters - 1, 0)) + 1)
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> WholeTreeIndex:
-        table = history.chunks(self.cuts, kv, text=self.reads_text)
-        return self.index(self, table, history, [nothing(kv)] * kv.rows.batch)
+    def new_slots(self, sizes: SlotSizes) -> ChunkedIndex | None:  # type: ignore[override]  # an index of its own
+        return None if sizes.fixed else ChunkedIndex(self, self.cuts, self.layer, sizes)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        assert isinstance(index, WholeTreeIndex), "chunks are chosen through their own index"
-        pairs = zip(host_bounds(kv.rows), index.table.stops, strict=True)
-        width = max(self.budget, *(self.always(length, stop) for (_, length), stop in pairs))
-        found = [
-            _search(self, q[row : row + 1], tree, kv.rows.seq_lens[row : row + 1], width)
-            for row, tree in enumerate(index.rows)
-        ]
-        return Selection(torch.cat([one.ids for one in found]), torch.cat([one.counts for one in found]))
+        assert isinstance(index, WholeTreeLayer), "chunks are chosen through their own index"
+        return index.search(q, kv)
 
 
-def nothing(kv: KVView) -> ClusterTree:
+def nothing(keys: KeySizes) -> ClusterTree:
     """The tree of a row that is not indexed."""
-    none = torch.zeros((1, 2), dtype=torch.int32, device=kv.k.device)
-    return empty_tree(ClusterSettings(replant=1), KeySizes.of(kv), 1, none, none[:, 0])
+    none = torch.zeros((1, 2), dtype=torch.int32, device=keys.device)
+    return empty_tree(ClusterSettings(replant=1), keys, 1, none, none[:, 0])
 
 
 def built(settings: ClusterSettings, kv: KVView, edges: Tensor) -> ClusterTree:

@@ -31,7 +31,7 @@ def promise(
     from saccade.calibrate.promise import ALPHA, CORRELATION
     from saccade.cli.terminal import output, say
     from saccade.eval.output import check_file, write_json
-    from saccade.machine import versions
+    from saccade.recipes.machine import versions
 
     from .simulation import Grid, errors, power
     from .stages import compared, contests

@@ -8,45 +8,23 @@ ARMS = ("tidal:budget={},heads=query", "quest:budget={},heads=query", "streaming
 OURS = ("tidal:budget={},heads=kv", "quest:budget={},heads=kv")
 TIDAL_QUERY, QUEST_QUERY, STREAMING, TIDAL_KV, QUEST_KV = (arm.format("*") for arm in (*ARMS, *OURS))
 
+EFFECTS = (
+    ("tidal minus quest, heads=query", TIDAL_QUERY, QUEST_QUERY, -0.02, 0.10, True),
+    ("tidal minus streaming", TIDAL_QUERY, STREAMING, 0.2, 0.90, True),
+    ("quest minus streaming", QUEST_QUERY, STREAMING, 0.2, 0.90, True),
+    ("tidal minus quest, heads=kv", TIDAL_KV, QUEST_KV, -0.02, None, False),
+)
+"""Means over the five budgets: arms, bound, what the paper reports of Llama-3.1-8B at 10K (table 2) and LongChat (table
+1), and whether it decides."""
+
 CLAIM = Claim(
     says=__doc__,
     source=Source(TIDAL, "tables 1 and 2"),
     settings=Questions(
         arms=tuple(arm.format(budget) for arm in (*ARMS, *OURS) for budget in BUDGETS), texts=24, recall=True
     ),
-    tests=(
-        # Means over the five budgets; of Tidal's table 2 Llama-3.1-8B at 10K, of table 1 LongChat.
-        Test(
-            "right answers, tidal minus quest, heads=query",
-            "right",
-            Group(TIDAL_QUERY),
-            Group(QUEST_QUERY),
-            bound=-0.02,
-            reported=0.10,
-        ),
-        Test(
-            "right answers, tidal minus streaming",
-            "right",
-            Group(TIDAL_QUERY),
-            Group(STREAMING),
-            bound=0.2,
-            reported=0.90,
-        ),
-        Test(
-            "right answers, quest minus streaming",
-            "right",
-            Group(QUEST_QUERY),
-            Group(STREAMING),
-            bound=0.2,
-            reported=0.90,
-        ),
-        Test(
-            "right answers, tidal minus quest, heads=kv",
-            "right",
-            Group(TIDAL_KV),
-            Group(QUEST_KV),
-            bound=-0.02,
-            decides=False,
-        ),
+    tests=tuple(
+        Test(f"right answers, {of}", "right", Group(first), Group(second), bound=bound, reported=told, decides=decides)
+        for of, first, second, bound, told, decides in EFFECTS
     ),
 )

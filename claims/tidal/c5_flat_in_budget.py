@@ -23,34 +23,18 @@ def _ratio(effect: str, of: str, against: str, bound: float, reported: float, ro
     return Test(named, "ms", first, second, "ratio", "below", bound, reported, decides, at=f"*,* × {rows}")
 
 
+# 100K: 22.34 ms at 4,096 tokens, 21.26 at 32; quest 24.84 at 512, tidal 21.13.
+EFFECTS = (
+    ("time of a step at budget 4,096 over that at 32", TIDAL_QUERY.format(4096), TIDAL_QUERY.format(32), 1.1, 1.05),
+    ("time of a step, tidal over quest, budget 512", TIDAL_QUERY.format(512), QUEST_QUERY.format(512), 1.0, 0.85),
+)
+
 CLAIM = Claim(
     says=__doc__,
     source=Source(TIDAL, "figure 5, tables 7 and 8"),
     settings=Measured("decode_budgets_h200.json", COMMAND, "decoding_steps"),
     tests=tuple(
-        test
-        for rows, decides in ((1, True), (4, False))
-        for test in (
-            # 100K: 22.34 ms at 4,096 tokens, 21.26 at 32; quest 24.84 at 512, tidal 21.13.
-            _ratio(
-                "time of a step at budget 4,096 over that at 32",
-                TIDAL_QUERY.format(4096),
-                TIDAL_QUERY.format(32),
-                bound=1.1,
-                reported=1.05,
-                rows=rows,
-                decides=decides,
-            ),
-            _ratio(
-                "time of a step, tidal over quest, budget 512",
-                TIDAL_QUERY.format(512),
-                QUEST_QUERY.format(512),
-                bound=1.0,
-                reported=0.85,
-                rows=rows,
-                decides=decides,
-            ),
-        )
+        _ratio(*effect, rows, decides=decides) for rows, decides in ((1, True), (4, False)) for effect in EFFECTS
     ),
     needs="cuda",
 )

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from saccade.adapters.hf.run import sparsify
 from saccade.methods.policy import Policy
 from saccade.plans.roles import HeadSpan
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax
 
 _PIECE = 1024  # tokens of a dense call
 
@@ -26,20 +26,20 @@ class Reading:
         tokens: int64 `[1, N]`.
         keys: of each layer `[1, N, Hkv, d]`.
         queries: `[1, Hq, d]` by length of the row, the query's own token included, and layer.
-        scales: of each layer, the factor on q·k before the softmax.
+        softmaxes: of each layer.
     """
 
     tokens: Tensor
     keys: list[Tensor] = field(default_factory=list)
     queries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    scales: dict[int, float] = field(default_factory=dict)
+    softmaxes: dict[int, Softmax] = field(default_factory=dict)
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         """See `Observer`: dense attention shows all heads of a layer at once."""
         self.queries[int(kv.rows.seq_lens[0]), layer] = q.clone()
-        self.scales[layer] = scale
+        self.softmaxes[layer] = softmax
 
     def rows(self, length: int) -> Rows:
         """The row when it had so many tokens."""

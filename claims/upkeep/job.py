@@ -10,8 +10,8 @@ from saccade.checkpoints.text import delimiter_table
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.eval.subject import Subject
-from saccade.machine import environment
 from saccade.plans.plan import Plan
+from saccade.recipes.machine import environment
 
 from ..subject import plain_subject
 from .texts import Stretch, stretches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,21 +10,21 @@ from torch.nn.utils.rnn import pad_sequence
 
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.settings import ClusterSettings
 from saccade.types import KVView, Selection
 
-from ..methods.whole_tree import WholeTreeIndex
+from ..methods.whole_tree import WholeTreeLayer
 
 Order = Literal["latest", "position", "query"]
 """Which chunks of a cluster come first: the latest ones, as the index has it; the earliest; or those whose own keys are
 nearest to the query. It matters for the one cluster that does not fit whole."""
 
 
-def search(index: ClusterIndex | WholeTreeIndex, q: Tensor, kv: KVView, order: Order) -> Selection:
+def search(index: ClusterLayer | WholeTreeLayer, q: Tensor, kv: KVView, order: Order) -> Selection:
     """The set of every KV head for the query `[1, Hq, d]`, as `index.search` but for the order."""
     settings, length = index.settings, int(kv.rows.seq_lens[0])
-    tree = tree_of(index)
+    tree = index.tree
     end = int(tree.ends[0])
     if end == 0 or length <= settings.budget:
         ids = torch.arange(length, dtype=torch.int32).expand(1, kv.kv_heads, -1)
@@ -50,14 +49,9 @@ def search(index: ClusterIndex | WholeTreeIndex, q: Tensor, kv: KVView, order: O
     return Selection(pad_sequence(sets, batch_first=True, padding_value=-1)[None], counts)
 
 
-def tree_of(index: ClusterIndex | WholeTreeIndex) -> ClusterTree:
-    """The tree of an index of one row, with its chunks' edges."""
-    return replace(index.tree, edges=index.table.edges, ends=index.table.ends)
-
-
-def largest_cluster(index: ClusterIndex | WholeTreeIndex) -> float:
+def largest_cluster(index: ClusterLayer | WholeTreeLayer) -> float:
     """The largest share of all chunks that one cluster of a head holds; 0 without chunks."""
-    tree = tree_of(index)
+    tree = index.tree
     # Room for groups to come holds zeros, to which the last offsets fall.
     sizes = tree.offsets[0].diff(dim=1).clamp(min=0)
     return float((sizes.amax(dim=1) / sizes.sum(dim=1).clamp(min=1)).max())

@@ -136,9 +136,9 @@ class Experiment:
                 for name in self.variants:
                     variant = VARIANTS[name]
                     for layer, view in views.items():
-                        q, scale = reading.queries[length, layer], reading.scales[layer]
+                        q, softmax = reading.queries[length, layer], reading.softmaxes[layer]
                         one = running[variant.upkeep]
-                        recall = recall_of(q, view, one.choose(variant.order, layer, q, view, scale), scale=scale)
+                        recall = recall_of(q, view, one.choose(variant.order, layer, q, view, softmax.scale), softmax)
                         largest = one.largest_cluster(layer, view)
                         seen[name].append(Mean(float(recall.attention.mean()), float(recall.token.mean()), largest))
             if since == span:

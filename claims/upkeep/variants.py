@@ -10,11 +10,11 @@ from torch import Tensor
 from saccade.decode.indexes import OwnIndexes
 from saccade.methods.policy import Policy
 from saccade.plans.plan import Plan
-from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.history import TokenHistory
+from saccade.selection.clusters.index import ClusterLayer
+from saccade.text.history import TokenHistory
 from saccade.types import KVView, Selection
 
-from ..methods.whole_tree import WholeTreeIndex
+from ..methods.whole_tree import WholeTreeLayer
 from .capture import Reading
 from .orders import Order, largest_cluster, search
 
@@ -90,13 +90,13 @@ class Kept:
         if order is None:
             assert self._plan.selector is not None, "only policies with a selector are compared"
             return self._plan.selector.select(q, kv, index, None, scale)
-        assert isinstance(index, (ClusterIndex, WholeTreeIndex)), "only clusters have an order"
+        assert isinstance(index, (ClusterLayer, WholeTreeLayer)), "only clusters have an order"
         return search(index, q, kv, order)
 
     def largest_cluster(self, layer: int, kv: KVView) -> float | None:
         """The largest share of chunks that one cluster of a head holds; None without clusters."""
         index = self._indexes.of(layer, kv)
-        return largest_cluster(index) if isinstance(index, (ClusterIndex, WholeTreeIndex)) else None
+        return largest_cluster(index) if isinstance(index, (ClusterLayer, WholeTreeLayer)) else None
 
     def _record(self, stop: int) -> None:
         past = self._length

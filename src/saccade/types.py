@@ -40,9 +40,6 @@ class Rows:
         max_len: host bound, at least every entry of `seq_lens`.
         bounds: host copy of `(row_start, seq_lens)` per row, None if the host never knew them.
         whole: bool `[B]` on the device, rows that attend to all their tokens whatever set they are given; None: none.
-        turns: int32, at least `B · Hq` zeros on the device, in which the programs of a launch count themselves, so that
-            the last one joins what all have found; zeros again behind it. What shares them runs one after the other.
-            None: there is no such memory.
     """
 
     page_table: Tensor
@@ -51,7 +48,6 @@ class Rows:
     max_len: int
     bounds: tuple[tuple[int, int], ...] | None = None
     whole: Tensor | None = None
-    turns: Tensor | None = None
 
     @classmethod
     def on_host(cls, page_table: Tensor, starts: list[int], lengths: list[int], max_len: int | None = None) -> Rows:
@@ -84,10 +80,6 @@ class KVView:
         v: values `[pages, page, Hkv, dv]` by strides; dv is nearly always d.
         rows: the batch rows that point into the pages.
         k_scale, v_scale: factors `[Hkv]` of a quantised (fp8) cache; None otherwise.
-        sinks: float `[Hq]`, the logit of a token without a value that each query head attends to beside its own
-            (attention sinks as parameters); None otherwise. Scores that rank tokens know nothing of it.
-        soft_cap: c where scaled scores x enter the softmax as `c · tanh(x / c)`; None otherwise. It keeps their order,
-            so that scores that rank tokens go without.
         tiled: whether a page and head's numbers lie in AMX's tiles instead, which `in_rows` reads: of keys
             `[page / 16, d / 2, 16, 2]`, 16 tokens' pairs of numbers; of values `[d / 16, page / 2, 16, 2]`.
     """
@@ -97,8 +89,6 @@ class KVView:
     rows: Rows
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
-    sinks: Tensor | None = None
-    soft_cap: float | None = None
     tiled: bool = False
 
     @property
@@ -139,15 +129,62 @@ class KVView:
         if (start, stop) == (0, self.kv_heads):
             return self
         narrow = slice(start, stop)
-        group = 0 if self.sinks is None else len(self.sinks) // self.kv_heads
         return replace(
             self,
             k=self.k[:, :, narrow],
             v=self.v[:, :, narrow],
             k_scale=None if self.k_scale is None else self.k_scale[narrow],
             v_scale=None if self.v_scale is None else self.v_scale[narrow],
-            sinks=None if self.sinks is None else self.sinks[start * group : stop * group],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What an index is to look at: the first `stop` tokens of the sequence in `slot`, all behind `kept` new to it.
+
+    Its first token lies in slot `origin` of the cache. All of these tokens are clean.
+    """
+
+    slot: int
+    origin: int
+    kept: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """What a layer's softmax makes of scores q·k. Scores that rank tokens know nothing of sinks and cap.
+
+    Attributes:
+        scale: their factor, usually `d ** -0.5`.
+        sinks: float `[Hq]`, the logit of a token without a value that each query head attends to beside its own
+            (attention sinks as parameters); None otherwise.
+        cap: c where scaled scores x enter as `c · tanh(x / c)`, which keeps their order; None otherwise.
+    """
+
+    scale: float
+    sinks: Tensor | None = None
+    cap: float | None = None
+
+    def heads(self, start: int, stop: int) -> Softmax:
+        """The same narrowed to query heads `start..stop`."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory of attention's launches, the same in all steps; what shares it runs one after the other.
+
+    `turns` is int32 `[B · Hq]` or more: a launch's programs count themselves in it, so that the last one joins what all
+    have found; zeros before it and behind it.
+    """
+
+    turns: Tensor
+
+    @classmethod
+    def of(cls, rows: int, query_heads: int, device: torch.device) -> Workspace:
+        """For so many rows at most."""
+        return cls(torch.zeros(rows * query_heads, dtype=torch.int32, device=device))
 
 
 @dataclass(frozen=True, slots=True)

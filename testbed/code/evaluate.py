@@ -20,7 +20,7 @@ from claims.judging.claim import Group, Sample, Test
 from claims.judging.effects import RULES, TEXTS, effect_of
 from saccade.checkpoints.load import load
 from saccade.errors import SaccadeError
-from saccade.machine import device_name, versions
+from saccade.recipes.machine import device_name, versions
 
 from .windows import POSITIONS, TARGETS, Stretch, read_contents, read_stretches
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import SaccadeError
-from saccade.machine import device_name, versions
+from saccade.recipes.machine import device_name, versions
 
 from ..train import stage_at
 from . import checkpoint

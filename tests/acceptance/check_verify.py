@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import saccade
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.context import built_in_contexts
-from saccade.machine import environment
+from saccade.recipes.machine import environment
 
 EVERY = 4
 SPECS = (

@@ -31,7 +31,7 @@ from acceptance import model_types, vllm_types
 from acceptance.model_types import ACCEPTED, NARROW, REFUSED, SIZES, WIDE
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 from saccade.adapters.vllm.server.serve import prepare
-from saccade.adapters.vllm.worker.groups import Groups
+from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.checkpoints.bundled import model_path
 from saccade.types import FULL
 
@@ -87,7 +87,7 @@ def _compared(settings: dict[str, Any], ours: dict[str, Any]) -> str:
     except Exception as error:
         return f"stock vLLM fails, {model_types.said(error)}"
     # A row that the budget covers would go to vLLM's own kernels.
-    Groups.covers = lambda groups, length: False  # type: ignore[method-assign]
+    SparseRows.covers = lambda rows, length: False  # type: ignore[method-assign]
     engine = engines.sparse(vllm_types.POLICY, **settings, **ours)
     groups = core(engine).scheduler.kv_cache_config.kv_cache_groups
     layers = sum(len(group.layer_names) for group in groups if isinstance(group.kv_cache_spec, SaccadeAttentionSpec))

@@ -11,7 +11,7 @@ import saccade
 from methods import oracles
 from methods.harness import expand
 from saccade.plans.roles import HeadSpan
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax
 
 
 class OracleObserver:
@@ -31,7 +31,7 @@ class OracleObserver:
         return self
 
     def observe(
-        self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         lengths = kv.rows.seq_lens.tolist()
         actual = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import saccade
@@ -79,6 +81,42 @@ def test_a_rectified_second_turn_is_one_prompt(turn: int) -> None:
         assert second.tolist() == model.generate(input_ids=ids, attention_mask=mask, **plain).tolist()
 
 
+class Interrupting(TorchDispatchMode):
+    """Ctrl-C instead of one of torch's operations, behind `left` others; -1: never."""
+
+    left = -1
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            raise KeyboardInterrupt
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rectify", ["none", "3"])
+@torch.no_grad()
+def test_ctrl_c_anywhere_changes_nothing(rectify: str) -> None:
+    """Also while text is taken in, a layer at a time: whoever was interrupted takes it in again."""
+    model, caches, mode, behind = tiny.llama(), [DynamicCache(), DynamicCache()], Interrupting(), 0
+    layers, spec = model.get_decoder().layers, CLUSTERS.replace("budget=16", f"budget=24,rectify={rectify}")
+    begin = layers[0].register_forward_pre_hook(lambda *given: setattr(mode, "left", behind))
+    end = layers[-1].register_forward_hook(lambda *given: setattr(mode, "left", -1))
+    with saccade.sparsify(model, spec, tokenizer=letters()):
+        for cache in caches:
+            model(tiny.prompt(40), past_key_values=cache)
+        for number, token in enumerate(tiny.prompt(9, seed=2)[0]):
+            expected = model(token[None, None], past_key_values=caches[0]).logits
+            behind, logits = number, None
+            while logits is None:
+                behind += 61
+                with suppress(KeyboardInterrupt), mode:
+                    logits = model(token[None, None], past_key_values=caches[1]).logits
+            assert behind > 5 * 61
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    begin.remove()
+    end.remove()
+
+
 def test_chunks_matter() -> None:
     """Else the test above would hold of any chunks."""
     others = [tokens("greedy")[0], WAYS["greedy"](tiny.llama())]
@@ -100,7 +138,7 @@ def test_without_a_tokenizer_chunks_have_one_length_and_the_run_says_so() -> Non
     with saccade.sparsify(tiny.llama(), CLUSTERS) as run:
         cache = DynamicCache()
         tiny.by_hand(tiny.llama(), tiny.prompt(), 9, cache)
-        index = cache.layers[0].session.state.indexes._indexes[1]
+        index = cache.layers[0].session.state.indexes.slots.index
         assert isinstance(index, ClusterIndex)
         edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
         assert {stop - start for start, stop in pairwise(edges)} == {4}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from .checking import OracleObserver
 from .ways import VERSION
 
 BUDGET = 9
+VERIFIED = "quest:page=4,budget=4,rectify=4:verify"
 
 
 def generate(model: Any, ids: torch.Tensor | None = None, **options: Any) -> list[list[int]]:
@@ -46,26 +45,18 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("policy", tiny.POLICIES)
-def test_restore_gives_back_the_stock_model(policy: str, attention: str) -> None:
+@pytest.mark.parametrize("spec", [*(tiny.spec(policy, BUDGET) for policy in tiny.POLICIES), VERIFIED])
+def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
     model = tiny.fresh(attention=attention)
     before, configuration, expected = traces(model), model.config.to_dict(), logits(model)
     generate_function = model.generate.__func__
-    with saccade.sparsify(model, tiny.spec(policy, BUDGET)):
+    with saccade.sparsify(model, spec):
         generate(model)
     assert traces(model) == before
     assert model.config.to_dict() == configuration
     assert model.config._attn_implementation == attention
     assert model.generate.__func__ is generate_function
     assert torch.equal(logits(model), expected)
-
-
-def test_restore_after_an_exception() -> None:
-    model = tiny.fresh()
-    before, expected = traces(model), logits(model)
-    with pytest.raises(ZeroDivisionError), saccade.sparsify(model, tiny.spec("quest", BUDGET)):
-        raise ZeroDivisionError(generate(model))
-    assert traces(model) == before and torch.equal(logits(model), expected)
 
 
 def test_restore_after_a_failed_forward() -> None:
@@ -116,16 +107,6 @@ def test_restore_twice_is_once() -> None:
 # --- errors of use -----------------------------------------------------------------------------------------------
 
 
-def test_nesting_and_double_attachment_are_errors() -> None:
-    model = tiny.llama()
-    with saccade.sparsify(model, "streaming:budget=16"):
-        with pytest.raises(saccade.AttachmentError, match="already attached with streaming:budget=16"):
-            saccade.sparsify(model, "dense")
-        generate(model)  # still attached and working
-    with saccade.sparsify(model, "dense"):
-        pass
-
-
 def test_a_restored_run_is_over() -> None:
     run = saccade.sparsify(tiny.llama(), "dense")
     run.restore()
@@ -142,15 +123,6 @@ def test_the_attention_name_without_a_run_is_an_error() -> None:
     model.set_attn_implementation("saccade")
     with pytest.raises(saccade.AttachmentError, match="not attached"):
         model(tiny.prompt())
-
-
-def test_importing_patches_nothing() -> None:
-    """Nor does it load torch or transformers."""
-    code = (
-        "import sys, saccade; saccade.SaccadeError; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
 
 
 # --- several models ----------------------------------------------------------------------------------------------

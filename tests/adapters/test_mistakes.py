@@ -178,23 +178,6 @@ def test_any_attention_that_a_model_came_with_is_replaced(attention: str) -> Non
     assert model.config._attn_implementation == attention
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_decodes_on_a_cpu(dtype: torch.dtype) -> None:
-    assert decode(fresh().to(dtype)).shape == (1, 34)
-
-
-@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
-def test_beams_and_static_caches_decode(settings: dict[str, Any]) -> None:
-    assert decode(fresh(), **settings).shape == (1, 34)
-
-
-def test_a_budget_above_the_context_is_dense() -> None:
-    model = fresh()
-    stock = model.generate(prompt(), max_new_tokens=4, do_sample=False)
-    with saccade.sparsify(model, "tidal:budget=1000000,reselect=3"):
-        assert torch.equal(model.generate(prompt(), max_new_tokens=4, do_sample=False), stock)
-
-
 # --- what is said and not refused -----------------------------------------------------------------------------------
 
 

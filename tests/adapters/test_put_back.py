@@ -69,6 +69,20 @@ def a_prompt(model: Any, cache: Any) -> None:
         model(prompt(5), **{CACHE: cache})
 
 
+def in_the_hook(model: Any, cache: Any) -> None:
+    """Ahead of the first layer; where a dense pass begins, with one layer set back and the others not."""
+
+    def partly(held: Any, slots: int) -> None:
+        held.layers[0].end_at(slots)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("saccade.adapters.hf.cache.end_at", partly)
+        patch.setattr("saccade.adapters.hf.session.Session._start", lambda *given: partly(cache, int(given[1].past)))
+        with pytest.raises(KeyboardInterrupt):
+            model(prompt(1), **{CACHE: cache})
+
+
 FAILING: dict[str, Failing] = {
     "first layer": in_layer(0, "mlp"),
     "third layer": in_layer(2, "self_attn"),
@@ -105,7 +119,8 @@ def test_a_call_that_fails_leaves_nothing_behind(policy: str) -> None:
     model = tiny.llama()
     with saccade.sparsify(model, POLICIES[policy]):
         undisturbed = decoded(model, DynamicCache(), {})
-        for fail in FAILING.values():
+        ahead = () if policy == "verified" else (in_the_hook,)
+        for fail in (*FAILING.values(), *ahead):
             again = decoded(model, DynamicCache(), dict.fromkeys((0, 3, 4), fail))
             torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
 

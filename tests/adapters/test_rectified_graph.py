@@ -14,17 +14,13 @@ import saccade
 from forcing import sparse_below_the_budget
 from host_reads import watching
 from replaying import standing_in
-from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward
-from saccade.adapters.hf.session import Session
 from saccade.decode.state import DecodeState
-from saccade.decode.stats import RunStats
 from saccade.errors import AttachmentError, UnsupportedModelError
-from walking import among
+from walking import among, in_turn
 
 from . import test_static_step as static
 from . import tiny
-from .test_chunks import letters
 from .ways import ON_DEVICE, STATIC_RECTIFIED, on_device
 
 NEEDS_SELECTION = DecodeState.needs_selection
@@ -50,29 +46,24 @@ BATCHES: dict[str, dict[str, Tensor]] = {
 }
 
 
-class Decoding:
+class Decoding(static.Decoding):
     """A prompt in a `StaticCache`, then steps that are fed `tokens` int64 `[B, n]`, by calls or by graphs."""
 
+    batches = BATCHES
+
     def __init__(self, spec: str, batch: str, every: int = EVERY, capacity: int = CAPACITY) -> None:
-        self.model, given = tiny.fresh("llama"), BATCHES[batch]
-        ids = given["input_ids"]
-        self.run = saccade.sparsify(self.model, f"{spec},rectify={every}", tokenizer=letters())
-        self.cache = StaticCache(config=self.model.config, max_cache_len=capacity)
-        self.padding = given.get("attention_mask")
-        self.mask = torch.ones_like(ids) if self.padding is None else self.padding
-        self.tokens = torch.randint(2, 14, (len(ids), NEW + 20), generator=torch.Generator().manual_seed(1))
-        self.fed, self.logits = 0, [self.call(ids, (self.mask.cumsum(-1) - 1).clamp(min=0))]
+        super().__init__(tiny.fresh("llama"), f"{spec},rectify={every}", batch, capacity)
+        self.tokens = torch.randint(2, 14, (len(self.mask), NEW + 20), generator=torch.Generator().manual_seed(1))
+        self.fed = 0
         self.graph: GraphedStep | None = None
 
     def calls(self, steps: int) -> Decoding:
-        for _ in range(steps):
-            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-            self.logits.append(self.call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
+        self.on_host(steps)
         return self
 
     def replays(self, steps: int) -> Decoding:
         if self.graph is None:
-            self.graph = GraphedStep(self.run, self.cache, self.padding)
+            self.graph = GraphedStep(self.run, self.cache, self.given.get("attention_mask"))
         for _ in range(steps):
             self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
             self.logits.append(self.graph.step(self.next()).clone())
@@ -82,25 +73,15 @@ class Decoding:
         self.fed += 1
         return self.tokens[:, self.fed - 1 : self.fed]
 
-    def call(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        mask, cache = None if self.padding is None else self.mask, self.cache
-        return self.model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1]
-
     @property
-    def session(self) -> Session:
-        session = session_of(self.cache)
-        assert session is not None
-        return session
+    def clean(self) -> int:
+        return static.in_cache(self).final.boundary
 
     def stored(self) -> Tensor:
         """Keys and values of all slots that are filled, padding left out: `[n]`."""
         length = int(self.cache.get_seq_length())
         seen = self.mask[:, None, :length, None].bool()
         return torch.cat([held[:, :, :length].masked_select(seen) for held in self._held()])
-
-    def end(self) -> RunStats:
-        self.run.restore()
-        return self.run.stats()
 
     def _held(self) -> list[Tensor]:
         return [held for layer in self.cache.layers for held in (layer.keys, layer.values)]
@@ -115,19 +96,15 @@ def _as_captured() -> Any:
 
 def assert_same(got: Decoding, expected: Decoding) -> None:
     """Logits, the whole cache, what is clean and what was counted; float32 differs in the order of sums."""
-    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got.stored(), expected.stored(), rtol=1e-4, atol=1e-4)
-    assert got.session.state.history.clean == expected.session.state.history.clean
+    assert got.clean == expected.clean
     one, other = got.end(), expected.end()
-    assert (one.dense_passes, one.rectifications) == (other.dense_passes, other.rectifications)
-    for layer, wanted in zip(one.layers, other.layers, strict=True):
-        assert layer.steps == wanted.steps
-        assert (layer.tokens, layer.share) == pytest.approx((wanted.tokens, wanted.share))
+    static.assert_same(one, other)
+    assert (one[1].dense_passes, one[1].rectifications) == (other[1].dense_passes, other[1].rectifications)
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(("name", "batch"), in_turn(POLICIES, BATCHES))
 def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
     got = Decoding(POLICIES[name], batch).replays(NEW)
     assert_same(got, Decoding(POLICIES[name], batch).calls(NEW))
@@ -216,7 +193,7 @@ def test_an_interrupted_replay_is_made_up_for(fed: int, launched: bool) -> None:
     with pytest.raises(KeyboardInterrupt):
         graph.step(got.tokens[:, got.fed : got.fed + 1])
     graph._recorded[count] = kept
-    assert got.session.state.history.clean == 34
+    assert got.clean == 34
     if not launched:
         assert_same(got.replays(NEW - fed), expected)
     elif count == 1:
@@ -279,8 +256,8 @@ def test_what_a_budget_covers_is_not_run_again(
     got, expected = Decoding(spec, "one").replays(NEW), Decoding(spec, "one").calls(NEW)
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
     if budget < CAPACITY:
-        assert got.session.state.history.clean == expected.session.state.history.clean
-    assert (got.end().dense_passes, expected.end().dense_passes) == (passes, by_calls)
+        assert got.clean == expected.clean
+    assert (got.end()[1].dense_passes, expected.end()[1].dense_passes) == (passes, by_calls)
 
 
 @ON_DEVICE

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +12,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
-from saccade.kernels._cluster_tree import ClusterTree
-from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.scorers.page_bounds import PageBounds
-from saccade.types import KVView, Rows
-from trees import same
 from walking import crossed
 
 from . import tiny
@@ -41,7 +34,7 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
         session, cache = run._hook.latest.session, kwargs.get(run._hook.kept)
         if cache is None:
             return
-        clean = min(session.state.history.clean, int(cache.get_seq_length()))
+        clean = min(session.final.boundary, int(cache.get_seq_length()))
         ids = session.state.history.ids(0, clean)
         assert ids is not None
         visible = torch.ones_like(ids) if mask is None else _wider(mask, ids)
@@ -120,36 +113,6 @@ def test_left_padded_rows_are_rewritten_too(policy: str, beams: int, static: boo
     assert max(checked) > 30
 
 
-def test_the_phase_counts_from_the_prompt() -> None:
-    """After `every` sparse steps the next call carries their tokens and its own; `generate` sees one position."""
-    fed: list[int] = []
-    seen: list[int] = []
-    model = tiny.llama()
-    with saccade.sparsify(model, specs(EVERY)["quest"]):
-        hooks = [
-            model.get_decoder().layers[0].register_forward_pre_hook(lambda m, a: fed.append(a[0].shape[1])),
-            model.register_forward_hook(lambda m, a, output: seen.append(output.logits.shape[1])),
-        ]
-        generate(model, max_new_tokens=10)
-        for hook in hooks:
-            hook.remove()
-    assert fed == [30, 1, 1, 1, EVERY + 1, 1, 1, 1, EVERY + 1, 1]
-    assert seen[1:] == [1] * 9
-
-
-def test_nothing_is_run_again_below_the_budget() -> None:
-    """What was attended densely needs no rewriting, and the phase stays where it would be."""
-    model = tiny.llama()
-    with saccade.sparsify(model, "quest:page=4,budget=36,dense_layers=1,rectify=3") as run:
-        generate(model, max_new_tokens=14)
-        # 30 tokens of prompt, decoded ones at slots 30..42. Turns for a dense call come at 33, 37 and 41;
-        # before 37 the longest row had 37 tokens, one more than the budget.
-        assert run.stats().dense_passes == 2
-    with saccade.sparsify(model, "quest:page=4,budget=200,rectify=3") as run:
-        generate(model, max_new_tokens=14)
-        assert run.stats().dense_passes == 0
-
-
 @pytest.mark.parametrize("policy", SMALLEST)
 def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
     model, batch = tiny.llama(), tiny.padded([30, 17, 23])
@@ -158,73 +121,6 @@ def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
         for row, mask in enumerate(batch["attention_mask"].bool()):
             alone = generate(model, input_ids=batch["input_ids"][row, mask][None], max_new_tokens=NEW)
             assert together[row, -NEW:].tolist() == alone[0, -NEW:].tolist()
-
-
-def test_page_bounds_follow_what_was_rewritten() -> None:
-    """Bounds of all pages equal those made anew from the cache after every call."""
-    model = tiny.llama()
-
-    def check(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        state, held = run._hook.latest.session.state, kwargs[run._hook.kept]
-        for layer, index in state.indexes._indexes.items():
-            assert isinstance(index, PageBounds)
-            covered = state.indexes._covered[layer]
-            keys = held.layers[layer].keys[:, :, :covered]
-            for page in range(-(-covered // 4)):
-                tokens = keys[:, :, page * 4 : page * 4 + 4]
-                assert torch.equal(index.lower[:, :, page], tokens.amin(2))
-                assert torch.equal(index.upper[:, :, page], tokens.amax(2))
-                checked.append(page)
-
-    checked: list[int] = []
-    with saccade.sparsify(model, specs(EVERY)["resa"]) as run:
-        # Sparse calls only: after a rewriting one, the index waits for the next selection.
-        hook = model.get_decoder().register_forward_hook(
-            lambda *given: check(*given) if run._hook.latest.session.call.prompt == 0 else None, with_kwargs=True
-        )
-        generate(model, max_new_tokens=NEW)
-        hook.remove()
-        assert run.stats().dense_passes > 2
-    assert checked
-
-
-@pytest.mark.parametrize("mode", ["overwrite", "verify"])
-@pytest.mark.parametrize("padding", [False, True])
-def test_the_cluster_index_is_made_of_rewritten_keys(mode: str, padding: bool) -> None:
-    """It is that of the keys as they are in the end, built at once."""
-    model = tiny.llama()
-    inputs = tiny.padded([30, 19]) if padding else {"input_ids": tiny.prompt()}
-    cache = DynamicCache()
-    with saccade.sparsify(model, specs(EVERY, mode)["lychee_cluster"]) as run:
-        generate(model, **inputs, max_new_tokens=50, past_key_values=cache)
-        session = run._hook.latest.session
-        checked = 0
-        for layer, index in session.state.indexes._indexes.items():
-            assert isinstance(index, ClusterIndex)
-            keys, values = cache.layers[layer].keys.transpose(1, 2), cache.layers[layer].values.transpose(1, 2)
-            kv = KVView(keys, values, _rows(inputs, keys.shape[1]))
-            # Nothing unclean is in a chunk.
-            ends, clean = index.table.ends + kv.rows.row_start, session.state.history.clean
-            assert int(ends.min()) > 0 and int(ends.max()) <= clean
-            table = copy.deepcopy(index.table)
-            table.version = 0
-            built = replace(index, table=table, tree=with_nothing(index.tree), version=table.version - 100)
-            built.plant(kv)
-            for row in range(kv.rows.batch):
-                same(index, built, row, row)
-                checked += 1
-    assert checked
-
-
-def with_nothing(tree: ClusterTree) -> ClusterTree:
-    return ClusterTree(**{name: torch.zeros_like(tensor) for name, tensor in tree.tensors().items()})
-
-
-def _rows(inputs: dict[str, torch.Tensor], slots: int) -> Rows:
-    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
-    starts = (mask == 0).sum(1).tolist()
-    table = torch.arange(len(starts), dtype=torch.int32)[:, None]
-    return Rows.on_host(table, starts, [slots - start for start in starts])
 
 
 def test_rectification_changes_what_is_generated() -> None:

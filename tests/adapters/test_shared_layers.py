@@ -116,7 +116,7 @@ def test_an_index_is_built_once_for_all_that_read_the_keys(spec: str, indexed: l
     with saccade.sparsify(model, spec):
         cache = DynamicCache()
         tiny.by_hand(model, tiny.prompt(), 9, cache)
-        assert sorted(cache.layers[0].session.state.indexes._indexes) == indexed
+        assert sorted(cache.layers[0].session.state.indexes._covered) == indexed
 
 
 @REFUSED_ON_4
@@ -147,7 +147,7 @@ def test_rectified_tokens_are_dense_ones(mode: str) -> None:
     with saccade.sparsify(model, f"{tiny.spec('quest', BUDGET)},rectify={mode}") as run:
         answer = model.generate(ids, past_key_values=cache, **options)
         assert run.stats().dense_passes >= 3
-        clean = run._hook.latest.session.state.history.clean
+        clean = run._hook.latest.session.final.boundary
     dense = model(answer[:, :clean], use_cache=True).past_key_values
     assert clean > 36
     for layer in KEEPING:

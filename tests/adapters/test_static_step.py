@@ -22,8 +22,6 @@ from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
 from saccade.adapters.hf.session import Session
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
-from saccade.selection.clusters.index import ClusterIndex
-from saccade.selection.scorers.page_bounds import PageBounds
 from walking import among
 
 from . import tiny
@@ -56,19 +54,21 @@ BATCHES: dict[str, dict[str, Tensor]] = {
 class Decoding:
     """A prompt in a `StaticCache`, and greedy steps behind it: with lengths on the host, or on the device alone."""
 
-    def __init__(self, model: PreTrainedModel, spec: str, batch: str) -> None:
-        self.model, self.given = model, BATCHES[batch]
+    batches = BATCHES
+
+    def __init__(self, model: PreTrainedModel, spec: str, batch: str, capacity: int = CAPACITY) -> None:
+        self.model, self.given = model, self.batches[batch]
         self.run = saccade.sparsify(model, spec, tokenizer=letters())
-        self.cache = StaticCache(config=model.config, max_cache_len=CAPACITY)
+        self.cache = StaticCache(config=model.config, max_cache_len=capacity)
         self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
         self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.logits = [self._call(self.given["input_ids"], positions)]
+        self.logits = [self.call(self.given["input_ids"], positions)]
 
     def on_host(self, steps: int) -> None:
         for _ in range(steps):
             self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-            self.logits.append(self._call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
+            self.logits.append(self.call(self.next(), self.mask.sum(-1, keepdim=True) - 1))
 
     def on_device(self, steps: int) -> None:
         upkeep = self.run.upkeep(self.cache, self.starts)
@@ -85,7 +85,7 @@ class Decoding:
         self.run.restore()
         return torch.stack(self.logits), self.run.stats()
 
-    def _call(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def call(self, tokens: Tensor, positions: Tensor) -> Tensor:
         mask = self.mask if "attention_mask" in self.given else None
         cache = self.cache
         output = self.model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
@@ -177,11 +177,10 @@ def test_a_step_reads_nothing_on_the_host(name: str) -> None:
 
 def _index_memory(decoding: Decoding) -> list[int]:
     """The tensors of all indexes, which hold them as long as the test compares."""
-    held = [in_cache(decoding).state.indexes._indexes.get(layer) for layer in range(4)]  # type: ignore[attr-defined]
-    bounds = [part for index in held if isinstance(index, PageBounds) for part in (index.lower, index.upper)]
-    clusters = [index for index in held if isinstance(index, ClusterIndex)]
-    trees = [part for index in clusters for part in (*index.tree.tensors().values(), index.table.edges)]
-    return [id(part) for part in (*bounds, *trees)]
+    indexes: Any = in_cache(decoding).state.indexes
+    bounds = [part for index in indexes._pages.values() for part in (index.lower, index.upper)]
+    layers = {} if indexes.slots.index is None else indexes.slots.index.layers
+    return [id(part) for part in (*bounds, *(part for one in layers.values() for part in one.tree.tensors().values()))]
 
 
 def in_cache(decoding: Decoding) -> Session:
@@ -195,7 +194,7 @@ def test_an_index_of_text_is_let_take_in_before_each_step(upkept: bool) -> None:
     decoding = Decoding(tiny.llama(), POLICIES["lychee_cluster"], "several")
     if upkept:
         decoding.on_device(1)
-    told = pytest.raises(UnsupportedModelError, match=on_device("takes text in between steps"))
+    told = pytest.raises(UnsupportedModelError, match=on_device("takes tokens in between steps"))
     with told, decoding.run.lengths_on_device(decoding.starts):
         forward(decoding.model, decoding.cache, decoding.next(), decoding.starts)
     decoding.run.restore()
@@ -242,7 +241,7 @@ def test_what_happens_undone_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("lazy_clusters", "between steps"),
+        ("lazy_clusters", "moves in memory"),
         ("resa:page=4,min_pages=2,rectify=3:verify", "compares drafts with dense logits on the host"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
 import sys
 import threading
@@ -305,15 +304,6 @@ def test_recall_step_by_step_under_threads() -> None:
 
 
 # --- copies, gradients, memory -----------------------------------------------------------------------------------
-
-
-def test_a_copied_model_is_attached_by_itself() -> None:
-    model = tiny.fresh()
-    with saccade.sparsify(model, POLICIES["tidal"], recall=True) as run:
-        expected = tiny.by_hand(model, tiny.prompt(), NEW).tolist()
-        steps, twin = run.stats().steps, copy.deepcopy(model)
-        assert tiny.by_hand(twin, tiny.prompt(), NEW).tolist() == expected
-        assert run.stats().steps == steps
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another thread"])

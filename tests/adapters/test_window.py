@@ -168,7 +168,7 @@ def clean_slots_are_dense(run: saccade.Run, name: str) -> Iterator[list[int]]:
         if cache is None:
             return
         length = int(cache.get_seq_length())
-        clean = min(session.state.history.clean, length)
+        clean = min(session.final.boundary, length)
         ids, positions = session.state.history.ids(0, clean), session.state.history.positions(0, clean)
         assert ids is not None and positions is not None
         # In slots of padding the first position is repeated.

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
-from saccade import SaccadeError, machine
+from commands import Fails
+from saccade import SaccadeError
 from saccade.bench import clients, engines, load
 from saccade.bench.clients import ClientsJob, ClientsSettings, percentiles
 from saccade.bench.load import Load, LoadedEngine
-from saccade.cli import app
+from saccade.recipes import machine
 from saccade.report.timings import load_table
 
 SETTINGS: dict[str, Any] = {
@@ -61,11 +61,8 @@ def test_refusals(changed: dict[str, Any], words: str) -> None:
         (["--requests", "9"], "--requests is not valid without --clients"),
     ],
 )
-def test_options_of_the_other_kind_are_refused(flags: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "serve", *flags])
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+def test_options_of_the_other_kind_are_refused(fails: Fails, flags: list[str], words: str) -> None:
+    assert words in fails("bench", "serve", *flags)
 
 
 def test_rectified_policies_are_taken_and_engines_run_one_after_another() -> None:
@@ -149,16 +146,16 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that answer by a clock of their own."""
     inner: list[Answering] = []
 
-    def start(options: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    def start(engine: Any, options: Any, **settings: Any) -> None:
         # A policy's step takes half of stock's.
         inner.append(Answering(second=0.5 if options is None else 0.25, wait=3))
         shut = SimpleNamespace(shutdown=lambda: None)
         inner[-1].engine_core = shut  # type: ignore[attr-defined]
-        return SimpleNamespace(llm_engine=inner[-1]), {"tokens": 10_000}
+        engine.llm, engine.facts = SimpleNamespace(llm_engine=inner[-1]), {"tokens": 10_000}
 
-    monkeypatch.setattr(load, "start_engine", start)
+    monkeypatch.setattr(load.Engine, "__init__", start)
     monkeypatch.setattr(load.time, "perf_counter", lambda: inner[-1].now)
-    monkeypatch.setattr(load, "_request", lambda prompt, tokens: (prompt, SimpleNamespace(max_tokens=tokens)))
+    monkeypatch.setattr(load, "request_for", lambda prompt, tokens: (prompt, SimpleNamespace(max_tokens=tokens)))
     monkeypatch.setattr(Answering, "asked", [])
     monkeypatch.setattr(engines, "prepare_process", lambda served: None)
     monkeypatch.setattr(machine, "read_bandwidth", lambda device: 100.0)

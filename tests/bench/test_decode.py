@@ -11,10 +11,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from transformers import AutoConfig, LlamaConfig
-from typer.testing import CliRunner
 
 from adapters.test_layer_kinds import hybrid
 from adapters.ways import VERSION
+from commands import Fails, invoker
 from saccade.bench import baselines, decode, variants
 from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.presets import SHAPES, random_model, read_config
@@ -60,7 +60,7 @@ def shape(tmp_path: Path) -> str:
 def rows_of(shape: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     file = tmp_path / "bench.json"
     common = ["bench", "decode", "--shape", shape, "--steps", "2", "--budget", "16", "--json", str(file)]
-    result = CliRunner().invoke(app, [*common, *arguments])
+    result = invoker(app)(*common, *arguments)
     assert result.exit_code == 0, result.output
     data = json.loads(file.read_text())
     assert data["environment"]["read_bandwidth_gb_s"] > 0
@@ -214,8 +214,12 @@ def test_every_turn_begins_with_the_same_cache(kind: str) -> None:
     assert {layer.get_seq_length() for layer in attending} == {40}
 
 
-def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def measure_dense(shape: str, name: str) -> None:
     model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
+    decode.measure(model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, names=[name])
+
+
+def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = baselines.folded_sdpa
 
     def wrong(*arguments: Any, **options: Any) -> Any:
@@ -224,13 +228,10 @@ def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(baselines, "folded_sdpa", wrong)
     with pytest.raises(SaccadeError, match=r"dense on torch-sdpa: .* differs from float64 .* is not timed"):
-        decode.measure(
-            model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, names=["torch-sdpa"]
-        )
+        measure_dense(shape, "torch-sdpa")
 
 
 def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
     make = variants.Memory.cache
 
     def different(memory: variants.Memory) -> Any:
@@ -241,9 +242,7 @@ def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(variants.Memory, "cache", different)
     with pytest.raises(SaccadeError, match="dense on saccade differs from stock on transformers"):
-        decode.measure(
-            model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, names=["transformers"]
-        )
+        measure_dense(shape, "transformers")
 
 
 def test_draws_a_picture(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,27 +310,21 @@ def test_presets_build(name: str) -> None:
         (["--json", "/nowhere/bench.json"], "cannot be written"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "decode", *arguments])
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+def test_bad_input_is_one_line(fails: Fails, arguments: list[str], says: str) -> None:
+    assert says in fails("bench", "decode", *arguments)
 
 
-def test_bad_input_leaves_an_old_file_alone(shape: str, tmp_path: Path) -> None:
+def test_bad_input_leaves_an_old_file_alone(fails: Fails, shape: str, tmp_path: Path) -> None:
     file = tmp_path / "old.json"
     file.write_text("{}")
     for wrong in (["--context", "1k"], ["--policy", "tidal:reselect=99"]):
-        arguments = ["bench", "decode", "--shape", shape, "--json", str(file), *wrong]
-        assert CliRunner().invoke(app, arguments).exit_code == 2
+        fails("bench", "decode", "--shape", shape, "--json", file, *wrong)
         assert file.read_text() == "{}"
 
 
-def test_a_broken_configuration_is_one_line(tmp_path: Path) -> None:
+def test_a_broken_configuration_is_one_line(fails: Fails, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    result = CliRunner().invoke(app, ["bench", "decode", "--shape", str(tmp_path)])
-    assert result.exit_code == 2
-    assert len(result.stderr.strip().splitlines()) == 1
+    fails("bench", "decode", "--shape", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
-from saccade import SaccadeError, machine
+from commands import Fails
+from saccade import SaccadeError
 from saccade.bench import engines, grid, serving
 from saccade.bench.serving import EMPTY, ServingJob, ServingSettings
 from saccade.bench.variants import STOCK_AGAIN
-from saccade.cli import app
+from saccade.recipes import machine
 from saccade.report.timings import serving_table
 
 SETTINGS: dict[str, Any] = {
@@ -75,14 +75,11 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
 
 
-def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_is_refused_first(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(engines.EngineJob, "run")
     # Whether vLLM is there is told before. The module is hidden behind its command group.
     monkeypatch.setattr(sys.modules["saccade.cli.bench"], "find_spec", lambda name: object())
-    result = CliRunner().invoke(app, ["bench", "serve", "--json", "/nowhere/rows.json"])
-    assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert "cannot be written" in fails("bench", "serve", "--json", "/nowhere/rows.json")
 
 
 class Clocked:

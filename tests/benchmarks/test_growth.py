@@ -11,10 +11,9 @@ import torch
 
 from benchmarks import growth
 from benchmarks.growth import Growth, GrowthSettings, exponent, nodes_visited, one_head, synthetic_keys, tree_of
-from saccade import machine
 from saccade.errors import PolicyError, SaccadeError
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
+from saccade.recipes import machine
+from trees import beside
 
 CONTEXTS = (600, 1200, 2400)
 
@@ -76,9 +75,7 @@ def test_nodes_visited_are_units_and_the_clusters_of_those_kept(name: str, units
     """Against a plain reading of the tree in float64."""
     settings: Any = growth_of(k_g=k_g).selector(name)
     kv = one_head(synthetic_keys(3000, 16, seed=3))
-    index = settings.new_index(kv, TokenHistory())
-    index.update(kv, NewTokens(kv.rows, 3000))
-    query, tree = torch.randn(2, 16), tree_of(index)
+    query, tree = torch.randn(2, 16), tree_of(beside(settings).of(0, kv))
     mean = query.double().mean(0)
     best = sorted(
         (unit for unit, held in enumerate(tree.unit_tokens[0, 0].tolist()) if held),

@@ -12,50 +12,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import soak
 from benchmarks.growth import one_head, synthetic_keys
 from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
 from benchmarks.steadiness import Steadiness, _LastSeen, clusters_of
 from claims.methods.whole_tree import WholeTree
-from saccade import machine
+from commands import tiny_model, write_model
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
+from saccade.recipes import machine
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
-from trees import edges_of
+from trees import beside, edges_of
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
 CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
 RESA = "resa:page=4,ratio=0.25,min_pages=2,rectify=5"
 
 
-def tiny() -> Any:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=2048,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=400,
-        initializer_range=0.3,
-        eos_token_id=0,
-    )
-    return Qwen3ForCausalLM(config).eval()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("model")
-    tiny().save_pretrained(path)
-    ModelSource.locate(None).tokenizer().save_pretrained(path)
-    return path
+    return write_model(tmp_path_factory.mktemp("model"), 400, layers=LAYERS, kv_heads=KV_HEADS)
 
 
 def settings_of(folder: Path, **changes: Any) -> SoakSettings:
@@ -152,7 +130,7 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
     for together in (1, 32):
         monkeypatch.setattr(soak, "_TOGETHER", together)
         watched = Steadiness(4)
-        model = tiny()
+        model = tiny_model(ModelSource.locate(None).tokenizer(), 400, layers=LAYERS, kv_heads=KV_HEADS)
         with sparsify(model, spec, tokenizer=job.tokenizer, observers=(watched,)) as run:
             runner = Runner(model, run, job.tokens, 100)
             watched.cache = runner.cache
@@ -169,8 +147,7 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
 def test_clusters_of_a_set_are_those_whose_chunks_it_holds(kind: type[ClusterSelector]) -> None:
     selector = kind(budget=60, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=20)
     kv = one_head(synthetic_keys(300, HEAD_DIM, seed=0))
-    index = selector.new_index(kv, TokenHistory())
-    index.update(kv, NewTokens(kv.rows, 300))
+    index: Any = beside(selector).of(0, kv)
     selection = selector.select(torch.randn(1, 2, HEAD_DIM), kv, index, None, 1.0)
     edges, tree = edges_of(index), index.tree
     tokens = set(selection.ids[0, 0].tolist())

@@ -20,7 +20,7 @@ NAMES = ["stock", "dense", "resa:page=4,min_pages=2,rectify=4", "resa:page=4,min
 @pytest.fixture(autouse=True)
 def _no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Summing a gigabyte several times says nothing here."""
-    monkeypatch.setattr("saccade.machine.read_bandwidth", lambda device: 1.0)
+    monkeypatch.setattr("saccade.recipes.machine.read_bandwidth", lambda device: 1.0)
 
 
 def test_all_decoders_take_turns(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
+from commands import write_model
+from saccade.adapters.hf.support import decoder_of
 from saccade.calibrate import heads, layers, tune
 from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
@@ -23,26 +24,7 @@ UNLUCKY = 4
 
 def make_model(folder: Path, *, kv_heads: int = 4, layers: int = 5, seed: int = 0) -> Path:
     """Random weights in a folder, with the bundled model's tokenizer; 4 query heads."""
-    torch.manual_seed(seed)
-    tokenizer = ModelSource.locate(None).tokenizer()
-    config = Qwen3Config(
-        vocab_size=2048,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        head_dim=8,
-        max_position_embeddings=POSITIONS,
-        initializer_range=0.3,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return write_model(folder, POSITIONS, kv_heads=kv_heads, layers=layers, seed=seed)
 
 
 def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragged: bool = False) -> Path:
@@ -55,7 +37,7 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
     def said(rows: list[list[int]]) -> list[str]:
         """What comes behind each row; those that are shorter are padded behind, which no token before sees."""
         longest, ends = max(map(len, rows)), [len(row) - 1 for row in rows]
-        states = model.get_decoder()(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).last_hidden_state
+        states = decoder_of(model)(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).last_hidden_state
         logits = model.get_output_embeddings()(states[range(len(rows)), ends])
         return [tokenizer.decode([token]) for token in logits.argmax(-1).tolist()]
 

@@ -154,12 +154,12 @@ class Seen:
         self.k: list[np.ndarray] = []
         self.scale = 0.0
 
-    def observe(self, layer: int, span: Any, q: torch.Tensor, kv: Any, selection: Any, scale: float) -> None:
+    def observe(self, layer: int, span: Any, q: torch.Tensor, kv: Any, selection: Any, softmax: Any) -> None:
         slots = int(kv.rows.row_start[0]) + torch.arange(int(kv.rows.seq_lens[0]))
         keys = kv.k[kv.rows.page_table[0].long()[slots // kv.page], slots % kv.page]
         self.q.append(q[0].double().numpy())
         self.k.append(keys.transpose(0, 1).double().numpy())
-        self.scale = scale
+        self.scale = softmax.scale
 
 
 def naive_recall(model: Any, problem: Problem) -> tuple[list[float], list[float], float]:

@@ -269,7 +269,7 @@ def test_gold_mass_beside_sinks_is_less_than_all() -> None:
     class Watching(GoldObserver):
         def see(self, step: Any) -> None:
             keys = step.kv.k[0].double()
-            scores = torch.stack([keys[:, head // 2] @ step.q[0, head].double() for head in range(4)]) * step.scale
+            scores = torch.stack([keys[:, h // 2] @ step.q[0, h].double() for h in range(4)]) * step.softmax.scale
             logits = torch.cat([scores, torch.full((4, 1), 2.0, dtype=torch.float64)], dim=1)
             wanted[step.layer] = logits.softmax(-1)[:, :40].sum(-1)
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from searching import layer_settings, make_task, tune_settings
 
-from saccade import machine
 from saccade.calibrate import asking
 from saccade.calibrate.asking import Reading, Sheet
 from saccade.calibrate.layers import LayerSearch
@@ -26,6 +25,7 @@ from saccade.checkpoints.versions import cache_argument
 from saccade.errors import SaccadeError
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
+from saccade.recipes import machine
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -176,7 +176,7 @@ class Scripted(Sweep):
     script: dict[str, np.ndarray[Any, Any]]
     read: Counter[int]
 
-    def _ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
         self.read[number] += 1
         for spec in specs:
             right = self.script[spec][number].astype(int).tolist()

@@ -221,7 +221,7 @@ def test_a_tuned_policy_stays(
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
     table, report = {"layers": (layer_table, layer_report), "heads": (head_table, head_report)}[command]
-    run_and_show(search.check(settings(folder, tmp_path, task=str(task))), table, report)
+    run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), table, report)
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
     assert (recipe.reselect is None, recipe.roles is None) == (command != "layers", command != "heads")
     assert set(recipe.found) == {"tune", f"calibrate {command}"}
@@ -361,10 +361,10 @@ def test_tune_with_texts_of_different_numbers_of_questions(folder: Path, tmp_pat
 
 
 def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Path) -> None:
-    for name in ("layers", "heads", "tune"):
+    for name, asked in (("layers", 10), ("heads", 10), ("tune", 60)):
         search, settings = SEARCHES[name]
         with pytest.raises(SaccadeError, match="answers none") as refused:
-            search.check(settings(folder, tmp_path / name, questions=60, budgets="32")).run(nothing)
+            search.check(settings(folder, tmp_path / name, questions=asked, budgets="32")).run(nothing)
         assert "\n" not in str(refused.value)
         assert not (tmp_path / name / "saccade.json").exists()
 
@@ -442,7 +442,7 @@ def test_a_full_disk_leaves_the_recipe_that_was_there(
 
 def test_what_one_calibration_found_the_next_one_keeps(folder: Path, task: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.json"
-    shared: dict[str, Any] = {"task": str(task), "recipe": recipe}
+    shared: dict[str, Any] = {"task": str(task), "recipe": recipe, "budgets": "16"}
     LayerSearch.check(layer_settings(folder, tmp_path / "layers", **shared)).run(nothing)
     reselect = Recipe.read(recipe).reselect
     HeadSearch.check(head_settings(folder, tmp_path / "heads", methods="random", **shared)).run(nothing)

@@ -26,6 +26,7 @@ from saccade.errors import OutputError, SaccadeError
 
 ABOUT = {"model": "tiny", "task": "made up", "seed": 0}
 SHORT = Training("hardkuma", target=2, steps=9, rate=0.3, every=1)
+CHANGES = {"kind": "direct", "target": 3, "steps": 10, "rate": 0.1, "kept": 0.5, "seed": 1, "scale": "loss"}
 
 
 def made_up(seed: int, questions: int = 2) -> Problem:
@@ -258,33 +259,22 @@ def test_a_finished_run_is_read_from_its_folder(model: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changed", "name"),
+    ("changed", "about"),
     [
-        ({"kind": "direct"}, "kind"),
-        ({"target": 3}, "target"),
-        ({"steps": 10}, "steps"),
-        ({"rate": 0.1}, "rate"),
-        ({"kept": 0.5}, "kept"),
-        ({"seed": 1}, "seed"),
-        ({"scale": "loss"}, "scale"),
+        *(({name: value}, {}) for name, value in CHANGES.items()),
+        # What the texts depend on: their seed is `--seed`, another one than the training's own.
+        *(({}, {name: value}) for name, value in (("model", "another"), ("task", "kv"), ("seed", 5))),
     ],
+    ids=str,
 )
-def test_a_folder_of_another_training_is_refused(
-    model: Any, tmp_path: Path, changed: dict[str, Any], name: str
+def test_a_folder_of_another_training_or_other_texts_is_refused(
+    model: Any, tmp_path: Path, changed: dict[str, Any], about: dict[str, Any]
 ) -> None:
     train(model, tmp_path, replace(SHORT, steps=1))
-    other = replace(SHORT, **{"steps": 1, **changed})
+    other, (name,) = replace(SHORT, **{"steps": 1, **changed}), {**changed, **about}
     with pytest.raises(OutputError, match=f"{name}=") as refused:
-        HeadTraining(model, PROBLEMS, other, tmp_path, ABOUT)
+        HeadTraining(model, PROBLEMS, other, tmp_path, {**ABOUT, **about})
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("name", "value"), [("model", "another"), ("task", "kv"), ("seed", 5)])
-def test_a_folder_of_other_texts_is_refused(model: Any, tmp_path: Path, name: str, value: Any) -> None:
-    """What the texts depend on is in `about`: its seed is `--seed`, another one than the training's own."""
-    train(model, tmp_path, replace(SHORT, steps=1))
-    with pytest.raises(OutputError, match=f"{name}="):
-        HeadTraining(model, PROBLEMS, replace(SHORT, steps=1), tmp_path, {**ABOUT, name: value})
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(model: Any, tmp_path: Path) -> None:

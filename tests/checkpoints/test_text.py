@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 import saccade
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.text import delimiter_table
-from saccade.selection.clusters.index import ClusterIndex
 from trees import edges_of
 
 SPEC = "lychee_cluster:budget=128,sinks=3"
@@ -33,8 +32,7 @@ def edges(**options: Any) -> tuple[list[int], list[int], tuple[str, ...]]:
     with saccade.sparsify(model, SPEC, **options) as run:
         cache = DynamicCache()
         model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
-        index = next(iter(cache.layers[0].session.state.indexes._indexes.values()))
-        assert isinstance(index, ClusterIndex)
+        index = next(iter(cache.layers[0].session.state.indexes.slots.index.layers.values()))
         return inputs["input_ids"][0].tolist(), edges_of(index), run.notes
 
 
@@ -63,8 +61,7 @@ def test_embeddings_have_no_text_and_the_run_says_so() -> None:
     with saccade.sparsify(model, SPEC, tokenizer=tokenizer) as run:
         cache, embeddings = DynamicCache(), model.get_input_embeddings()(ids).detach()
         model.generate(inputs_embeds=embeddings, past_key_values=cache, max_new_tokens=3, do_sample=False)
-        index = next(iter(cache.layers[0].session.state.indexes._indexes.values()))
-        assert isinstance(index, ClusterIndex)
+        index = next(iter(cache.layers[0].session.state.indexes.slots.index.layers.values()))
         assert {stop - start for start, stop in pairwise(edges_of(index))} == {16}
         assert "embeddings" in run.notes[0]
 

@@ -18,10 +18,10 @@ from claims.upkeep.variants import VARIANTS, Upkeep
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.text import delimiter_table
+from saccade.decode.indexes import OwnIndexes
 from saccade.decode.recall import RecallObserver
 from saccade.errors import DocumentError
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
+from saccade.text.history import TokenHistory
 from saccade.types import Selection
 from walking import among
 
@@ -98,18 +98,14 @@ def test_recalls_are_those_of_real_decoding(experiment: Experiment, model: Any, 
 
 def grown(experiment: Experiment, reading: Reading, upkeep: Upkeep, layer: int) -> Any:
     """The index of a layer, and the row, after all tokens of a text."""
-    selector = experiment.plans[upkeep, BUDGET].selector
-    assert selector is not None
     history = TokenHistory(experiment.levels)
     end = reading.keys[layer].shape[1]
     history.record(0, end, 1, reading.tokens[:, :end], None)
     history.prompt = PROMPT
-    index: Any = None
+    indexes = OwnIndexes(experiment.plans[upkeep, BUDGET], history)
     for length in range(PROMPT + 1, end + 1):
         kv = reading.view(layer, reading.rows(length))
-        count = length if index is None else 1
-        index = selector.new_index(kv, history) if index is None else index
-        index.update(kv, NewTokens(kv.rows, count))
+        index = indexes.of(layer, kv)
     return index, kv
 
 
@@ -135,12 +131,12 @@ def test_orders_of_one_big_cluster(experiment: Experiment, model: Any) -> None:
     """All chunks in one cluster: by position the first, latest first the last, by the query the nearest."""
     reading = read(model, experiment.texts[0].tokens, [PROMPT + TOKENS], lambda what: None)
     index, kv = grown(experiment, reading, VARIANTS["lazy"].upkeep, 2)
-    (tree,), q = index.rows, reading.queries[PROMPT + TOKENS + 1, 2]
+    (tree,), q = index.held, reading.queries[PROMPT + TOKENS + 1, 2]
     chunks, width = int(tree.offsets.max()), tree.radii.shape[2]
     one = torch.full((1, 2, width + 1), chunks, dtype=torch.int32)
     one[:, :, 0] = 0
     members = torch.arange(chunks - 1, -1, -1, dtype=torch.int32).expand(1, 2, -1).contiguous()
-    index.rows = [replace(tree, offsets=one, members=members)]
+    index.held[0] = replace(tree, offsets=one, members=members)
     assert largest_cluster(index) == 1
     edges = tree.edges[0].tolist()
     middle = [

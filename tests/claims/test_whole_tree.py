@@ -20,9 +20,9 @@ from methods.layouts import Batch
 from methods.oracles_cluster import Clustered, Settings
 from saccade.errors import PolicyError
 from saccade.plans.plan import Plan, layer_roles
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
+from saccade.text.history import TokenHistory
 from saccade.types import ModelShape
+from trees import beside
 
 SIZES: dict[str, Any] = {"budget": 42, "sinks": 3, "buffer": 8, "chunk_min": 2, "chunk_max": 5}
 ALL = 10**9
@@ -93,19 +93,18 @@ def test_later_chunks_join_the_nearest_cluster() -> None:
 
 def test_a_new_prompt_is_planted_whole() -> None:
     keys, history = synthetic_keys(400, 16, seed=0), TokenHistory()
-    index = LazyClusters(**SIZES).new_index(one_head(keys), history)
+    indexes = beside(LazyClusters(**SIZES), history)
 
-    def joined(length: int, count: int) -> int:
-        """Chunks that the k-means has not seen, at this length, of which so many tokens are new."""
-        kv = one_head(keys[:length])
-        index.update(kv, NewTokens(kv.rows, count))
+    def joined(length: int) -> int:
+        """Chunks that the k-means has not seen, at this length."""
+        index: Any = indexes.of(0, one_head(keys[:length]))
         assert isinstance(index.tree, LazyTree)
         return index.tree.chunks - index.tree.built
 
-    assert joined(152, 152) == 0
-    assert [joined(length, 1) for length in range(153, 240)][-1] > 10
+    assert joined(152) == 0
+    assert [joined(length) for length in range(153, 240)][-1] > 10
     history.prompt = 300
-    assert joined(301, 61) == 0 < joined(340, 39)
+    assert joined(301) == 0 < joined(340)
 
 
 def test_coarse_units() -> None:

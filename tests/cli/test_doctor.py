@@ -13,12 +13,12 @@ import torch
 
 import saccade
 from commands import Invoke
-from saccade import machine
 from saccade.adapters.vllm.vllm_api import TOLD, VERSIONS
 from saccade.cli.doctor import Finding, _namesake, findings
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
-from saccade.machine import kernels_on
+from saccade.recipes import machine
+from saccade.recipes.machine import kernels_on
 
 OURS, OTHER = "saccade.adapters.vllm.plugin:register", "saccade.tracing:main"
 

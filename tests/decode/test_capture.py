@@ -21,7 +21,7 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
         ("resa:rectify=8", []),
         ("resa:rectify=8:verify", ["rectify=8:verify"]),
         ("lychee_cluster", []),
-        ("lazy_clusters", ["takes new tokens in between steps"]),
+        ("lazy_clusters", ["moves in memory"]),
     ],
 )
 @pytest.mark.parametrize("watched", [False, True])

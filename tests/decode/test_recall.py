@@ -17,13 +17,13 @@ from adapters import tiny
 from adapters.ways import generate
 from counting import used
 from methods import oracles
-from methods.harness import SCALE, Decoder, SetRecorder
+from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
 from methods.layouts import Batch
 from saccade.decode.counters import Counters
 from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.plans.roles import HeadSpan, RoleMap
-from saccade.types import KVView, ModelShape, Role, Selection
+from saccade.types import KVView, ModelShape, Role, Selection, Softmax
 
 LAYERS = 5
 POLICIES = {
@@ -137,10 +137,10 @@ def test_recalls_of_any_selection(
             others = rng.permutation(available - 1)[: counts[row, head] - 1]
             ids[row, head, : counts[row, head]] = np.sort([*others, available - 1])
     selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32), unit)
-    got = recall_of(batch.queries(0, torch.float32), view, selection, scale=SCALE)
+    got = recall_of(batch.queries(0, torch.float32), view, selection, SOFTMAX)
 
     recorder = SetRecorder()
-    recorder.observe(0, HeadSpan(0, 2, Role.SELECT), batch.queries(0, torch.float32), view, selection, SCALE)
+    recorder.observe(0, HeadSpan(0, 2, Role.SELECT), batch.queries(0, torch.float32), view, selection, SOFTMAX)
     for row, _ in enumerate(lengths):
         sets = [recorder.sets[row, 0, head] for head in range(4)]
         q, k = batch.q[row][0], batch.k[row][0]
@@ -156,7 +156,7 @@ def test_the_two_recalls_differ() -> None:
     view = KVView(keys, keys, batch.views("padded", torch.float32)[0].rows)
     rows = type(view.rows).on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
     chosen = Selection(torch.tensor([[[0, 5, 6, 7]]], dtype=torch.int32), torch.tensor([[4]], dtype=torch.int32))
-    got = recall_of(torch.ones(1, 1, 1), KVView(keys, keys, rows), chosen, scale=1.0)
+    got = recall_of(torch.ones(1, 1, 1), KVView(keys, keys, rows), chosen, Softmax(1.0))
     weights = np.exp([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     assert float(got.attention) == pytest.approx(weights[[0, 5, 6, 7]].sum() / weights.sum(), abs=1e-6)
     assert float(got.token) == 0.25
@@ -174,16 +174,16 @@ def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
     roles = RoleMap(((Role.PUBLISH, Role.PUBLISH), (Role.DENSE, Role.REUSE)))
     q = batch.queries(0, torch.float32)
     for views in (steps[0], steps[1]):  # two positions of one call: both at layer 0 first
-        recall.observe(0, roles.spans[0][0], q, views[0], None, SCALE)
+        recall.observe(0, roles.spans[0][0], q, views[0], None, SOFTMAX)
     for views in (steps[0], steps[1]):
-        recall.observe(1, roles.spans[1][0], q[:, :2], views[1].heads(0, 1), None, SCALE)
-        recall.observe(1, roles.spans[1][1], q[:, 2:], views[1].heads(1, 2), narrow, SCALE)
-    recall.observe(0, roles.spans[0][0], q, steps[2][0], None, SCALE)  # broken off
+        recall.observe(1, roles.spans[1][0], q[:, :2], views[1].heads(0, 1), None, SOFTMAX)
+        recall.observe(1, roles.spans[1][1], q[:, 2:], views[1].heads(1, 2), narrow, SOFTMAX)
+    recall.observe(0, roles.spans[0][0], q, steps[2][0], None, SOFTMAX)  # broken off
     records = recall.records()
     assert records.attention.shape == (4, 2, 4)
     seen = ~records.attention.isnan()
     assert seen.tolist() == [[[False] * 4, [False, False, True, True]]] * 4
-    one = recall_of(q[:, 2:], steps[1][1].heads(1, 2), narrow, scale=SCALE)
+    one = recall_of(q[:, 2:], steps[1][1].heads(1, 2), narrow, SOFTMAX)
     assert torch.equal(records.attention[2:, 1, 2:], one.attention)
     assert torch.equal(records.token[2:, 1, 2:], one.token)
     means = recall.per_layer()
@@ -253,7 +253,7 @@ def test_means_lie_on_the_host_whatever_device_is_the_default() -> None:
         recall = RecallObserver(1)
     with_default, without = recall, RecallObserver(1)
     for observer in (with_default, without):
-        observer.observe(0, span, q, view, sets, SCALE, [True, False])
+        observer.observe(0, span, q, view, sets, SOFTMAX, [True, False])
     assert with_default.per_layer() == without.per_layer()
 
 
@@ -273,16 +273,16 @@ def test_run_measures_recall_on_request() -> None:
             self.tokens: dict[int, list[int]] = defaultdict(list)
 
         def observe(
-            self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, scale: float
+            self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
         ) -> None:
             recorder = SetRecorder()
-            recorder.observe(layer, span, q, kv, selection, scale)
+            recorder.observe(layer, span, q, kv, selection, softmax)
             for row, length in enumerate(kv.rows.seq_lens.tolist()):
                 start = int(kv.rows.row_start[row])
                 keys = kv.k[row, start : start + length].transpose(0, 1).double().numpy()
                 sets = [recorder.sets[row, layer, head] for head in range(q.shape[1])]
                 query = q[row].double().numpy()
-                self.recalls[layer] += oracles.attention_recall(query, keys, sets, scale)
+                self.recalls[layer] += oracles.attention_recall(query, keys, sets, softmax.scale)
                 self.token_recalls[layer] += token_recall(query, keys, sets)
                 self.tokens[layer] += [len(s) for s in sets]
 

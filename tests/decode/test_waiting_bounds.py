@@ -12,9 +12,9 @@ import saccade.selection.scorers.page_bounds as scorer
 from saccade.decode.indexes import OwnIndexes
 from saccade.methods.policy import Policy
 from saccade.plans.plan import Plan
-from saccade.selection.history import TokenHistory
 from saccade.selection.rules import TopK
 from saccade.selection.selector import ScoredSelector, Selector
+from saccade.text.history import TokenHistory
 from saccade.types import KVView, ModelShape, Rows, Selection
 
 SHAPE = ModelShape(layers=1, query_heads=6, kv_heads=2, head_dim=16)
@@ -79,7 +79,7 @@ def test_tokens_one_by_one(spec: str, dtype: torch.dtype, starts: list[int]) -> 
     cache.feed(0, 229)
     # An index has room for 16 pages at first.
     for length in range(230, 290):
-        indexes.begin(length - 1)
+        indexes.begin(length - 1, length)
         cache.feed(length - 1, length)
         expect_same_sets(plan, indexes, cache.seen(length))
 
@@ -96,7 +96,7 @@ def test_tokens_taken_back_and_fed_anew(spec: str, first: int, seed: int) -> Non
     for _ in range(40):
         past = length - int(torch.randint(0, 21, (), generator=random))
         past, length = max(past, 50), min(max(past, 50) + int(torch.randint(1, 24, (), generator=random)), ROOM)
-        indexes.begin(past)
+        indexes.begin(past, past)
         cache.keys[:, :, past:] = torch.nan
         cache.feed(past, length)
         # A call of one token, or of several that are seen one after another.

@@ -7,7 +7,7 @@ import torch
 
 from saccade.eval.gaze import BINS, Focus, GazeObserver
 from saccade.plans.roles import HeadSpan
-from saccade.types import KVView, Role, Rows, Selection
+from saccade.types import KVView, Role, Rows, Selection, Softmax
 
 LENGTH = 10 * BINS
 SPAN = HeadSpan(0, 2, Role.REUSE)
@@ -25,7 +25,7 @@ def selection(*sets: list[int], unit: int = 1) -> Selection:
 
 
 def look(gaze: GazeObserver, chosen: Selection | None) -> None:
-    gaze.observe(3, SPAN, torch.zeros(1, 4, 4), view(), chosen, 1.0)
+    gaze.observe(3, SPAN, torch.zeros(1, 4, 4), view(), chosen, Softmax(1.0))
 
 
 def test_bins_count_sets_not_tokens() -> None:
@@ -61,8 +61,8 @@ def test_attending_to_everything_is_no_look() -> None:
 def test_a_focus_passes_on_to_those_who_are_there() -> None:
     gaze = GazeObserver(LENGTH)
     focus = Focus()
-    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), 1.0)
+    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), Softmax(1.0))
     assert gaze.bins is None
     focus.observers = (gaze,)
-    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), 1.0)
+    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), Softmax(1.0))
     assert gaze.bins is not None

@@ -11,6 +11,7 @@ from test_attention_gpu import DIM, DTYPES, GROUP, KV_HEADS, SCALE, expect_close
 from test_dense_pass import expect_pass, queries_of
 
 from saccade.kernels.dense_pass.api import dense_pass
+from saccade.types import Softmax
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -24,7 +25,7 @@ def test_every_layout_against_loops(count: int, dtype: torch.dtype, layout: str)
         )
     )
     q = queries_of(case, count, 0)
-    expect_pass(dense_pass(q, case.kv, scale=0.3, implementation="triton"), case, q, 0.3)
+    expect_pass(dense_pass(q, case.kv, case.softmax, implementation="triton"), case, q)
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 128), (7, 80), (8, 96), (32, 16), (4, 256)])
@@ -34,7 +35,7 @@ def test_shapes_of_heads_sinks_and_caps(group: int, head_dim: int) -> None:
     )
     case = moved(with_cap(with_sinks(case, 0.0), 2.0))
     q = queries_of(case, 9, 0)
-    expect_pass(dense_pass(q, case.kv, scale=0.3, implementation="triton"), case, q, 0.3)
+    expect_pass(dense_pass(q, case.kv, case.softmax, implementation="triton"), case, q)
 
 
 @pytest.mark.parametrize("page", [None, 16])
@@ -42,10 +43,10 @@ def test_long_rows_in_a_graph_whose_lengths_change(page: int | None) -> None:
     lengths, max_len, count = [40_000, 33_333], 40_960, 33
     kv, k, v = long_cache(lengths, page, max_len, 0)
     q = torch.randn((2, KV_HEADS * GROUP, count, DIM), device="cuda").bfloat16()
-    dense_pass(q, kv, scale=SCALE, implementation="triton")
+    dense_pass(q, kv, Softmax(SCALE), implementation="triton")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = dense_pass(q, kv, scale=SCALE, implementation="triton")
+        out = dense_pass(q, kv, Softmax(SCALE), implementation="triton")
     for one in (lengths, [39_000, 20]):
         kv.rows.seq_lens.copy_(torch.tensor(one))
         graph.replay()
@@ -58,7 +59,7 @@ def test_long_rows_in_a_graph_whose_lengths_change(page: int | None) -> None:
 def test_auto_takes_it() -> None:
     case = moved(make_case(layout="buffer", lengths=[90], kv_heads=2, group=2, head_dim=64, dtype=torch.bfloat16))
     q = queries_of(case, 5, 0)
-    asked = dense_pass(q, case.kv, scale=0.3, implementation="triton")
-    assert torch.equal(dense_pass(q, case.kv, scale=0.3), asked)
+    asked = dense_pass(q, case.kv, case.softmax, implementation="triton")
+    assert torch.equal(dense_pass(q, case.kv, case.softmax), asked)
     whole = replace(case.kv, rows=replace(case.kv.rows, whole=torch.ones(1, dtype=torch.bool, device="cuda")))
-    assert torch.equal(dense_pass(q, whole, scale=0.3), asked)
+    assert torch.equal(dense_pass(q, whole, case.softmax), asked)

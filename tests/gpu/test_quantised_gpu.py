@@ -15,7 +15,7 @@ from saccade.adapters.vllm.cache_dtype import bounds_bytes
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.page_bounds.api import page_scores
-from saccade.types import KVView, Pooling, Rows
+from saccade.types import KVView, Pooling, Rows, Softmax
 
 PAGE = 16
 
@@ -108,7 +108,7 @@ def test_a_graph_reads_the_scales_that_it_finds() -> None:
     q = torch.randn(2, 16, head_dim, device="cuda").bfloat16()
 
     def step() -> torch.Tensor:
-        return dense_decode_scores(q, kv, scale=head_dim**-0.5, implementation="triton")[0]
+        return dense_decode_scores(q, kv, Softmax(head_dim**-0.5), implementation="triton")[0]
 
     before = step()
     graph = torch.cuda.CUDAGraph()

@@ -12,7 +12,7 @@ from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax
 
 BATCH, QUERY_HEADS, KV_HEADS, DIM, PAGE = 2, 8, 2, 64, 16
 LENGTHS = (131, 77)
@@ -46,17 +46,17 @@ def chosen(groups: int, unit: int) -> Selection:
 
 @pytest.mark.parametrize("pooling", [None, "max", "each"])
 def test_dense(kv: KVView, q: Tensor, pooling: str | None) -> None:
-    output, _ = dense_decode_scores(q, kv, scale=SCALE, pooling=pooling, implementation="triton")  # type: ignore[arg-type]
+    output, _ = dense_decode_scores(q, kv, Softmax(SCALE), pooling=pooling, implementation="triton")  # type: ignore[arg-type]
     assert output.isfinite().all()
 
 
 @pytest.mark.parametrize(("groups", "unit"), [(1, 1), (KV_HEADS, 1), (QUERY_HEADS, 1), (KV_HEADS, PAGE)])
 def test_sparse(kv: KVView, q: Tensor, groups: int, unit: int) -> None:
-    assert sparse_decode(q, kv, chosen(groups, unit), scale=SCALE, implementation="triton").isfinite().all()
+    assert sparse_decode(q, kv, chosen(groups, unit), Softmax(SCALE), implementation="triton").isfinite().all()
 
 
 def test_hybrid(kv: KVView, q: Tensor) -> None:
-    output, _ = hybrid_decode(q, kv, chosen(KV_HEADS, 1), (True, False), scale=SCALE, implementation="triton")
+    output, _ = hybrid_decode(q, kv, chosen(KV_HEADS, 1), (True, False), Softmax(SCALE), implementation="triton")
     assert output.isfinite().all()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax
 
 LAYOUTS = ("buffer", "paged", "interleaved", "apart", "columns", "strided")
 """transformers' [B, Hkv, cap, d]; vLLM's [pages, page, Hkv, d], plain, or k and v side by side, or v with other
@@ -32,6 +32,7 @@ class Case:
     q: Tensor
     keys: list[list[list[list[float]]]]
     values: list[list[list[list[float]]]]
+    softmax: Softmax = field(default_factory=lambda: Softmax(0.3))
 
     def __repr__(self) -> str:
         heads = f"{self.q.shape[1]} on {self.kv.kv_heads} heads of {self.kv.head_dim}"
@@ -82,12 +83,12 @@ def with_sinks(case: Case, around: float) -> Case:
     """The same cache with a further logit for every query head: near those of the tokens, or far off."""
     heads = case.q.shape[1]
     sinks = around + torch.randn(heads, generator=torch.Generator().manual_seed(heads))
-    return replace(case, kv=replace(case.kv, sinks=sinks))
+    return replace(case, softmax=replace(case.softmax, sinks=sinks))
 
 
 def with_cap(case: Case, cap: float | None) -> Case:
     """The same cache, its scores capped softly."""
-    return replace(case, kv=replace(case.kv, soft_cap=cap))
+    return replace(case, softmax=replace(case.softmax, cap=cap))
 
 
 def make_case(

@@ -50,7 +50,7 @@ def expect_scores(scores: Tensor, case: Case, pooling: Pooling, *, ended: bool =
             assert not ended or all(score == -math.inf for score in scores[row, index, length:].tolist())
 
 
-def expect_attention(out: Tensor, case: Case, chosen: list[list[list[int]]], scale: float) -> None:
+def expect_attention(out: Tensor, case: Case, chosen: list[list[list[int]]]) -> None:
     """`chosen[row][query head]` are the positions attended to.
 
     With a share f of the weight left to tokens by a sink, the error is at most f of that without, and f (1 - f) of the
@@ -61,24 +61,25 @@ def expect_attention(out: Tensor, case: Case, chosen: list[list[list[int]]], sca
     assert out.shape == case.q.shape
     for row, sets in enumerate(chosen):
         queries, keys, values = case.queries[row], case.keys[row], case.values[row]
-        cap = case.kv.soft_cap
+        scale, cap = case.softmax.scale, case.softmax.cap
         wanted = oracles.attention(queries, keys, values, sets, scale, cap)
         for head, expected in enumerate(wanted):
             kv_head = head // group
             own = queries[head], keys[kv_head], values[kv_head], sets[head]
             bounds = attention_error(*own, scale, case.q.dtype, cap)
-            left = 1.0 if case.kv.sinks is None else share_left(case, row, head, sets[head], scale)
+            left = 1.0 if case.softmax.sinks is None else share_left(case, row, head, sets[head])
             for got, want, bound in zip(out[row, head].tolist(), expected, bounds, strict=True):
                 assert abs(got - left * want) <= bound
 
 
-def share_left(case: Case, row: int, head: int, chosen: list[int], scale: float) -> float:
+def share_left(case: Case, row: int, head: int, chosen: list[int]) -> float:
     """What a sink leaves of a query head's weights to the tokens that it attends to."""
-    assert case.kv.sinks is not None
+    softmax = case.softmax
+    assert softmax.sinks is not None
     keys = case.keys[row][head // (case.q.shape[1] // case.kv.kv_heads)]
-    query, cap = case.queries[row][head], case.kv.soft_cap
-    logits = [oracles.capped(scale * oracles.dot(query, keys[position]), cap) for position in chosen]
-    sink = float(case.kv.sinks[head])
+    query = case.queries[row][head]
+    logits = [oracles.capped(softmax.scale * oracles.dot(query, keys[at]), softmax.cap) for at in chosen]
+    sink = float(softmax.sinks[head])
     largest = max(*logits, sink)
     tokens = math.fsum(math.exp(logit - largest) for logit in logits)
     return tokens / (tokens + math.exp(sink - largest))
@@ -109,7 +110,7 @@ def with_other_rows(case: Case, whole: list[bool], empty: list[bool]) -> Case:
 
 
 def expect_other_rows(
-    out: Tensor, case: Case, tokens: list[list[list[int]]], scale: float, whole: list[bool], dense: tuple[bool, ...]
+    out: Tensor, case: Case, tokens: list[list[list[int]]], whole: list[bool], dense: tuple[bool, ...]
 ) -> None:
     """Whole rows attend to everything, heads flagged `dense` too; of empty rows all is 0, not NaN."""
     group = case.q.shape[1] // case.kv.kv_heads
@@ -128,5 +129,5 @@ def expect_other_rows(
         keys=[case.keys[row] for row in present],
         values=[case.values[row] for row in present],
     )
-    expect_attention(out[present], kept, wanted, scale)
+    expect_attention(out[present], kept, wanted)
     assert bool((out[[row for row, length in enumerate(case.lengths) if not length]] == 0).all())

@@ -16,14 +16,14 @@ from kernel_budgets import largest_query, score_error
 from kernel_caches import Case, cases
 from kernel_checks import everything, expect_attention, expect_scores
 from test_hybrid_decode import check
-from test_page_bounds import expect_page_scores, int32
+from test_page_bounds import expect_page_scores, int32, scores_of
 from test_sparse_decode import choose
 from torch import Tensor
 
 import oracles
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
-from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
+from saccade.kernels.page_bounds.api import update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import Pooling
 
@@ -81,14 +81,14 @@ def expect_everything(
 ) -> None:
     """Attention to all tokens, to sets and to both, with the scores on the way, and the scores alone."""
     ended = implementation != "triton"
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation=implementation)
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=implementation)
     assert scores is not None
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
     expect_scores(scores, case, pooling, ended=ended)
     expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation), case, pooling)
     selection, tokens = choose(case, sets, unit, 3, 0)
-    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
-    expect_attention(out, case, tokens, 0.3)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    expect_attention(out, case, tokens)
     check(case, implementation, sets, unit, dense, pooling, None, 1)
 
 
@@ -123,16 +123,7 @@ def expect_bound_scores(case: Case, page: int, pooling: Pooling, implementation:
     lower, upper = (torch.full(shape, torch.nan).to(case.kv.k.dtype) for _ in range(2))
     start, longest = int32([0] * len(case.lengths)), case.kv.rows.max_len
     update_page_bounds(lower, upper, case.kv, page=page, start=start, count=longest, implementation=implementation)
-    scores = page_scores(
-        case.q,
-        lower,
-        upper,
-        case.kv.rows.seq_lens,
-        page=page,
-        pooling=pooling,
-        k_scale=case.kv.k_scale,
-        implementation=implementation,
-    )
+    scores = scores_of(case, (lower, upper), page, implementation, pooling=pooling, k_scale=case.kv.k_scale)
     expect_page_scores(scores, case, page, pages, pooling)
     group = case.q.shape[1] // case.kv.kv_heads
     for row in range(len(case.lengths)):

@@ -25,7 +25,7 @@ from saccade.kernels._native import library as native
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.page_bounds.api import update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling, Rows
+from saccade.types import KVView, Pooling, Rows, Softmax
 
 pytestmark = pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -58,8 +58,8 @@ def test_the_layout_is_what_it_says() -> None:
 def test_all_tokens(page: int, dtype: torch.dtype) -> None:
     case = columns(page, dtype)
     for pooling in (None, *get_args(Pooling)):
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
-        expect_attention(out, case, everything(case), 0.3)
+        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
+        expect_attention(out, case, everything(case))
         if pooling is not None:
             assert scores is not None
             expect_scores(scores, case, pooling)
@@ -74,9 +74,7 @@ def test_chosen_tokens_and_pages(unit: int, page: int, dtype: torch.dtype) -> No
     case = columns(page, dtype)
     for sets in ("all", "kv", "query"):
         selection, tokens = choose(case, sets, unit, 3, page + unit)
-        expect_attention(
-            sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="native"), case, tokens, 0.3
-        )
+        expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native"), case, tokens)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,20 +91,20 @@ def test_a_row_may_be_one_page(dtype: torch.dtype) -> None:
     """Of a size that no vector divides, so that its last tokens are read together with some before them."""
     case = columns(173, dtype, lengths=[166, 31])
     assert case.kv.rows.page_table.shape[1] == 2
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="native")
-    expect_attention(out, case, everything(case), 0.3)
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation="native")
+    expect_attention(out, case, everything(case))
     assert scores is not None
     expect_scores(scores, case, "max")
     one = replace(case.kv, rows=replace(case.kv.rows, page_table=case.kv.rows.page_table[:, :1]))
-    assert torch.equal(dense_decode_scores(case.q, one, scale=0.3, implementation="native")[0], out)
+    assert torch.equal(dense_decode_scores(case.q, one, Softmax(0.3), implementation="native")[0], out)
 
 
 @pytest.mark.parametrize("group", [7, 32])
 def test_large_groups_are_done_in_parts(group: int) -> None:
     case = columns(32, torch.bfloat16, lengths=[70, 9], kv_heads=1, group=group, head_dim=64)
     for pooling in get_args(Pooling):
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
-        expect_attention(out, case, everything(case), 0.3)
+        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
+        expect_attention(out, case, everything(case))
         assert scores is not None
         expect_scores(scores, case, pooling)
 
@@ -114,17 +112,17 @@ def test_large_groups_are_done_in_parts(group: int) -> None:
 def test_two_threads() -> None:
     """Spans begin anywhere in a group of tokens; the cut depends on the number of threads alone."""
     case = columns(32, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64)
-    alone, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+    alone, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
     torch.set_num_threads(2)
     try:
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation="native")
-        again, _ = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation="native")
+        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation="native")
+        again, _ = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation="native")
         selection, tokens = choose(case, "kv", 1, 5, 3)
-        chosen = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="native")
+        chosen = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native")
     finally:
         torch.set_num_threads(1)
-    expect_attention(out, case, everything(case), 0.3)
-    expect_attention(chosen, case, tokens, 0.3)
+    expect_attention(out, case, everything(case))
+    expect_attention(chosen, case, tokens)
     assert scores is not None
     expect_scores(scores, case, "mean")
     assert torch.equal(out, again)
@@ -211,10 +209,10 @@ def test_what_the_library_cannot_take_is_named() -> None:
     start = int32([0, 0])
     for case in (narrow, turned):
         with pytest.raises(KernelError, match="strides"):
-            dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+            dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
         with pytest.raises(KernelError, match="strides"):
             update_page_bounds(lower, upper, case.kv, page=4, start=start, count=9, implementation="native")
-        expect_attention(dense_decode_scores(case.q, case.kv, scale=0.3)[0], case, everything(case), 0.3)
+        expect_attention(dense_decode_scores(case.q, case.kv, case.softmax)[0], case, everything(case))
     bad = lower.transpose(2, 3).contiguous().transpose(2, 3)
     with pytest.raises(KernelError, match="bounds have strides"):
         update_page_bounds(bad, upper, wide.kv, page=4, start=start, count=9, implementation="native")
@@ -259,7 +257,7 @@ def test_nothing_is_read_behind_the_storage(page: int, dtype: torch.dtype) -> No
 
     def read() -> None:
         for native.widest in (4, 8, 16):
-            dense_decode_scores(q, kv, scale=0.3, implementation="native")
+            dense_decode_scores(q, kv, Softmax(0.3), implementation="native")
             update_page_bounds(*bounds, kv, page=3, start=int32([0]), count=3 * page, implementation="native")
 
     expect_guarded(behind, read)

@@ -27,7 +27,7 @@ def queries_of(case: Case, count: int, seed: int) -> Tensor:
     return torch.randn((batch, heads, count, head_dim), generator=random).to(case.q.dtype).to(case.q.device)
 
 
-def expect_pass(out: Tensor, case: Case, q: Tensor, scale: float) -> None:
+def expect_pass(out: Tensor, case: Case, q: Tensor) -> None:
     """Each place against the oracle over what lies up to it; a place before the row's first token gives 0."""
     batch, heads, count, head_dim = q.shape
     assert out.shape == (batch, count, heads, head_dim)
@@ -41,47 +41,47 @@ def expect_pass(out: Tensor, case: Case, q: Tensor, scale: float) -> None:
             keys=[case.keys[row] for row in present],
             values=[case.values[row] for row in present],
         )
-        expect_attention(out[present, place], kept, [[list(range(ends[row]))] * heads for row in present], scale)
+        expect_attention(out[present, place], kept, [[list(range(ends[row]))] * heads for row in present])
         assert bool((out[[row for row, end in enumerate(ends) if end <= 0], place] == 0).all())
 
 
 def takes(implementation: str, case: Case) -> bool:
     """Whether the implementation is meant to take this cache."""
-    kv = case.kv
-    return implementation == "reference" or (case.layout == "buffer" and kv.sinks is None and kv.soft_cap is None)
+    known = case.softmax.sinks is None and case.softmax.cap is None
+    return implementation == "reference" or (case.layout == "buffer" and known)
 
 
 @given(cases(), st.sampled_from(("reference", "cpu", "auto")), counts, st.integers(0, 2**31))
 def test_dense_pass_matches_the_oracle(case: Case, implementation: Implementation, count: int, seed: int) -> None:
     assume(takes(implementation, case))
     q = queries_of(case, count, seed)
-    expect_pass(dense_pass(q, case.kv, scale=0.3, implementation=implementation), case, q, 0.3)
+    expect_pass(dense_pass(q, case.kv, case.softmax, implementation=implementation), case, q)
 
 
 def test_one_token_is_a_decoding_step() -> None:
     """The same query in every place sees one token more in each."""
     case = make_case(layout="buffer", lengths=[20], kv_heads=1, group=2, head_dim=8)
     q = case.q[:, :, None].expand(-1, -1, 3, -1).contiguous()
-    out = dense_pass(q, case.kv, scale=0.3)
+    out = dense_pass(q, case.kv, case.softmax)
     assert not torch.equal(out[:, 0], out[:, 1])
-    expect_pass(out, case, q, 0.3)
+    expect_pass(out, case, q)
 
 
 def test_an_explicit_implementation_never_falls_back() -> None:
     case = make_case(layout="paged", lengths=[40], kv_heads=2, group=2, head_dim=8)
     q = queries_of(case, 3, 0)
     with pytest.raises(KernelError, match=r"cannot take this call: rows have \d+ pages"):
-        dense_pass(q, case.kv, scale=0.3, implementation="cpu")
+        dense_pass(q, case.kv, case.softmax, implementation="cpu")
     plain = make_case(layout="buffer", lengths=[40], kv_heads=2, group=2, head_dim=8)
     with pytest.raises(KernelError, match="sinks"):
-        dense_pass(q, with_sinks(plain, 0.0).kv, scale=0.3, implementation="cpu")
+        dense_pass(q, plain.kv, with_sinks(plain, 0.0).softmax, implementation="cpu")
     scaled = replace(plain.kv, k_scale=torch.ones(2))
     with pytest.raises(KernelError, match="quantised"):
-        dense_pass(q, scaled, scale=0.3, implementation="cpu")
+        dense_pass(q, scaled, plain.softmax, implementation="cpu")
     with pytest.raises(KernelError, match="q is torch"):
-        dense_pass(q.bfloat16(), plain.kv, scale=0.3, implementation="cpu")
+        dense_pass(q.bfloat16(), plain.kv, plain.softmax, implementation="cpu")
     with pytest.raises(KernelError, match="unknown implementation"):
-        dense_pass(q, plain.kv, scale=0.3, implementation="native")
+        dense_pass(q, plain.kv, plain.softmax, implementation="native")
 
 
 def test_a_quantised_cache_is_scaled() -> None:
@@ -92,16 +92,16 @@ def test_a_quantised_cache_is_scaled() -> None:
     plain = KVView(case.kv.k * factors, case.kv.v * 4.0, case.kv.rows)
     q = queries_of(case, 4, 0)
     assert torch.equal(
-        dense_pass(q, scaled, scale=0.3, implementation="reference"),
-        dense_pass(q, plain, scale=0.3, implementation="reference"),
+        dense_pass(q, scaled, case.softmax, implementation="reference"),
+        dense_pass(q, plain, case.softmax, implementation="reference"),
     )
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
     case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=8)
     with pytest.raises(KernelError, match=r"\[B, Hq, n, d\]"):
-        dense_pass(case.q, case.kv, scale=0.3)
+        dense_pass(case.q, case.kv, case.softmax)
     with pytest.raises(KernelError, match=r"\[B, Hq, n, d\]"):
-        dense_pass(case.q[:, :, None][:, :, :0], case.kv, scale=0.3)
+        dense_pass(case.q[:, :, None][:, :, :0], case.kv, case.softmax)
     with pytest.raises(KernelError, match="multiple"):
-        dense_pass(case.q[:, :3, None], case.kv, scale=0.3)
+        dense_pass(case.q[:, :3, None], case.kv, case.softmax)

@@ -13,7 +13,7 @@ from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 from saccade.kernels.topk.api import topk
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax
 
 
 def test_no_reference_synchronises_with_the_host() -> None:
@@ -23,7 +23,7 @@ def test_no_reference_synchronises_with_the_host() -> None:
         rows = Rows(zeros[:, None].expand(-1, 3), zeros, zeros + 1, 40)
         kv = KVView(torch.empty(6, 16, 2, 8), torch.empty(6, 16, 2, 8), rows)
         q = torch.empty(2, 4, 8)
-        out, scores = dense_decode_scores(q, kv, scale=0.3, pooling="mean", implementation="reference")
+        out, scores = dense_decode_scores(q, kv, Softmax(0.3), pooling="mean", implementation="reference")
         assert out.shape == q.shape
         assert scores is not None
         assert scores.shape == (2, 2, 40)
@@ -32,7 +32,7 @@ def test_no_reference_synchronises_with_the_host() -> None:
         ranked, counts = topk(each, rows.seq_lens, 5, order="score", implementation="reference")
         merged, found = rank_union(ranked, counts, 7, universe=40, implementation="reference")
         assert merged.shape == (2, 1, 7)
-        chosen = sparse_decode(q, kv, Selection(merged, found), scale=0.3, implementation="reference")
+        chosen = sparse_decode(q, kv, Selection(merged, found), Softmax(0.3), implementation="reference")
         assert chosen.shape == q.shape
         lower, upper = torch.empty(2, 2, 3, 8), torch.empty(2, 2, 3, 8)
         update_page_bounds(lower, upper, kv, page=16, start=rows.row_start, count=17, implementation="reference")

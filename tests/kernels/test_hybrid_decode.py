@@ -20,7 +20,7 @@ from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.dense_decode_scores.api import decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
-from saccade.types import KVView, Pooling, Rows, Selection
+from saccade.types import KVView, Pooling, Rows, Selection, Softmax
 
 Flags = tuple[bool, ...]
 Sets = list[list[list[int]]]
@@ -81,9 +81,9 @@ def check(
 ) -> None:
     selection, wanted = draw(case, sets, unit, dense, seed)
     out, scores = hybrid_decode(
-        case.q, case.kv, selection, dense, scale=0.3, pooling=pooling, scored=scored, implementation=implementation
+        case.q, case.kv, selection, dense, case.softmax, pooling=pooling, scored=scored, implementation=implementation
     )
-    expect_attention(out, case, wanted, 0.3)
+    expect_attention(out, case, wanted)
     if pooling is None:
         assert scores is None
         return
@@ -151,7 +151,7 @@ def test_the_cut_depends_on_the_number_of_threads_alone() -> None:
     outputs = []
     for threads in (1, 2, 2, 2):
         torch.set_num_threads(threads)
-        outputs.append(hybrid_decode(case.q, case.kv, selection, (True, False, True), scale=0.3)[0])
+        outputs.append(hybrid_decode(case.q, case.kv, selection, (True, False, True), case.softmax)[0])
     torch.set_num_threads(1)
     assert not torch.equal(outputs[0], outputs[1])  # else nothing was cut
     assert torch.equal(outputs[1], outputs[2])
@@ -169,7 +169,7 @@ def test_the_scores_are_those_of_decode_scores(dense: Flags, threads: int) -> No
         for pooling in get_args(Pooling):
             scored = (dense[0], False, dense[2])
             _, scores = hybrid_decode(
-                case.q, case.kv, selection, dense, scale=0.3, pooling=pooling, scored=scored, implementation="auto"
+                case.q, case.kv, selection, dense, case.softmax, pooling=pooling, scored=scored, implementation="auto"
             )
             all_scores = decode_scores(case.q, case.kv, pooling=pooling).unflatten(1, (3, -1))
             wanted = [all_scores[:, head] for head, flag in enumerate(scored) if flag]
@@ -186,7 +186,7 @@ def test_results_outlive_the_next_call(implementation: Implementation) -> None:
 
     def once(kv: KVView) -> tuple[Tensor, Tensor]:
         out, scores = hybrid_decode(
-            case.q, kv, selection, (True, False), scale=0.3, pooling="max", implementation=implementation
+            case.q, kv, selection, (True, False), Softmax(0.3), pooling="max", implementation=implementation
         )
         assert scores is not None
         return out, scores
@@ -205,13 +205,7 @@ def test_the_reference_does_not_synchronise_with_the_host() -> None:
         )
         selection = Selection(torch.zeros(2, 2, 5, dtype=torch.int32), zeros[:, None].expand(-1, 2))
         out, scores = hybrid_decode(
-            torch.empty(2, 4, 8),
-            kv,
-            selection,
-            (False, True),
-            scale=0.3,
-            pooling="each",
-            implementation="reference",
+            torch.empty(2, 4, 8), kv, selection, (False, True), Softmax(0.3), pooling="each", implementation="reference"
         )
         assert out.shape == (2, 4, 8)
         assert scores is not None
@@ -224,9 +218,9 @@ def test_an_explicit_implementation_never_falls_back(implementation: Implementat
     selection, wanted = draw(case, "kv", 1, (True, False), 0)
     for requested, words in ((implementation, "strides"), ("fast", "unknown implementation")):
         with pytest.raises(KernelError, match=words):
-            hybrid_decode(case.q, case.kv, selection, (True, False), scale=0.3, implementation=requested)  # type: ignore[arg-type]
-    out, _ = hybrid_decode(case.q, case.kv, selection, (True, False), scale=0.3)
-    expect_attention(out, case, wanted, 0.3)
+            hybrid_decode(case.q, case.kv, selection, (True, False), case.softmax, implementation=requested)  # type: ignore[arg-type]
+    out, _ = hybrid_decode(case.q, case.kv, selection, (True, False), case.softmax)
+    expect_attention(out, case, wanted)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
@@ -247,6 +241,6 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     ]
     for selection, heads, pooling, scored, words in wrong:
         with pytest.raises(KernelError, match=words):
-            hybrid_decode(case.q, case.kv, selection, heads, scale=0.3, pooling=pooling, scored=scored)
+            hybrid_decode(case.q, case.kv, selection, heads, case.softmax, pooling=pooling, scored=scored)
     with pytest.raises(KernelError, match="multiple"):
-        hybrid_decode(case.q[:, :3], case.kv, good, dense, scale=0.3)
+        hybrid_decode(case.q[:, :3], case.kv, good, dense, case.softmax)

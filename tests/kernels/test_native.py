@@ -26,7 +26,7 @@ from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import Pooling, Selection
+from saccade.types import Pooling, Selection, Softmax
 
 # Without a library there is nothing to run here but the one test that says there should be one.
 built = native.library() is not None
@@ -67,8 +67,8 @@ if built:
     def test_dense_of_every_width(lanes: int, case: Case, pooling: Pooling | None) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "widest", lanes)
-            out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
-            expect_attention(out, case, everything(case), 0.3)
+            out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
+            expect_attention(out, case, everything(case))
             if pooling is not None:
                 assert scores is not None
                 expect_scores(scores, case, pooling)
@@ -89,7 +89,7 @@ if built:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "widest", lanes)
             expect_attention(
-                sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="native"), case, tokens, 0.3
+                sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native"), case, tokens
             )
 
 
@@ -114,10 +114,10 @@ def test_large_groups_are_done_in_parts(width: int, group: int, layout: str, hea
     """Rows of several blocks, of which the next ones are fetched for the first queries alone."""
     sizes = {"lengths": [200, 9], "kv_heads": 1, "group": group, "head_dim": head_dim}
     case = make_case(layout=layout, **sizes, dtype=torch.bfloat16)
-    alone, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
-    expect_attention(alone, case, everything(case), 0.3)
+    alone, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
+    expect_attention(alone, case, everything(case))
     for pooling in ("max", "mean", "each"):
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
+        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
         assert torch.equal(out, alone)
         assert scores is not None
         expect_scores(scores, case, pooling)
@@ -128,24 +128,24 @@ def test_large_groups_are_done_in_parts(width: int, group: int, layout: str, hea
 def test_two_threads(layout: str) -> None:
     """Enough bytes that the work is cut into spans, rows so ragged that some are one span and others many."""
     case = make_case(layout=layout, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64, padding=7)
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation="native")
-    expect_attention(out, case, everything(case), 0.3)
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation="native")
+    expect_attention(out, case, everything(case))
     assert scores is not None
     expect_scores(scores, case, "mean")
     for pooling in ("max", "mean", "each"):
         # The cut depends on the number of threads alone, not on who was faster.
-        again, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="native")
+        again, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
         assert torch.equal(out, again)
         assert scores is not None
         assert torch.equal(scores, decode_scores(case.q, case.kv, pooling=pooling, implementation="native"))
     torch.set_num_threads(1)
-    alone, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+    alone, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
     torch.set_num_threads(2)
     assert not torch.equal(out, alone)  # else nothing was cut
     for unit in (1, 16):
         selection, tokens = choose(case, "kv", unit, 5, 3)
-        result = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="native")
-        expect_attention(result, case, tokens, 0.3)
+        result = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native")
+        expect_attention(result, case, tokens)
 
 
 def large(seed: int = 0) -> Case:
@@ -157,15 +157,15 @@ def large(seed: int = 0) -> Case:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_makes_its_own_threads(rounds: int) -> None:
     case = large()
-    wanted, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+    wanted, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
     for _ in range(rounds):
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # a deadlock ends the child, not the test run
-            out, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
+            out, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
             os._exit(0 if torch.equal(out, wanted) else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert torch.equal(dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")[0], wanted)
+        assert torch.equal(dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")[0], wanted)
 
 
 @pytest.mark.parametrize("calls", [300] if built else [])
@@ -173,13 +173,13 @@ def test_a_forked_process_makes_its_own_threads(rounds: int) -> None:
 def test_callers_at_the_same_time(calls: int) -> None:
     """The pool serves one caller at a time; the others work alone, and nobody gets another's numbers."""
     own = [large(seed) for seed in range(3)]
-    wanted = [dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")[0] for case in own]
+    wanted = [dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")[0] for case in own]
     wrong: list[int] = []
 
     def repeat(index: int) -> None:
         torch.set_num_threads(2)
         for _ in range(calls):
-            out, _ = dense_decode_scores(own[index].q, own[index].kv, scale=0.3, implementation="native")
+            out, _ = dense_decode_scores(own[index].q, own[index].kv, own[index].softmax, implementation="native")
             if not torch.equal(out, wanted[index]):
                 wrong.append(index)
 
@@ -194,10 +194,10 @@ def test_callers_at_the_same_time(calls: int) -> None:
 @pytest.mark.parametrize("calls", [3000] if built else [])
 def test_many_tiny_calls(calls: int) -> None:
     case = make_case(layout="buffer", lengths=[1, 3], kv_heads=2, group=2, head_dim=16)
-    wanted, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
-    expect_attention(wanted, case, everything(case), 0.3)
+    wanted, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
+    expect_attention(wanted, case, everything(case))
     for _ in range(calls):
-        assert torch.equal(dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")[0], wanted)
+        assert torch.equal(dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")[0], wanted)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 0.3] if built else [])
@@ -205,8 +205,8 @@ def test_any_scale_and_a_query_that_is_not_contiguous(width: int, scale: float) 
     case = make_case(layout="buffer", lengths=[37], kv_heads=2, group=3, head_dim=32)
     apart = torch.stack((case.q, case.q + 1), dim=-1)[..., 0]
     assert not apart.is_contiguous()
-    out, _ = dense_decode_scores(apart, case.kv, scale=scale, implementation="native")
-    wanted, _ = dense_decode_scores(case.q, case.kv, scale=scale, implementation="reference")
+    out, _ = dense_decode_scores(apart, case.kv, Softmax(scale), implementation="native")
+    wanted, _ = dense_decode_scores(case.q, case.kv, Softmax(scale), implementation="reference")
     torch.testing.assert_close(out, wanted)
 
 
@@ -227,9 +227,9 @@ def test_bfloat16_queries_give_what_wide_ones_give_rounded(
 
         def both(q: Tensor) -> list[Tensor | None]:
             kv = case.kv
-            mixed = hybrid_decode(q, kv, selection, (True, False), scale=0.3, pooling="max", implementation="native")
-            each = dense_decode_scores(q, kv, scale=0.3, pooling="each", implementation="native")
-            sparse = sparse_decode(q, kv, selection, scale=0.3, implementation="native")
+            mixed = hybrid_decode(q, kv, selection, (True, False), Softmax(0.3), pooling="max", implementation="native")
+            each = dense_decode_scores(q, kv, Softmax(0.3), pooling="each", implementation="native")
+            sparse = sparse_decode(q, kv, selection, Softmax(0.3), implementation="native")
             alone = decode_scores(q, kv, pooling="mean", implementation="native")
             bounds = {"page": 16, "implementation": "native"}
             pages = [page_scores(q, lower, lower + 1, lengths, pooling=pooling, **bounds) for pooling in POOLINGS]
@@ -246,7 +246,7 @@ def test_outputs_are_rounded_to_the_nearest_and_to_even(numbers: list[float]) ->
     case = make_case(layout="buffer", lengths=[1], kv_heads=1, group=1, head_dim=16)
     case.kv.v.copy_(torch.tensor(numbers * 4).expand_as(case.kv.v))
     only = Selection(torch.zeros(1, 1, 1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32))
-    out = sparse_decode(case.q.bfloat16(), case.kv, only, scale=0.3, implementation="native")
+    out = sparse_decode(case.q.bfloat16(), case.kv, only, case.softmax, implementation="native")
     assert out[0, 0, :4].tolist() == [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
 
 
@@ -255,8 +255,8 @@ def test_some_of_the_heads(heads: tuple[int, int]) -> None:
     """A narrowed view is what a layer of mixed roles passes."""
     case = make_case(layout="buffer", lengths=[37, 12], kv_heads=3, group=2, head_dim=64, dtype=torch.bfloat16)
     q, kv = case.q[:, heads[0] * 2 : heads[1] * 2], case.kv.heads(*heads)
-    out, scores = dense_decode_scores(q, kv, scale=0.3, pooling="each", implementation="native")
-    whole, whole_scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="each", implementation="native")
+    out, scores = dense_decode_scores(q, kv, Softmax(0.3), pooling="each", implementation="native")
+    whole, whole_scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="each", implementation="native")
     assert scores is not None and whole_scores is not None
     assert torch.equal(out, whole[:, heads[0] * 2 : heads[1] * 2])
     assert torch.equal(scores, whole_scores[:, heads[0] * 2 : heads[1] * 2])
@@ -267,8 +267,8 @@ def test_entries_that_are_no_tokens_are_skipped(unit: int) -> None:
     case = make_case(layout="paged", lengths=[9], kv_heads=1, group=2, head_dim=16, padding=7)
     ids = torch.tensor([[[-1, 0, 1, 10**6, 2**31 - 1]]], dtype=torch.int32)
     entries = Selection(ids, torch.tensor([[9]], dtype=torch.int32), unit)
-    out = sparse_decode(case.q, case.kv, entries, scale=0.3, implementation="native")
-    expect_attention(out, case, [[list(range(2 * unit))] * 2], 0.3)
+    out = sparse_decode(case.q, case.kv, entries, case.softmax, implementation="native")
+    expect_attention(out, case, [[list(range(2 * unit))] * 2])
 
 
 def broken(case: Case, **changes: object) -> Case:
@@ -289,7 +289,7 @@ def test_rows_that_lie_outside_their_memory_are_refused(layout: str) -> None:
     ]
     for call, words in wrong:
         with pytest.raises(KernelError, match=words):
-            dense_decode_scores(call.q, call.kv, scale=0.3, pooling="max", implementation="native")
+            dense_decode_scores(call.q, call.kv, call.softmax, pooling="max", implementation="native")
 
 
 def test_what_the_library_cannot_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,11 +301,11 @@ def test_what_the_library_cannot_take_is_named(monkeypatch: pytest.MonkeyPatch) 
     if built:
         for other, words in ((case, "head dim 24"), (half, "float16"), (many, "33 query heads"), (strided, "strides")):
             with pytest.raises(KernelError, match=words):
-                dense_decode_scores(other.q, other.kv, scale=0.3, implementation="native")
+                dense_decode_scores(other.q, other.kv, other.softmax, implementation="native")
             assert native_refusal(other.q, other.kv) is not None
-            expect_attention(dense_decode_scores(other.q, other.kv, scale=0.3)[0], other, everything(other), 0.3)
+            expect_attention(dense_decode_scores(other.q, other.kv, other.softmax)[0], other, everything(other))
     monkeypatch.setattr(native, "library", lambda: None)
     assert native.description() == "torch"
     with pytest.raises(KernelError, match="no library"):
         decode_scores(good.q, good.kv, pooling="max", implementation="native")
-    expect_attention(dense_decode_scores(good.q, good.kv, scale=0.3)[0], good, everything(good), 0.3)
+    expect_attention(dense_decode_scores(good.q, good.kv, good.softmax)[0], good, everything(good))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -85,6 +85,14 @@ def fresh(case: Case, page: int) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
+def scores_of(
+    case: Case, bounds: tuple[Tensor, Tensor], page: int, implementation: Implementation = "auto", **others: Any
+) -> Tensor:
+    """What `page_scores` says of the case; `max` of a group unless another pooling is asked for."""
+    others = {"pooling": "max", "implementation": implementation, **others}
+    return page_scores(case.q, *bounds, case.kv.rows.seq_lens, page=page, **others)
+
+
 def expect_page_scores(scores: Tensor, case: Case, page: int, pages: int, pooling: Pooling) -> None:
     group = case.q.shape[1] // case.kv.kv_heads
     heads = case.q.shape[1] if pooling == "each" else case.kv.kv_heads
@@ -106,9 +114,7 @@ def expect_page_scores(scores: Tensor, case: Case, page: int, pages: int, poolin
 def test_page_scores_match_the_oracle(case: Case, implementation: Implementation, page: int, pooling: Pooling) -> None:
     assume(implementation != "native" or (case.kv.k.dtype != torch.float16 and case.kv.head_dim % 16 == 0))
     lower, upper = fresh(case, page)
-    scores = page_scores(
-        case.q, lower, upper, case.kv.rows.seq_lens, page=page, pooling=pooling, implementation=implementation
-    )
+    scores = scores_of(case, (lower, upper), page, implementation, pooling=pooling)
     expect_page_scores(scores, case, page, lower.shape[2], pooling)
 
 
@@ -126,15 +132,8 @@ if "native" in fast_attention:
         wide = torch.nn.functional.pad(upper, (0, 8, 0, 3, 1, 0), value=torch.nan)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "widest", lanes)
-            scores = page_scores(
-                case.q,
-                lower[:, :, :-1],
-                wide[:, 1:, : lower.shape[2] - 1, :-8],
-                case.kv.rows.seq_lens,
-                page=page,
-                pooling=pooling,
-                implementation="native",
-            )
+            sides = lower[:, :, :-1], wide[:, 1:, : lower.shape[2] - 1, :-8]
+            scores = scores_of(case, sides, page, "native", pooling=pooling)
         expect_page_scores(scores, case, page, lower.shape[2] - 1, pooling)
 
 
@@ -146,15 +145,11 @@ def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation
     lower, upper = fresh(case, 1)
     torch.set_num_threads(2)
     try:
-        scores = page_scores(
-            case.q, lower, upper, case.kv.rows.seq_lens, page=1, pooling=pooling, implementation=implementation
-        )
+        scores = scores_of(case, (lower, upper), 1, implementation, pooling=pooling)
     finally:
         torch.set_num_threads(1)
     expect_page_scores(scores, case, 1, lower.shape[2], pooling)
-    alone = page_scores(
-        case.q, lower, upper, case.kv.rows.seq_lens, page=1, pooling=pooling, implementation=implementation
-    )
+    alone = scores_of(case, (lower, upper), 1, implementation, pooling=pooling)
     if implementation == "native":
         assert torch.equal(scores, alone)  # a page's sum does not depend on who adds it up
 
@@ -169,9 +164,7 @@ def test_queries_that_are_no_bfloat16_numbers_lose_nothing(head_dim: int, implem
         queries = case.q.float()
         queries[0, 3] *= 1 + finer
         asked = replace(case, q=queries)
-        scores = page_scores(
-            queries, lower, upper, case.kv.rows.seq_lens, page=1, pooling="each", implementation=implementation
-        )
+        scores = scores_of(asked, (lower, upper), 1, implementation, pooling="each")
         expect_page_scores(scores, asked, 1, lower.shape[2], "each")
 
 
@@ -199,9 +192,7 @@ def test_a_query_that_is_no_number_does_not_pass_for_one(implementation: Impleme
     case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=1, head_dim=16)
     lower, upper = fresh(case, 4)
     case.q[0, 0, 3] = torch.nan
-    scores = page_scores(
-        case.q, lower, upper, case.kv.rows.seq_lens, page=4, pooling="each", implementation=implementation
-    )
+    scores = scores_of(case, (lower, upper), 4, implementation, pooling="each")
     assert scores[0, 0, :3].isnan().all()
     assert scores[0, 1, :3].isfinite().all()
 

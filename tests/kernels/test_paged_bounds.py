@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from kernel_checks import attention_implementations, fast_attention, poolings, takes
-from test_page_bounds import expect_page_scores, int32
+from test_page_bounds import expect_page_scores, int32, scores_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,8 +20,8 @@ from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
+from saccade.selection.index import NewTokens
 from saccade.selection.scorers.page_bounds import PageBounds, PageBoundScorer
-from saccade.selection.selector import NewTokens
 from saccade.types import KVView, Pooling, Rows
 
 NOWHERE = 10**6
@@ -38,6 +39,10 @@ class Blocks:
     lower: Tensor
     upper: Tensor
     table: Tensor
+
+    def scores(self, case: Case, page: int, implementation: Implementation, **others: Any) -> Tensor:
+        """What `page_scores` says of the case."""
+        return scores_of(case, (self.lower, self.upper), page, implementation, **{"table": self.table, **others})
 
     def place(self, row: int, number: int) -> tuple[list[list[float]], list[list[float]]]:
         """Lower and upper bounds `[Hkv][d]` of a row's page."""
@@ -143,17 +148,7 @@ def test_page_scores_match_the_oracle(
     room = blocks.table.shape[1] * per_block
     # One fewer than the longest row has, as many, one more, or all that there is room for.
     wanted = None if more is None else min(-(-max(case.lengths) // page) + more, room)
-    scores = page_scores(
-        case.q,
-        blocks.lower,
-        blocks.upper,
-        case.kv.rows.seq_lens,
-        page=page,
-        pooling=pooling,
-        table=blocks.table,
-        pages=wanted,
-        implementation=implementation,
-    )
+    scores = blocks.scores(case, page, implementation, pooling=pooling, pages=wanted)
     assert scores.shape[2] == (room if wanted is None else wanted)
     expect_page_scores(scores, case, page, scores.shape[2], pooling)
 
@@ -164,16 +159,7 @@ def test_fewer_pages_than_there_is_room_for_without_a_table(more: int, implement
     case = make_case(layout="buffer", lengths=[37, 20], kv_heads=2, group=2, head_dim=16)
     lower, upper = torch.full((2, 2, 2, 12, 16), torch.nan)
     update_page_bounds(lower, upper, case.kv, page=4, start=int32([0, 0]), count=37)
-    scores = page_scores(
-        case.q,
-        lower,
-        upper,
-        case.kv.rows.seq_lens,
-        page=4,
-        pooling="max",
-        pages=10 + more,
-        implementation=implementation,
-    )
+    scores = scores_of(case, (lower, upper), 4, implementation, pages=10 + more)
     expect_page_scores(scores, case, 4, 10 + more, "max")
 
 
@@ -183,17 +169,8 @@ def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
     blocks = filled(case, 4, 2)
     blocks.table[0] = NOWHERE
-    scores = page_scores(
-        case.q,
-        blocks.lower,
-        blocks.upper,
-        int32([0, 9]),
-        page=4,
-        pooling="max",
-        table=blocks.table,
-        pages=5,
-        implementation=implementation,
-    )
+    case.kv.rows.seq_lens[0] = 0
+    scores = blocks.scores(case, 4, implementation, pages=5)
     assert scores[1, :, :3].isfinite().all()
 
 
@@ -205,16 +182,7 @@ def test_blocks_outside_the_storage_are_refused(entry: int) -> None:
     assert blocks.lower.shape[0] == 7
     blocks.table[0, 4] = entry
     with pytest.raises(KernelError, match="page lies outside the storage"):
-        page_scores(
-            case.q,
-            blocks.lower,
-            blocks.upper,
-            case.kv.rows.seq_lens,
-            page=4,
-            pooling="max",
-            table=blocks.table,
-            implementation="native",
-        )
+        blocks.scores(case, 4, "native")
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
@@ -296,19 +264,7 @@ def test_many_pages(dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPa
     scores = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        scores.append(
-            page_scores(
-                case.q,
-                blocks.lower,
-                blocks.upper,
-                case.kv.rows.seq_lens,
-                page=2,
-                pooling="max",
-                table=blocks.table,
-                pages=450,
-                implementation="native",
-            )
-        )
+        scores.append(blocks.scores(case, 2, "native", pages=450))
     torch.set_num_threads(1)
     expect_page_scores(scores[0], case, 2, 450, "max")
     assert torch.equal(scores[0], scores[1])

@@ -51,13 +51,13 @@ def calls(case: Case) -> dict[str, Callable[[Implementation], object]]:
     lengths, start = case.kv.rows.seq_lens, int32([0, 0])
 
     def attend(how: Implementation) -> object:
-        return dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation=how)
+        return dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation=how)
 
     def select(how: Implementation) -> object:
-        return sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=how)
+        return sparse_decode(case.q, case.kv, selection, case.softmax, implementation=how)
 
     def both(how: Implementation) -> object:
-        return hybrid_decode(case.q, case.kv, selection, (True, False), scale=0.3, implementation=how)
+        return hybrid_decode(case.q, case.kv, selection, (True, False), case.softmax, implementation=how)
 
     def score(how: Implementation) -> object:
         return decode_scores(case.q, case.kv, pooling="max", implementation=how)
@@ -93,5 +93,5 @@ def test_a_number_that_is_none_shows_where_it_is_read_and_nowhere_else() -> None
     """8 bits have a NaN: within a row it reaches that row's head, behind a row nothing reads it."""
     case = small()
     case.kv.k[case.kv.rows.page_table[1, 0], 4 + int(case.kv.rows.row_start[1]), 0, 3] = torch.nan
-    out, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="reference")
+    out, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="reference")
     assert out.isnan().any(dim=-1).tolist() == [[False] * 4, [True, True, False, False]]

@@ -10,11 +10,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_checks import fast_index as fast
 from kernel_checks import index_implementations as implementations
+from torch import Tensor
 
 import oracles
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.rank_union.api import rank_union
+
+
+def rankings(batch: int, heads: int, universe: int, seed: int, *, agreeing: bool) -> list[list[list[int]]]:
+    """Choices of each row's heads, best first; the heads of a row may all have the same."""
+    pick, ranked = random.Random(seed), []
+    for _ in range(batch):
+        shared = pick.sample(range(universe), pick.randint(1, universe))
+        own = [pick.sample(range(universe), pick.randint(0, universe)) for _ in range(heads)]
+        ranked.append([shared] * heads if agreeing else own)
+    return ranked
+
+
+def lists_of(ranked: list[list[list[int]]], width: int) -> tuple[Tensor, Tensor]:
+    """As the kernels take them: ids `[B, H, width]` and how many of them each list has."""
+    ids = [[choices + [-1] * (width - len(choices)) for choices in row] for row in ranked]
+    counts = [[len(choices) for choices in row] for row in ranked]
+    return torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
+
+
+def expect_union(
+    ranked: list[list[list[int]]], width: int, universe: int, limit: int, implementation: Implementation
+) -> None:
+    merged, found = rank_union(*lists_of(ranked, width), limit, universe=universe, implementation=implementation)
+    assert merged.dtype == found.dtype == torch.int32
+    assert merged.shape == (len(ranked), 1, limit)
+    assert found.shape == (len(ranked), 1)
+    for row, choices in enumerate(ranked):
+        wanted = sorted(oracles.rank_union(choices, limit))
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
 
 
 @given(
@@ -37,29 +68,9 @@ def test_rank_union_matches_the_oracle(
     implementation: Implementation,
     seed: int,
 ) -> None:
-    pick = random.Random(seed)
-    ranked = []
-    for _ in range(batch):
-        shared = pick.sample(range(universe), pick.randint(1, universe))
-        own = [pick.sample(range(universe), pick.randint(0, universe)) for _ in range(heads)]
-        ranked.append([shared] * heads if agreeing else own)
+    ranked = rankings(batch, heads, universe, seed, agreeing=agreeing)
     width = max(len(choices) for row in ranked for choices in row) + slack or 1
-    ids = [[choices + [-1] * (width - len(choices)) for choices in row] for row in ranked]
-    counts = [[len(choices) for choices in row] for row in ranked]
-    merged, found = rank_union(
-        torch.tensor(ids, dtype=torch.int32),
-        torch.tensor(counts, dtype=torch.int32),
-        limit,
-        universe=universe,
-        implementation=implementation,
-    )
-    assert merged.dtype == found.dtype == torch.int32
-    assert merged.shape == (batch, 1, limit)
-    assert found.shape == (batch, 1)
-    for row in range(batch):
-        wanted = sorted(oracles.rank_union(ranked[row], limit))
-        assert found[row].tolist() == [len(wanted)]
-        assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
+    expect_union(ranked, width, universe, limit, implementation)
 
 
 @pytest.mark.parametrize("implementation", ["reference", *fast])

@@ -60,8 +60,8 @@ def test_sparse_decode_matches_the_oracle(
 ) -> None:
     assume(takes(implementation, case))
     selection, tokens = choose(case, sets, unit, slack, seed)
-    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
-    expect_attention(out, case, tokens, 0.3)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    expect_attention(out, case, tokens)
 
 
 @given(cases(), attention_implementations, st.sampled_from((1, 16)))
@@ -70,8 +70,8 @@ def test_a_set_of_everything_is_dense_attention(case: Case, implementation: Impl
     units = [-(-length // unit) for length in case.lengths]
     ids = [[[*range(count), *[-1] * (max(units) - count)]] for count in units]
     selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(units, dtype=torch.int32)[:, None], unit)
-    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
-    expect_attention(out, case, everything(case), 0.3)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    expect_attention(out, case, everything(case))
 
 
 @pytest.mark.parametrize("layout", ["buffer", "paged"])
@@ -85,29 +85,29 @@ def test_sets_wide_enough_for_the_bfloat16_product(
     case = make_case(layout=layout, **sizes, dtype=torch.bfloat16, padding=7)
     chosen = sorted(random.Random(0).sample(range(900), count))
     selection = Selection(torch.tensor([[chosen]], dtype=torch.int32), torch.tensor([[count]], dtype=torch.int32))
-    out = sparse_decode(case.q, case.kv, selection, scale=0.2, implementation=implementation)
-    expect_attention(out, case, [[chosen] * 4], 0.2)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    expect_attention(out, case, [[chosen] * 4])
 
 
 def test_an_explicit_implementation_never_falls_back() -> None:
     case = make_case(layout="strided", lengths=[9], kv_heads=2, group=2, head_dim=8)
     selection, tokens = choose(case, "kv", 1, 0, 0)
     with pytest.raises(KernelError, match="strides"):
-        sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="cpu")
-    expect_attention(sparse_decode(case.q, case.kv, selection, scale=0.3), case, tokens, 0.3)
+        sparse_decode(case.q, case.kv, selection, case.softmax, implementation="cpu")
+    expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax), case, tokens)
 
 
 def test_selections_that_do_not_fit_are_named() -> None:
     case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=2, head_dim=8)
     ids, counts = torch.zeros(1, 2, 3, dtype=torch.int32), torch.ones(1, 2, dtype=torch.int32)
     with pytest.raises(KernelError, match="int32"):
-        sparse_decode(case.q, case.kv, Selection(ids.long(), counts), scale=0.3)
+        sparse_decode(case.q, case.kv, Selection(ids.long(), counts), case.softmax)
     with pytest.raises(KernelError, match="3 sets"):
-        sparse_decode(case.q, case.kv, Selection(ids[:, [0, 1, 1]], counts[:, [0, 1, 1]]), scale=0.3)
+        sparse_decode(case.q, case.kv, Selection(ids[:, [0, 1, 1]], counts[:, [0, 1, 1]]), case.softmax)
     with pytest.raises(KernelError, match="counts"):
-        sparse_decode(case.q, case.kv, Selection(ids, counts[0]), scale=0.3)
+        sparse_decode(case.q, case.kv, Selection(ids, counts[0]), case.softmax)
     with pytest.raises(KernelError, match="M >= 1"):
-        sparse_decode(case.q, case.kv, Selection(ids[..., :0], counts), scale=0.3)
+        sparse_decode(case.q, case.kv, Selection(ids[..., :0], counts), case.softmax)
 
 
 @given(cases(), st.sampled_from(("all", "kv", "query")), st.sampled_from((1, 16)), st.integers(0, 2**31), st.data())
@@ -120,8 +120,8 @@ def test_whole_rows_and_rows_that_only_pad(case: Case, sets: str, unit: int, see
     lengths = other.kv.rows.seq_lens.masked_fill(torch.tensor(empty), 0)
     rows = replace(other.kv.rows, seq_lens=lengths)
     other = replace(other, lengths=lengths.tolist(), kv=replace(other.kv, rows=rows))
-    out = sparse_decode(other.q, other.kv, selection, scale=0.3)
-    expect_other_rows(out, other, tokens, 0.3, whole, (False,) * case.kv.kv_heads)
+    out = sparse_decode(other.q, other.kv, selection, other.softmax)
+    expect_other_rows(out, other, tokens, whole, (False,) * case.kv.kv_heads)
 
 
 @pytest.mark.parametrize("implementation", fast_attention)
@@ -131,15 +131,15 @@ def test_who_does_not_know_whole_rows_says_so(implementation: Implementation) ->
     )
     selection, _ = choose(case, "kv", 1, 0, 0)
     with pytest.raises(KernelError, match="whole"):
-        sparse_decode(case.q, case.kv, selection, scale=0.3, implementation=implementation)
+        sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
 
 
 def test_the_result_goes_where_it_is_wanted() -> None:
     case = make_case(layout="buffer", lengths=[9, 5], kv_heads=2, group=2, head_dim=16)
     selection, tokens = choose(case, "kv", 1, 0, 0)
     out = torch.full_like(case.q, torch.nan)
-    assert sparse_decode(case.q, case.kv, selection, scale=0.3, out=out) is out
-    expect_attention(out, case, tokens, 0.3)
+    assert sparse_decode(case.q, case.kv, selection, case.softmax, out=out) is out
+    expect_attention(out, case, tokens)
     for wrong in (out[:1], out.double(), out.transpose(0, 1).contiguous().transpose(0, 1)):
         with pytest.raises(KernelError, match="out must be contiguous"):
-            sparse_decode(case.q, case.kv, selection, scale=0.3, out=wrong)
+            sparse_decode(case.q, case.kv, selection, case.softmax, out=wrong)

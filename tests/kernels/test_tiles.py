@@ -22,7 +22,7 @@ from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.page_bounds.api import update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling
+from saccade.types import KVView, Pooling, Softmax
 
 pytestmark = pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
 NATIVE = native.reads_tiles(32)
@@ -67,8 +67,8 @@ def test_in_rows() -> None:
 def test_all_tokens(page: int, group: int, head_dim: int) -> None:
     case = tiles(page, group=group, head_dim=head_dim)
     for pooling in (None, *get_args(Pooling)):
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation=IMPLEMENTATION)
-        expect_attention(out, case, everything(case), 0.3)
+        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=IMPLEMENTATION)
+        expect_attention(out, case, everything(case))
         assert (scores is None) == (pooling is None)
         if pooling is not None and scores is not None:
             expect_scores(scores, case, pooling)
@@ -91,13 +91,13 @@ def test_chosen_tokens_and_pages(unit: int, page: int) -> None:
             rows = kv.in_rows()
             k, v = (part.masked_fill(~kept[..., None], torch.nan) for part in (rows.k, rows.v))
             kv = in_tiles(replace(rows, k=k, v=v))
-        out = sparse_decode(case.q, kv, selection, scale=0.3, implementation=IMPLEMENTATION)
-        expect_attention(out, case, tokens, 0.3)
+        out = sparse_decode(case.q, kv, selection, Softmax(0.3), implementation=IMPLEMENTATION)
+        expect_attention(out, case, tokens)
 
 
 def test_heads_that_differ_and_a_cap_and_sinks() -> None:
     case = tiles(32, kv_heads=4, group=5)
-    case = replace(case, kv=replace(case.kv, sinks=torch.randn(20), soft_cap=2.0))
+    case = replace(case, softmax=Softmax(0.3, torch.randn(20), 2.0))
     for pooling in get_args(Pooling):
         check(case, IMPLEMENTATION, "query", 4, (True, False, True, True), pooling, (False, False, True, True), 7)
 
@@ -106,10 +106,10 @@ def test_two_threads() -> None:
     case = tiles(32, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64)
     torch.set_num_threads(2)
     try:
-        out, _ = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="mean", implementation=IMPLEMENTATION)
+        out, _ = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation=IMPLEMENTATION)
     finally:
         torch.set_num_threads(1)
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
 
 
 @pytest.mark.parametrize("width", [4, 8, 16, 0])
@@ -150,11 +150,11 @@ def test_chunk_keys_are_those_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_library_cannot_take_is_named_and_read_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     case, q = tiles(32), torch.randn(3, 6, 32)
     with pytest.raises(KernelError, match=r"tiles, and q is torch\.float32" if NATIVE else "no products"):
-        dense_decode_scores(q, case.kv, scale=0.3, implementation="native")
+        dense_decode_scores(q, case.kv, case.softmax, implementation="native")
     monkeypatch.setattr(native, "reads_tiles", lambda *sizes: False)
     with pytest.raises(KernelError, match="in tiles, and this machine has no products of bfloat16 pairs"):
-        dense_decode_scores(case.q, case.kv, scale=0.3, implementation="native")
-    expect_attention(dense_decode_scores(case.q, case.kv, scale=0.3)[0], case, everything(case), 0.3)
+        dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
+    expect_attention(dense_decode_scores(case.q, case.kv, case.softmax)[0], case, everything(case))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -168,7 +168,7 @@ def test_nothing_is_read_behind_the_storage() -> None:
     everyone = replace(selection, ids=int32([[[1, 31, 33, 63]]]), counts=int32([[4]]))
 
     def read() -> None:
-        dense_decode_scores(case.q, last, scale=0.3, implementation=IMPLEMENTATION)
-        sparse_decode(case.q, last, everyone, scale=0.3, implementation=IMPLEMENTATION)
+        dense_decode_scores(case.q, last, Softmax(0.3), implementation=IMPLEMENTATION)
+        sparse_decode(case.q, last, everyone, Softmax(0.3), implementation=IMPLEMENTATION)
 
     expect_guarded(behind, read)

@@ -23,21 +23,22 @@ from saccade.kernels.topk.api import Order, topk, topk_and_last
 STYLES = ("distinct", "clustered", "constant", "masked", "forced", "zeros")
 
 
-def make_scores(style: str, batch: int, groups: int, width: int, seed: int) -> Tensor:
+def make_scores(style: str, shape: tuple[int, int, int], seed: int) -> Tensor:
     random = torch.Generator().manual_seed(seed)
-    scores = torch.randn(batch, groups, width, generator=random)
-    coin = torch.rand(scores.shape, generator=random)
-    if style == "clustered":
-        return scores.round()
-    if style == "constant":
-        return torch.full_like(scores, -2.5)
-    if style == "masked":
-        return scores.masked_fill(coin < 0.7, -math.inf)
-    if style == "forced":
-        return scores.masked_fill(coin < 0.2, math.inf).masked_fill(coin > 0.6, -math.inf)
-    if style == "zeros":
-        return torch.where(coin < 0.5, -0.0, 0.0)
-    return scores
+    scores = torch.randn(shape, generator=random)
+    coin = torch.rand(shape, generator=random)
+    return {
+        "distinct": scores,
+        "clustered": scores.round(),
+        "neighbours": scores + 9.0 * (torch.arange(shape[2]) // 100 == 2),
+        "constant": torch.full_like(scores, -2.5),
+        "lowest": torch.full_like(scores, -math.inf),
+        "highest": torch.full_like(scores, math.inf),
+        "masked": scores.masked_fill(coin < 0.7, -math.inf),
+        "forced": scores.masked_fill(coin < 0.2, math.inf).masked_fill(coin > 0.6, -math.inf),
+        "zeros": torch.where(coin < 0.5, -0.0, 0.0),
+        "tiny": scores * 1e-41,  # denormal
+    }[style]
 
 
 shares = st.one_of(
@@ -93,7 +94,7 @@ def test_topk_matches_the_oracle(
     implementation: Implementation,
     seed: int,
 ) -> None:
-    scores = make_scores(style, len(shares), groups, width, seed)
+    scores = make_scores(style, (len(shares), groups, width), seed)
     lengths = [round(share * width) for share in shares]
     for row, length in enumerate(lengths):
         scores[row, :, length:] = math.inf  # better than everything, and not to be chosen
@@ -114,7 +115,7 @@ def test_any_floats(values: list[float], k: int, order: Order, implementation: I
 @pytest.mark.parametrize("style", STYLES)
 def test_every_k(style: str, implementation: Implementation) -> None:
     """Among few distinct scores the cut falls between equals for almost every k."""
-    scores = make_scores(style, 1, 2, 64, 7)
+    scores = make_scores(style, (1, 2, 64), 7)
     for k in range(1, 66):
         expect_topk(scores, [64], k, "position", implementation)
         expect_topk(scores, [61], k, "score", implementation)
@@ -124,7 +125,7 @@ def test_every_k(style: str, implementation: Implementation) -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_long_rows_with_ties_far_apart(style: str, implementation: Implementation) -> None:
     """Wide enough that the CPU path narrows the row to blocks; equal scores lie in blocks it leaves out."""
-    scores = make_scores(style, 2, 2, 10_007, 3)
+    scores = make_scores(style, (2, 2, 10_007), 3)
     expect_topk(scores, [10_007, 9_000], 256, "position", implementation)
     expect_topk(scores, [10_007, 9_000], 1, "score", implementation)
 
@@ -160,7 +161,7 @@ def test_rows_unlike_their_sample(kind: str, lanes: int, order: Order, monkeypat
 @pytest.mark.parametrize("implementation", ["reference", *fast])
 def test_rows_by_strides(implementation: Implementation) -> None:
     """A part of wider rows, rows that share memory, and numbers that are not neighbours."""
-    wide = make_scores("clustered", 2, 3, 700, 5)
+    wide = make_scores("clustered", (2, 3, 700), 5)
     for view in (
         wide[:, :, 5:],
         wide[:, ::2, :600],
@@ -174,7 +175,7 @@ def test_rows_by_strides(implementation: Implementation) -> None:
 
 @pytest.mark.parametrize("style", STYLES if native.library() is not None else [])
 def test_two_threads_choose_the_same(style: str) -> None:
-    scores = make_scores(style, 2, 3, 100_000, 2)
+    scores = make_scores(style, (2, 3, 100_000), 2)
     lengths = torch.tensor([100_000, 70_001], dtype=torch.int32)
     alone = topk(scores, lengths, 999, order="score", implementation="native")
     torch.set_num_threads(2)
@@ -207,6 +208,30 @@ def test_lengths_out_of_bounds_are_refused(length: int) -> None:
         topk(torch.zeros(1, 1, 5), torch.tensor([length], dtype=torch.int32), 2, implementation="native")
 
 
+def expect_topk_and_last(
+    scores: Tensor,
+    tokens: list[int],
+    k: int,
+    last: int,
+    share: Share | None,
+    unit: int = 1,
+    *,
+    implementation: Implementation,
+) -> None:
+    ends = torch.tensor(tokens, dtype=torch.int32)
+    ids, counts = topk_and_last(scores, ends, k, last, unit=unit, share=share, implementation=implementation)
+    width = min(k, scores.shape[2]) + last
+    assert ids.dtype == counts.dtype == torch.int32
+    assert ids.shape == (*scores.shape[:2], width)
+    for row, length in enumerate(math.ceil(Fraction(number, unit)) for number in tokens):
+        others = max(length - last, 0)
+        room = room_of(share, length, k, length - others)
+        for group in range(scores.shape[1]):
+            wanted = sorted(oracles.topk(scores[row, group].tolist(), others, room)) + list(range(others, length))
+            assert counts[row, group] == len(wanted)
+            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
+
+
 @given(
     st.sampled_from(STYLES),
     st.lists(st.floats(0, 1), min_size=1, max_size=3),
@@ -229,26 +254,9 @@ def test_the_last_entries_follow_the_best(
     implementation: Implementation,
     seed: int,
 ) -> None:
-    scores = make_scores(style, len(rows), 2, width, seed)
+    scores = make_scores(style, (len(rows), 2, width), seed)
     tokens = [round(part * width * unit) for part in rows]
-    ids, counts = topk_and_last(
-        scores,
-        torch.tensor(tokens, dtype=torch.int32),
-        k,
-        last,
-        unit=unit,
-        share=share,
-        implementation=implementation,
-    )
-    assert ids.dtype == counts.dtype == torch.int32
-    assert ids.shape == (len(rows), 2, min(k, width) + last)
-    for row, length in enumerate(math.ceil(Fraction(number, unit)) for number in tokens):
-        others = max(length - last, 0)
-        room = room_of(share, length, k, length - others)
-        for group in range(2):
-            wanted = sorted(oracles.topk(scores[row, group].tolist(), others, room)) + list(range(others, length))
-            assert counts[row, group] == len(wanted)
-            assert ids[row, group].tolist() == wanted + [-1] * (ids.shape[2] - len(wanted))
+    expect_topk_and_last(scores, tokens, k, last, share, unit, implementation=implementation)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

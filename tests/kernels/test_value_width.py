@@ -14,7 +14,7 @@ from saccade.kernels._dispatch import Implementation
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Rows, Selection
+from saccade.types import KVView, Rows, Selection, Softmax
 
 KEYS, SCALE = 16, 0.25
 STARTS, LENGTHS = [0, 3], [9, 6]
@@ -48,9 +48,9 @@ def test_outputs_are_as_wide_as_values(width: int) -> None:
     q, kv, selection = case(width)
     out = torch.empty(2, 4, width)
     found = {
-        (True, True): dense_decode_scores(q, kv, scale=SCALE, out=out)[0],
-        (False, False): sparse_decode(q, kv, selection, scale=SCALE),
-        DENSE: hybrid_decode(q, kv, selection, DENSE, scale=SCALE, pooling="max")[0],
+        (True, True): dense_decode_scores(q, kv, Softmax(SCALE), out=out)[0],
+        (False, False): sparse_decode(q, kv, selection, Softmax(SCALE)),
+        DENSE: hybrid_decode(q, kv, selection, DENSE, Softmax(SCALE), pooling="max")[0],
     }
     assert found[True, True] is out
     for dense, output in found.items():
@@ -61,7 +61,7 @@ def test_outputs_are_as_wide_as_values(width: int) -> None:
 @pytest.mark.parametrize("implementation", sorted({*get_args(Implementation)} - {"auto", "reference"}))
 def test_other_kernels_refuse(implementation: Any) -> None:
     q, kv, selection = case(8)
-    asked: dict[str, Any] = {"scale": SCALE, "implementation": implementation}
+    asked: dict[str, Any] = {"softmax": Softmax(SCALE), "implementation": implementation}
     with pytest.raises(KernelError, match="values are 8 wide, keys 16"):
         dense_decode_scores(q, kv, **asked)
     with pytest.raises(KernelError, match="values are 8 wide, keys 16"):
@@ -75,4 +75,4 @@ def test_other_kernels_refuse(implementation: Any) -> None:
 def test_an_output_as_wide_as_keys_is_refused() -> None:
     q, kv, selection = case(8)
     with pytest.raises(KernelError, match=r"out must be contiguous torch.float32 \[2, 4, 8\], got .* \[2, 4, 16\]"):
-        sparse_decode(q, kv, selection, scale=SCALE, out=torch.empty(2, 4, KEYS))
+        sparse_decode(q, kv, selection, Softmax(SCALE), out=torch.empty(2, 4, KEYS))

@@ -111,6 +111,7 @@ def _rank_union(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -
 
 
 P, TAU = {"rule": "top_p"}, {"rule": "threshold"}
+PAGES, LOCAL = {"scorer": "page_bounds", "page": 4}, {"min_pages": 3, "local_pages": 2}
 LESS, TIDAL, EXACT, LYCHEE = _sets(oracles.less_is_more), _tidal, _exact_topk, _lychee_decode
 
 CASES = {
@@ -151,35 +152,18 @@ CASES = {
         "resa", {"page": 3, "ratio": 0.5, "min_pages": 2, "local_pages": 2, "dense_layers": 3}, _resa, None
     ),
     "composed-pages-ratio-reuse": Case(
-        "composed",
-        {"scorer": "page_bounds", "rule": "ratio", "ratio": 0.4, "page": 4, "roles": "layers:2+4"},
-        _composed,
-        None,
+        "composed", {**PAGES, "rule": "ratio", "ratio": 0.4, "roles": "layers:2+4"}, _composed, None
     ),
     "composed-pages-mean": Case(
-        "composed",
-        {
-            "scorer": "page_bounds",
-            "rule": "ratio",
-            "ratio": 0.2,
-            "page": 4,
-            "pooling": "mean",
-            "min_pages": 3,
-            "local_pages": 2,
-        },
-        _composed,
-        None,
+        "composed", {**PAGES, "rule": "ratio", "ratio": 0.2, "pooling": "mean", **LOCAL}, _composed, None
     ),
     "composed-exact-mean": Case(
         "composed", {"scorer": "exact", "pooling": "mean", "roles": "layers:2+4", "dense_layers": 2}, _composed, 1
     ),
     "composed-pages-every": Case(
-        "composed",
-        {"scorer": "page_bounds", "page": 4, "roles": "every:2", "dense_layers": 1, "heads": "query"},
-        _composed,
-        4,
+        "composed", {**PAGES, "roles": "every:2", "dense_layers": 1, "heads": "query"}, _composed, 4
     ),
-    "composed-pages-roles": Case("composed", {"scorer": "page_bounds", "page": 4}, _composed, 4, learnt=True),
+    "composed-pages-roles": Case("composed", PAGES, _composed, 4, learnt=True),
     "composed-exact-pages": Case(
         "composed", {"scorer": "exact", "page": 4, "roles": "layers:2+5", "heads": "query"}, _composed, 4
     ),

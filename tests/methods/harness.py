@@ -9,14 +9,16 @@ from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.plans.plan import Plan
+from saccade.plans.rectify import ALL
 from saccade.plans.roles import HeadSpan
-from saccade.selection.history import ALL_CLEAN, TokenHistory
-from saccade.types import KVView, Selection
+from saccade.text.history import TokenHistory
+from saccade.types import KVView, Selection, Softmax
 
 from . import oracles
 from .layouts import LEVELS, Batch
 
 SCALE = 8**-0.5
+SOFTMAX = Softmax(SCALE)
 
 
 class SetRecorder:
@@ -26,7 +28,7 @@ class SetRecorder:
         self.sets: dict[tuple[int, int, int], list[int]] = {}
 
     def observe(
-        self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         group = q.shape[1] // kv.kv_heads
         for row, length in enumerate(kv.rows.seq_lens.tolist()):
@@ -81,12 +83,10 @@ class Decoder:
         ids, positions = batch.by_slot(rows.row_start.tolist())
         # All of it again: rows of a paged cache do not end at one slot, as calls of the transformers adapter do.
         self.state.history.record(0, ids.shape[1], len(ids), ids if text else None, positions)
-        self.state.history.clean = ALL_CLEAN if clean is None else clean
         if begin:
-            self.state.begin(rows.max_len - 1)
+            self.state.begin(rows.max_len - 1, ALL if clean is None else clean)
         outputs = [
-            attend(self.state, layer, batch.queries(layer, dtype), view, scale=SCALE)
-            for layer, view in enumerate(views)
+            attend(self.state, layer, batch.queries(layer, dtype), view, SOFTMAX) for layer, view in enumerate(views)
         ]
         heads = batch.kv_heads * batch.group
         sets = [
@@ -95,15 +95,13 @@ class Decoder:
         ]
         return sets, [[out[row].double().numpy() for out in outputs] for row in range(len(batch.k))]
 
-    def begin(self, batch: Batch, layout: str = "padded", clean: int | None = None) -> None:
+    def begin(self, batch: Batch, layout: str = "padded") -> None:
         """A call on the cache as it is now, whatever it held before."""
-        self.state.history.clean = ALL_CLEAN if clean is None else clean
         self.state.begin(batch.views(layout, torch.float32)[0].rows.max_len)
 
     def permute(self, rows: list[int]) -> None:
         """Let batch row `i` continue what row `rows[i]` was."""
-        for layer in range(len(self.state.plan.roles.layers)):
-            self.state.indexes.permute(layer, torch.tensor(rows))
+        self.state.indexes.permute(torch.tensor(rows))
         self.state.history.permute(torch.tensor(rows))
 
 

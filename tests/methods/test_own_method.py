@@ -27,7 +27,7 @@ from .drawing import SHAPE
 def known(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """The method in both ways in which it becomes known."""
     by_hand = request.param == "registered"
-    with installed(tmp_path, entry_point=None if by_hand else f"{PACKAGE}:METHOD"):
+    with installed(tmp_path, **({} if by_hand else {"METHOD": NAME})):
         if by_hand:
             saccade.register(importlib.import_module(PACKAGE).METHOD)
         yield
@@ -52,7 +52,7 @@ def test_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
     model, results = write_model(tmp_path / "model"), tmp_path / "results"
     arguments = ("--context", 1024, "--limit", 1, "--policy", NAME, "--policy", SAME, "--budget", 64)
-    with installed(tmp_path, entry_point=f"{PACKAGE}:METHOD"):
+    with installed(tmp_path, METHOD=NAME):
         result = invoker(app)("compare", "--model", model, "--output-dir", results, *arguments)
     assert result.exit_code == 0, result.output
     rows = {row["policy"]: row for row in json.loads((results / "results.json").read_text())["rows"]}
@@ -100,6 +100,6 @@ def test_a_name_is_given_once() -> None:
     ],
 )
 def test_an_installed_method_that_is_none_is_said_in_one_line(tmp_path: Path, module: str, says: str) -> None:
-    with installed(tmp_path, module, f"{PACKAGE}:METHOD"), pytest.raises(saccade.PolicyError, match=says) as error:
+    with installed(tmp_path, module, METHOD=NAME), pytest.raises(saccade.PolicyError, match=says) as error:
         saccade.policy("quest")
     assert "\n" not in str(error.value)

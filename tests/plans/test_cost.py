@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,29 +20,22 @@ from saccade.plans.rectify import Rectify
 from saccade.plans.roles import RoleMap
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.traffic import ClusterTraffic
-from saccade.selection.history import TokenHistory
+from saccade.selection.costs import Bytes
 from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
-from saccade.selection.selector import Bytes, NewTokens, Rule, ScoredSelector, WindowSelector
+from saccade.selection.selector import Rule, ScoredSelector, WindowSelector
 from saccade.types import HeadGrouping, KVView, ModelShape, Pooling, Role, Rows
+from trees import beside
 
 LLAMA = ModelShape(layers=32, query_heads=32, kv_heads=8, head_dim=128)
 LLAMA_PARAMETERS = 8_030_261_248  # as published, the input embedding among them
 CONTEXT = 131_071  # with the decoded token 2^17 in all
 
 
-def llama(spec: str, batch: int, weight_bytes: float = 2.0 * LLAMA_PARAMETERS, context: int = CONTEXT) -> Cost:
-    policy = Policy.from_spec(spec)
-    return cost_of(
-        policy.plan(LLAMA),
-        policy.rectify,
-        LLAMA,
-        context=context,
-        batch=batch,
-        kv_itemsize=2,
-        weight_bytes=weight_bytes,
-    )
+def llama(spec: str, batch: int, weight_bytes: float = 2.0 * LLAMA_PARAMETERS, **others: Any) -> Cost:
+    policy, sizes = Policy.from_spec(spec), {"context": CONTEXT, "kv_itemsize": 2, **others}
+    return cost_of(policy.plan(LLAMA), policy.rectify, LLAMA, batch=batch, weight_bytes=weight_bytes, **sizes)
 
 
 # Llama-3.1-8B at 2^17 tokens: a token's K and V take 2 * 128 * 2 = 512 bytes per KV head and layer; 2 * 16 GiB of both
@@ -234,10 +228,9 @@ def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
     length = 256 * 16 + 16 + 8 + 1
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.randn(1, length, 2, 8), torch.randn(1, length, 2, 8), rows)
-    index = selector.new_index(kv, TokenHistory())
-    index.update(kv, NewTokens(kv.rows, length))
+    index = beside(selector).of(0, kv)
     counted = ClusterTraffic(selector, length)
-    assert int(index.table.counts[0]) == counted.chunks == 256
+    assert int(index.owner.table.counts[0]) == counted.chunks == 256
     assert int((index.tree.unit_tokens[0, 0] > 0).sum()) == counted.units == 16
     # k-means decides how large units are, so the candidates are a mean that a search may miss by a unit's clusters.
     chosen = selector.select(torch.randn(1, 4, 8), kv, index, None, 1.0)
@@ -342,16 +335,8 @@ def test_any_plan_against_a_walk_over_its_heads(data: st.DataObject) -> None:
     acceptance = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
     scorer = ExactScorer(POOLING[heads]) if page is None else PageBoundScorer(page, POOLING[heads])
     plan = Plan(ScoredSelector(scorer, TopK(budget), heads), RoleMap(tuple(map(tuple, roles))))
-    cost = cost_of(
-        plan,
-        rectify,
-        SHAPE,
-        context=length - 1,
-        batch=batch,
-        kv_itemsize=itemsize,
-        weight_bytes=1000.0,
-        acceptance=acceptance,
-    )
+    sizes = {"context": length - 1, "batch": batch, "kv_itemsize": itemsize}
+    cost = cost_of(plan, rectify, SHAPE, **sizes, weight_bytes=1000.0, acceptance=acceptance)
     expected = slow_cost(roles, heads, page, budget, rectify, length, batch, itemsize, 1000.0, acceptance)
     for part, (read, written) in expected.items():
         assert getattr(cost, part).read == pytest.approx(read, rel=1e-9), part
@@ -418,30 +403,14 @@ def test_blocks_of_exact_scores_still_store_every_tokens_score() -> None:
 
 @pytest.mark.parametrize("spec", ["quest", "tidal", "streaming", "tidal:rectify=8", "resa"])
 def test_a_budget_that_holds_everything_is_dense_attention(spec: str) -> None:
-    policy = Policy.from_spec(spec)
-    plan = policy.plan(LLAMA)
-    settings = {"context": 200, "batch": 3, "kv_itemsize": 2, "weight_bytes": 1e9}
-    cost = cost_of(plan, policy.rectify, LLAMA, **settings)  # type: ignore[arg-type]
-    dense = cost_of(Policy.from_spec("dense").plan(LLAMA), None, LLAMA, **settings)  # type: ignore[arg-type]
+    cost, dense = (llama(one, 3, weight_bytes=1e9, context=200) for one in (spec, "dense"))
     assert replace(cost, notes=()) == dense
     assert "201 tokens" in cost.notes[0]
 
 
 def test_verification_costs_weights_too_and_says_what_it_assumes() -> None:
-    policy = Policy.from_spec("resa:rectify=16:verify")
-    plan = policy.plan(LLAMA)
-
     def at(acceptance: float) -> Cost:
-        return cost_of(
-            plan,
-            policy.rectify,
-            LLAMA,
-            context=CONTEXT,
-            batch=1,
-            kv_itemsize=2,
-            weight_bytes=17.0,
-            acceptance=acceptance,
-        )
+        return llama("resa:rectify=16:verify", 1, weight_bytes=17.0, acceptance=acceptance)
 
     overwrite = llama("resa:rectify=16", 1, weight_bytes=17.0)
     assert replace(at(1.0), notes=()) == replace(overwrite, notes=())

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import saccade
+from mangling import Document, reads_or_says_why
 from methods.test_policy import OPTIONS
 from saccade import Recipe
 from saccade.plans.identity import fingerprint, refuse_other, same_model
@@ -47,16 +48,8 @@ RECIPE = Recipe(
 )
 
 
-def changed(**parts: Any) -> str:
-    return json.dumps({**VALID, **parts})
-
-
-def of_model(**parts: Any) -> str:
-    return changed(model={**VALID["model"], **parts})
-
-
-def without(key: str) -> str:
-    return json.dumps({name: value for name, value in VALID.items() if name != key})
+DOCUMENT = Document(VALID)
+changed, of_model, without = DOCUMENT.changed, DOCUMENT.of_model, DOCUMENT.without
 
 
 # --- there and back -----------------------------------------------------------------------------------------------
@@ -230,27 +223,16 @@ def test_a_mangled_file_is_refused_in_one_line(what: str, tmp_path: Path) -> Non
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize("cut", range(0, len(json.dumps(VALID)), 37))
-def test_no_truncation_gets_through(cut: int) -> None:
+@pytest.mark.parametrize("text", DOCUMENT.truncations, ids=len)
+def test_no_truncation_gets_through(text: str) -> None:
     with pytest.raises(saccade.PolicyError, match="recipe: not JSON"):
-        Recipe.from_json(json.dumps(VALID)[:cut])
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*VALID, *VALID["model"]]), inner),
-        max_leaves=8,
-    ),
-    st.sampled_from([*VALID, *VALID["model"]]),
-)
-def test_no_other_value_but_a_valid_one_gets_through(value: Any, key: str) -> None:
-    """Whatever stands at one place of a valid file: it reads, or one line says why not."""
-    text = of_model(**{key: value}) if key in VALID["model"] else changed(**{key: value})
-    try:
         Recipe.from_json(text)
-    except saccade.PolicyError as error:
-        assert str(error).startswith("recipe: ") and len(str(error).splitlines()) == 1  # noqa: PT017  # or none
+
+
+@given(DOCUMENT.others)
+def test_no_other_value_but_a_valid_one_gets_through(text: str) -> None:
+    """Whatever stands at one place of a valid file."""
+    reads_or_says_why(Recipe.from_json, text, "recipe: ")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -263,30 +245,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 # --- recipes of other models --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"layers": 9},
-        {"query_heads": 8},
-        {"head_dim": 16},
-        {"query_heads": 2, "kv_heads": 1},
-        {"architecture": "llama"},
-        {"weights": "000000"},
-    ],
-)
-def test_a_recipe_of_another_model_is_refused_with_both_fingerprints(other: dict[str, Any]) -> None:
-    shape = replace(SHAPE, **other)
-    assert not same_model(RECIPE.model, shape)
-    with pytest.raises(saccade.PolicyError) as error:
-        refuse_other("recipe x.json", RECIPE.model, shape)
-    both = [
-        f"{s.architecture} (layers={s.layers}, query_heads={s.query_heads}, kv_heads={s.kv_heads}, "
-        f"head_dim={s.head_dim}, hidden_size=32, intermediate_size=64, weights={s.weights})"
-        for s in (SHAPE, shape)
-    ]
-    assert str(error.value) == (f"recipe x.json belongs to another model: it is for {both[0]}, this one is {both[1]}")
 
 
 @pytest.mark.parametrize("kind", ["no widths", "widths unknown"])

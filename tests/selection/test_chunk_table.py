@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.selection.chunk_table import ChunkTable, Cuts, Feed
-from saccade.selection.chunking import delimiter_levels
-from saccade.selection.history import TokenHistory
+from saccade.text.history import TokenHistory
+from saccade.text.levels import delimiter_levels
+from saccade.text.table import ChunkTable, Cuts
+from saccade.types import Intake
 
 LEVELS = (0, 1, 2, 3, 4)
 UNKNOWN = 5
@@ -61,7 +62,7 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
     tokens = st.lists(st.sampled_from([0, 0, 1, 2, 3, 4, UNKNOWN]), min_size=1, max_size=90)
     ids = data.draw(st.lists(tokens, min_size=1, max_size=3))
     table = table_of(cuts, ids)
-    history = table.source
+    history = table.text
     assert isinstance(history, TokenHistory)
     for _ in range(data.draw(st.integers(1, 3))):
         row = data.draw(st.integers(0, len(ids) - 1))
@@ -76,7 +77,7 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
         before = [edges(table, number) for number in range(len(ids))]
         version = table.version
         stops = [data.draw(st.integers(0, len(one))) for one in ids]
-        table.bring(Feed(number, 0, kept if number == row else 10**6, stop) for number, stop in enumerate(stops))
+        table.take_in(Intake(number, 0, kept if number == row else 10**6, stop) for number, stop in enumerate(stops))
         change = table.since(version)
         for number, stop in enumerate(stops):
             expected = naive(ids[number], cuts, stop)
@@ -98,7 +99,7 @@ def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
     text = [0, 3, 0, 0, 2, 0, 1, 0, 0, 4, 0, 0, 0, 3, 0] * 4
     cuts = Cuts(1, 2, 5)
     table = table_of(cuts, [[0] * first + text, [0] * second + text])
-    table.bring([Feed(0, first, 0, 60), Feed(1, second, 0, 44)])
+    table.take_in([Intake(0, first, 0, 60), Intake(1, second, 0, 44)])
     assert edges(table, 0) == naive(text, cuts, 60)
     assert edges(table, 1) == naive(text, cuts, 44)
 
@@ -106,12 +107,12 @@ def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
 def test_who_missed_a_change_is_told_of_all_rows() -> None:
     table = table_of(Cuts(0, 2, 4), [[0] * 40, [0] * 40])
     assert table.since(0) is None
-    table.bring([Feed(0, 0, 0, 20), Feed(1, 0, 0, 0)])
+    table.take_in([Intake(0, 0, 0, 20), Intake(1, 0, 0, 0)])
     change = table.since(0)
     assert change is not None and change.rows == (0,) and table.since(1) is None
-    table.bring([Feed(0, 0, 20, 20), Feed(1, 0, 0, 0)])
+    table.take_in([Intake(0, 0, 20, 20), Intake(1, 0, 0, 0)])
     assert table.version == 1
-    table.bring([Feed(0, 0, 20, 40), Feed(1, 0, 0, 40)])
+    table.take_in([Intake(0, 0, 20, 40), Intake(1, 0, 0, 40)])
     change = table.since(0)
     assert change is not None and change.rows == (0, 1) and change.first.tolist() == [0, 0]
     assert change.last.tolist() == [10, 10] and change.most >= 10
@@ -119,11 +120,11 @@ def test_who_missed_a_change_is_told_of_all_rows() -> None:
 
 def test_rows_are_added_and_move() -> None:
     table = table_of(Cuts(1, 2, 4), [[0] * 40, [0] * 40])
-    table.bring([Feed(0, 0, 0, 21), Feed(1, 0, 0, 9)])
+    table.take_in([Intake(0, 0, 0, 21), Intake(1, 0, 0, 9)])
     one, other = edges(table, 0), edges(table, 1)
     table.permute(torch.tensor([1, 0, 1]))
     assert [edges(table, row) for row in range(3)] == [other, one, other]
-    table.add_row()
+    table.grow(4)
     assert edges(table, 3) == [1] and table.stops == [9, 21, 9, 0]
     assert table.nbytes > 0
 
@@ -133,7 +134,7 @@ def test_without_levels_chunks_have_one_length() -> None:
         ChunkTable(Cuts(2, 3, 6), None, 1, torch.device("cpu")),
         ChunkTable(Cuts(2, 3, 6), TokenHistory(), 1, torch.device("cpu")),
     ):
-        table.bring([Feed(0, 0, 0, 40)])
+        table.take_in([Intake(0, 0, 0, 40)])
         assert edges(table) == [2, 8, 14, 20, 26, 32, 38]
 
 
@@ -143,7 +144,7 @@ def chunks_of(text: str, minimum: int, maximum: int) -> list[str]:
     levels = [*delimiter_levels(tokens), 0]
     ids = [*range(len(tokens)), *[len(tokens)] * maximum]
     table = table_of(Cuts(0, minimum, maximum), [ids], levels)
-    table.bring([Feed(0, 0, 0, len(ids))])
+    table.take_in([Intake(0, 0, 0, len(ids))])
     return ["".join(tokens[start:stop]) for start, stop in pairwise(edges(table)) if start < len(tokens)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.selection.chunking import delimiter_levels
+from saccade.text.levels import delimiter_levels
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from saccade.decode.indexes import OwnIndexes
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.selection.chunk_table import Feed
 from saccade.selection.clusters.groups import Groups
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
-from saccade.types import KVView, Rows
-from trees import edges_of, nodes, same
+from saccade.selection.index import KeySizes, SlotSizes, Views
+from saccade.text.history import TokenHistory
+from saccade.types import Intake, KVView, Rows, Selection
+from trees import beside, edges_of, nodes, same
 
 SMALL = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=7)
+PLANT = "selection.clusters.index.plant"
 LEVELS = (0, 0, 0, 1, 2, 3, 4)
 """Of the ids of a vocabulary of seven."""
 
@@ -67,20 +69,28 @@ class Cache:
         return Cache(keys, torch.cat((self.ids[:, :kept], other.ids[:, kept:]), dim=1))
 
 
-def update(index: ClusterIndex, kv: KVView, count: int) -> None:
-    index.update(kv, NewTokens(kv.rows, count))
+def update(indexes: OwnIndexes, kv: KVView, count: int, *others: KVView, clean: int = 10**9) -> Any:
+    """The last layer's index after a call whose last `count` tokens are new; `others`: caches of further layers."""
+    indexes.begin(max(int(kv.rows.seq_lens.min()) - count, 0), clean)
+    return [indexes.of(layer, seen) for layer, seen in enumerate((kv, *others))][-1]
 
 
-def of_groups(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> ClusterIndex:
+def of_groups(selector: ClusterSelector, cache: Cache, lengths: Sequence[int]) -> ClusterLayer:
     """The index of one row after updates at each of `lengths`."""
-    index = selector.new_index(cache.view(lengths[0]), cache.history())
-    assert isinstance(index, ClusterIndex)
-    for before, length in pairwise((0, *lengths)):
-        update(index, cache.view(length), length - before)
-    return index
+    indexes = beside(selector, cache.history())
+    return [update(indexes, cache.view(length), length - before) for before, length in pairwise((0, *lengths))][-1]
 
 
-def keys_of(index: ClusterIndex, cache: Cache, length: int) -> Tensor:
+def expect_found(row: int, found: Selection, alone: ClusterLayer, q: Tensor, kv: KVView) -> None:
+    """The sets of a row are those of its own index."""
+    mine = alone.search(q[row : row + 1], kv)
+    counts = mine.counts[0].tolist()
+    assert found.counts[row].tolist() == counts
+    for head, count in enumerate(counts):
+        assert found.ids[row, head, :count].equal(mine.ids[0, head, :count])
+
+
+def keys_of(index: ClusterLayer, cache: Cache, length: int) -> Tensor:
     """Chunk keys `[H, C, d]`."""
     edges = torch.tensor([edges_of(index)], dtype=torch.int32)
     return chunk_keys(cache.view(length), edges, longest=index.settings.chunk_max)[0]
@@ -141,10 +151,9 @@ def test_a_wide_search_reaches_every_chunk(options: dict[str, object]) -> None:
 def test_growth_follows_the_buffer() -> None:
     """Token by token: no chunk within the budget, chunks of legal size in steps of the buffer, the rest attended to."""
     cache = Cache.random(300)
-    index = SMALL.new_index(cache.view(30), cache.history())
+    indexes, edges = beside(SMALL, cache.history()), [3]
     for length in range(30, 300):
-        before = edges_of(index)
-        update(index, cache.view(length), 1 if length > 30 else 30)
+        before, index = edges, update(indexes, cache.view(length), 1 if length > 30 else 30)
         edges = edges_of(index)
         assert (edges != before) <= (length == 41 or (length - 1) % 12 == 0)
         if length <= 40:
@@ -163,18 +172,16 @@ def test_growth_follows_the_buffer() -> None:
 def test_unclean_tokens_are_in_no_chunk_and_always_attended_to() -> None:
     """Also where more of them are unclean than the budget was made for."""
     cache = Cache.random(300)
-    index = replace(SMALL, budget=48, every=8).new_index(cache.view(61), cache.history())
-    history = index.history
-    history.clean = 60
+    indexes, clean = beside(replace(SMALL, budget=48, every=8), cache.history()), 60
     for length in range(61, 300):
         if (length - 60) % 8 == 0 and length < 250:  # the dense pass of a rectification
-            history.clean = length
-        update(index, cache.view(length), length if length == 61 else 1)
-        assert edges_of(index)[-1] <= history.clean
+            clean = length
+        index = update(indexes, cache.view(length), length if length == 61 else 1, clean=clean)
+        assert edges_of(index)[-1] <= clean
         found = index.search(torch.randn(1, 2, 8), cache.view(length))
         for head in range(2):
             tokens = found.ids[0, head, : int(found.counts[0, head])].tolist()
-            assert {*range(3), *range(history.clean, length)} <= set(tokens)
+            assert {*range(3), *range(clean, length)} <= set(tokens)
             assert len(tokens) <= 48 or length > 250
     assert len(edges_of(index)) > 20
 
@@ -191,83 +198,72 @@ def test_an_index_follows_from_its_tokens_alone(data: st.DataObject) -> None:
     pieces = sorted(data.draw(st.sets(st.integers(1, length), max_size=6)) | {length})
     same(of_groups(selector, cache, pieces), fresh)
     kept = data.draw(st.integers(1, length - 1))
-    index = of_groups(selector, cache.with_others_behind(kept), pieces)
-    index.history.record(0, length, 1, cache.ids, None)
-    for step in (*range(kept + 1, min(kept + 15, length)), length):
-        update(index, cache.view(step), step - kept if step == length else 1)
+    other, history = cache.with_others_behind(kept), cache.history()
+    history.record(0, length, 1, other.ids, None)
+    indexes = beside(selector, history)
+    for before, step in pairwise((0, *pieces)):
+        update(indexes, other.view(step), step - before)
+    history.record(0, length, 1, cache.ids, None)
+    for step in (*range(kept + 1, min(kept + data.draw(st.sampled_from([0, 15])), length)), length):
+        index = update(indexes, cache.view(step), step - kept if step == length else 1)
     same(index, fresh)
 
 
 def test_a_row_alone_is_the_row_in_its_batch() -> None:
     cache, lengths = Cache.random(300, rows=3), [300, 35, 180]
-    index = SMALL.new_index(cache.view(*lengths), cache.history())
-    update(index, cache.view(*lengths), 300)
-    assert isinstance(index, ClusterIndex)
-    q = torch.randn(3, 4, 8)
+    index, q = update(beside(SMALL, cache.history()), cache.view(*lengths), 300), torch.randn(3, 4, 8)
     found = index.search(q, cache.view(*lengths))
     for row, length in enumerate(lengths):
         alone = of_groups(SMALL, cache.row(row), [length])
         same(index, alone, row)
-        mine = alone.search(q[row : row + 1], cache.row(row).view(length))
-        counts = mine.counts[0].tolist()
-        assert found.counts[row].tolist() == counts
-        for head, count in enumerate(counts):
-            assert found.ids[row, head, :count].equal(mine.ids[0, head, :count])
+        expect_found(row, found, alone, q, cache.row(row).view(length))
 
 
 def test_rows_move_and_copies_part() -> None:
     cache, lengths = Cache.random(300, rows=2), [290, 180]
-    index = SMALL.new_index(cache.view(*lengths), cache.history())
-    update(index, cache.view(*lengths), 290)
-    assert isinstance(index, ClusterIndex)
-    memo: dict[int, object] = {}
-    twin = copy.deepcopy(index, memo)
-    order = torch.tensor([1, 1, 0])
-    index.permute(order)
-    index.history.permute(order)
-    for row, before in enumerate(order.tolist()):
-        same(index, twin, row, before)
+    history = cache.history()
+    indexes = beside(SMALL, history)
+    update(indexes, cache.view(*lengths), 290)
+    twin, order = copy.deepcopy(indexes), torch.tensor([1, 1, 0])
+    indexes.permute(order)
+    history.permute(order)
     moved = Cache(cache.keys[order], cache.ids[order])
-    update(index, moved.view(182, 184, 292), 4)
+    index = indexes.of(0, moved.view(180, 180, 290))
+    for row, before in enumerate(order.tolist()):
+        same(index, twin.of(0, cache.view(*lengths)), row, before)
+    index = update(indexes, moved.view(182, 184, 292), 4)
     for row, length in enumerate((182, 184, 292)):
         same(index, of_groups(SMALL, moved.row(row), [length]), row)
-    same(twin, of_groups(SMALL, cache.row(0), [290]))
-    same(twin, of_groups(SMALL, cache.row(1), [180]), 1)
+    index = update(twin, cache.view(292, 182), 2)
+    for row, length in enumerate((292, 182)):
+        same(index, of_groups(SMALL, cache.row(row), [length]), row)
 
 
 def test_layers_share_what_was_touched_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of other keys, of other heads, of other settings; and rows that move before the last layer asks."""
-    caches = [Cache.random(300, rows=2, heads=heads) for heads in (2, 2, 3, 2)]
+    """Layers of other keys; and rows that move before the last layer asks."""
+    caches = [Cache.random(300, rows=2) for _ in range(3)]
     caches = [replace(cache, ids=caches[0].ids) for cache in caches]
-    selectors = [SMALL, SMALL, SMALL, replace(SMALL, cluster_size=3)]
     history = caches[0].history()
-    layers = [one.new_index(cache.view(300, 180), history) for one, cache in zip(selectors, caches, strict=True)]
-
-    def step(count: int, numbers: Sequence[int], *lengths: int) -> None:
-        rows = caches[0].view(*lengths).rows
-        for number in numbers:
-            update(layers[number], replace(caches[number].view(*lengths), rows=rows), count)
-
+    indexes = beside(SMALL, history, layers=3)
     made = list[int]()
     touched = Groups.touched
     monkeypatch.setattr(Groups, "touched", lambda *given: made.append(1) or touched(*given))
     for lengths, count in (((250, 150), 250), ((260, 180), 30), ((300, 170), 40)):
         made.clear()
-        step(count, range(4), *lengths)
-        assert len(made) == 3
-        for one, layer, cache in zip(selectors, layers, caches, strict=True):
-            assert isinstance(layer, ClusterIndex)
+        kv, *others = (cache.view(*lengths) for cache in caches)
+        update(indexes, kv, count, *others)
+        assert len(made) == 1
+        for number, cache in enumerate(caches):
             for row in (0, 1):
-                same(layer, of_groups(one, cache.row(row), [lengths[row]]), row)
-    step(80, [0], 220, 190)
+                same(indexes.of(number, kv), of_groups(SMALL, cache.row(row), [lengths[row]]), row)
+    update(indexes, caches[0].view(300, 220), 0)
     order = torch.tensor([1, 0])
     history.permute(order)
-    layers[1].permute(order)
+    indexes.permute(order)
     caches[1] = Cache(caches[1].keys[order], caches[1].ids[order])
-    step(0, [1], 190, 220)
-    assert isinstance(layers[1], ClusterIndex)
-    for row, length in enumerate((190, 220)):
-        same(layers[1], of_groups(SMALL, caches[1].row(row), [length]), row)
+    index = indexes.of(1, caches[1].view(220, 300))
+    for row, length in enumerate((220, 300)):
+        same(index, of_groups(SMALL, caches[1].row(row), [length]), row)
 
 
 def test_heads_of_an_index_choose_as_in_the_whole() -> None:
@@ -278,17 +274,18 @@ def test_heads_of_an_index_choose_as_in_the_whole() -> None:
     count = int(part.counts[0, 0])
     assert count == int(whole.counts[0, 1])
     assert part.ids[0, 0, :count].equal(whole.ids[0, 1, :count])
-    assert index.nbytes > 0
+    assert index.owner.nbytes > 0
 
 
 def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
-    """Sequences come in any order, go, and others take their slots: sets and index are those of each alone."""
+    """Sequences come, go, others take their slots, and slots come to it: sets and index are those of each alone."""
     rng = np.random.default_rng(0)
     cache = Cache.random(300, rows=5)
     history = cache.history()
     lengths = [45, 120, 80, 200, 60]
     in_slots: list[int] = []
-    index: ClusterIndex | None = None
+    owner = SMALL.new_slots(SlotSizes([0, 1], KeySizes.of(cache.view(*lengths)), 1, text=history))
+    views = Views([0, 1], lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
     for step in range(60):
         if step % 9 == 0:
             in_slots = rng.permutation(5)[: rng.integers(1, 5)].tolist()
@@ -296,59 +293,65 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
         slots = [(sequence * 2 + step // 27) % 5 for sequence in in_slots]
         batch = Cache(cache.keys[in_slots], cache.ids[in_slots])
         kv = batch.view(*(lengths[sequence] for sequence in in_slots))
-        if index is None:
-            made = SMALL.new_index(cache.view(*lengths), history)
-            assert isinstance(made, ClusterIndex)
-            index = made
         for slot, sequence in zip(slots, in_slots, strict=True):
             history._fed[0, slot] = torch.nn.functional.pad(cache.ids[sequence], (0, history._fed.shape[2] - 300))
-        index.slots = slots, torch.tensor(slots, dtype=torch.int32)
-        index.table.bring(
-            Feed(slot, 0, 0 if sequence in fresh or step in (27, 54) else lengths[sequence] - 1, SMALL.stop(n, n - 1))
+        owner.grow(max(*slots, step // 8) + 1, kv.rows.max_len)
+        owner.place(slots, torch.tensor(slots, dtype=torch.int32))
+        new = [
+            Intake(slot, 0, 0 if sequence in fresh or step in (27, 54) else lengths[sequence] - 1, SMALL.stop(n, n - 1))
             for slot, sequence in zip(slots, in_slots, strict=True)
             for n in [lengths[sequence]]
-        )
+        ]
         fresh = set()
-        index.plant(kv, slots)
-        q = torch.randn(len(slots), 4, 8)
+        owner.take_in(new, views)
+        q, index = torch.randn(len(slots), 4, 8), owner.layers[step % 2]
         found = index.search(q, kv)
         for row, sequence in enumerate(in_slots):
             alone = of_groups(SMALL, cache.row(sequence), [lengths[sequence]])
             same(index, alone, slots[row])
-            mine = alone.search(q[row : row + 1], cache.row(sequence).view(lengths[sequence]))
-            count = int(mine.counts[0, 0])
-            assert found.ids[row, 0, :count].equal(mine.ids[0, 0, :count])
+            expect_found(row, found, alone, q, cache.row(sequence).view(lengths[sequence]))
             lengths[sequence] = min(lengths[sequence] + 1, 299)
 
 
 def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it() -> None:
     """As where one layer goes through a long call, all of which is taken back before the next layer asks."""
     cache = Cache.random(1500)
-    history = cache.history()
-    first, second = (SMALL.new_index(cache.view(200), history) for _ in range(2))
-    assert isinstance(second, ClusterIndex)
-    for index in (first, second):
-        update(index, cache.view(1400), 1400)
+    indexes = beside(SMALL, cache.history(), layers=2)
+    update(indexes, cache.view(1400), 1400, cache.view(1400))
     for length in range(300, 1400, 12):
-        update(first, cache.view(length), 1400)
-    for index in (first, second):
-        update(index, cache.view(150), 150)
-    same(second, of_groups(SMALL, cache, [150]))
-    found = second.search(torch.randn(1, 4, 8), cache.view(150))
-    assert int(found.ids.max()) == 149
+        update(indexes, cache.view(length), 1400)
+    index = update(indexes, cache.view(150), 150, cache.view(150))
+    same(index, of_groups(SMALL, cache, [150]))
+    assert int(index.search(torch.randn(1, 4, 8), cache.view(150)).ids.max()) == 149
 
 
-@pytest.mark.parametrize("broken", ["saccade.selection.clusters.index.plant", "saccade.selection.chunk_table._reached"])
-def test_an_interrupted_update_is_made_good(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_one_call_choose_as_if_they_had_come_alone() -> None:
+    """Over the ends of buffers: the second layer begins where the first has been through all of them."""
+    cache, q = Cache.random(300), torch.randn(1, 4, 8)
+    indexes = beside(SMALL, cache.history(), layers=2)
+    for past, stop in ((0, 126), (126, 150), (140, 200), (200, 201)):
+        indexes.begin(past, 300)
+        for layer in (0, 1):
+            for length in range(max(past, 125) + 1, stop + 1):
+                kv, index = cache.view(length), indexes.of(layer, cache.view(length))
+                alone = of_groups(SMALL, cache, [length])
+                same(index, alone)
+                expect_found(0, index.search(q, kv), alone, q, kv)
+
+
+def test_an_interrupted_update_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first layer, and in one behind it, whose text was cut before."""
     cache = Cache.random(300)
-    index = of_groups(SMALL, cache, [150])
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(broken, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            update(index, cache.view(220), 70)
-    update(index, cache.view(220), 1)
-    same(index, of_groups(SMALL, cache, [220]))
+    indexes = beside(SMALL, cache.history(), layers=2)
+    update(indexes, cache.view(150), 150, cache.view(150))
+    for length, layer, broken in ((175, 0, "text.table._reached"), (200, 0, PLANT), (225, 1, PLANT)):
+        if layer:
+            update(indexes, cache.view(length), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(f"saccade.{broken}", None)
+            with pytest.raises(TypeError, match="NoneType"):
+                indexes.of(layer, cache.view(length))
+        kv = cache.view(length + 1)
+        update(indexes, kv, 1, kv)
+        for number in (0, 1):
+            same(indexes.of(number, kv), of_groups(SMALL, cache, [length + 1]))

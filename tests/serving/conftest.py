@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import os
+import sys
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -12,22 +12,21 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines import Engines, Visit
-from vllm import LLM
-from vllm.model_executor.models import registry
 from xdist.scheduler import LoadScopeScheduling
 
-# What a model can do vLLM asks a new process, for the sake of CUDA; each takes 11 s to import it.
-vars(registry)["_run_in_subprocess"] = operator.call
+if TYPE_CHECKING:  # xdist's own process runs no test, and its workers wait for it: it imports no vLLM
+    from engines import Engines
+    from vllm import LLM
 
 MAX_STARTS = 70
 """Of engines, in all that `make test-vllm` runs, which leaves out what walks."""
 EVERY_TIME = "not walk"
 VISITING = ("test_one_engine", "test_prefix_cache", "test_rectified_cache", "test_requests")
 """Files whose tests share the engine of their policy."""
+LONG = ("test_bench", "test_server", "test_two_ranks")
 VISIT: dict[str, Any] = {"max_num_batched_tokens": 512, "enable_prefix_caching": True}
 
 _started = 0
@@ -35,6 +34,8 @@ _started = 0
 
 @pytest.fixture(scope="session")
 def all_engines() -> Iterator[Engines]:
+    from engines import Engines
+
     made = Engines()
     yield made
     made.close()
@@ -50,12 +51,14 @@ def engines(all_engines: Engines) -> Iterator[Engines]:
 @pytest.fixture
 def visited(all_engines: Engines, policy: str) -> LLM:
     """The engine that all tests of this policy share: prompts in chunks, and a prefix cache."""
+    from engines import Visit
+
     return all_engines.visit(Visit(policy, tuple(VISIT.items())))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share an engine run one after the other."""
-    items.sort(key=lambda item: group(item.nodeid))
+    """Tests that share an engine run one after the other; a file of a minute begins first, or one worker ends alone."""
+    items.sort(key=lambda item: ((name := group(item.nodeid)) not in LONG, name))
 
 
 class ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types of it
@@ -81,7 +84,7 @@ def group(nodeid: str) -> str:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Workers tell how many engines they have started; too many in all is a failure."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["started"] = Engines.started
+        session.config.workeroutput["started"] = started()
     elif started() > MAX_STARTS and session.config.option.markexpr == EVERY_TIME:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -97,4 +100,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def started() -> int:
     """By this process or, with xdist, by its workers."""
-    return _started + Engines.started
+    return _started + (sys.modules["engines"].Engines.started if "engines" in sys.modules else 0)

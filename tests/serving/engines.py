@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,12 +17,16 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
+from vllm.model_executor.models import registry
 
 from saccade.adapters.vllm.checks import SCHEDULER
-from saccade.adapters.vllm.worker.groups import Groups
+from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.document import language_reference
 from saccade.methods.policy import Policy
+
+# What a model can do vLLM asks a new process, for the sake of CUDA; each takes 11 s to import it.
+vars(registry)["_run_in_subprocess"] = operator.call
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
@@ -74,11 +79,7 @@ class Engines:
         """vLLM decoding under a policy; a rectified one gets the scheduler that it needs."""
         options = {"policy": policy, "recall": recall}
         if Policy.from_spec(policy).rectify is not None:
-            settings = {
-                "scheduler_cls": SCHEDULER,
-                "async_scheduling": False,
-                **settings,
-            }
+            settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False, **settings}
         return self._make({"attention_backend": "CUSTOM", "additional_config": {"saccade": options}, **settings})
 
     def visit(self, visit: Visit) -> LLM:
@@ -133,7 +134,7 @@ class Engines:
 
 def force_own_path(patch: pytest.MonkeyPatch) -> None:
     """Let rows that the budget covers, which vLLM's own kernel would serve, go through our operations too."""
-    patch.setattr(Groups, "covers", lambda groups, length: False)
+    patch.setattr(SparseRows, "covers", lambda rows, length: False)
 
 
 def core(engine: LLM) -> Any:

@@ -86,14 +86,8 @@ def test_every_engine_stands_on_the_same_cache(
     monkeypatch.setattr(vllm, "LLM", lambda **given: LLM(**{**given, "load_format": "auto"}))
     told = []
     sizes = {"max_model_len": 512, "max_num_seqs": 2, "max_num_batched_tokens": 128, "block_size": 32}
-    room = {
-        "num_gpu_blocks_override": 300,
-        "kv_cache_memory_bytes": 2**28,
-    }
-    for options in (
-        None,
-        *(ServeOptions(Policy.from_spec(f"{name}:budget=512")) for name in names),
-    ):
+    room = {"num_gpu_blocks_override": 300, "kv_cache_memory_bytes": 2**28}
+    for options in (None, *(ServeOptions(Policy.from_spec(f"{name}:budget=512")) for name in names)):
         engine = SyntheticEngine(
             options,
             model=str(model_path()),

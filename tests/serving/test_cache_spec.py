@@ -166,6 +166,7 @@ def test_merge() -> None:
         SaccadeAttentionSpec.of(replace(LAYER, num_kv_heads=1), QUEST, covered=16),
         LAYER,
     ]
+    assert SaccadeAttentionSpec.merge([others[0]] * 2) == others[0]
     for other in others:
         with pytest.raises(AssertionError):
             spec.merge([spec, other])

@@ -24,7 +24,7 @@ from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
 from saccade.errors import ServingError
-from saccade.types import KVView, Rows
+from saccade.types import KVView, Rows, Softmax
 
 QKV = list[tuple[Tensor, Tensor, Tensor]]
 PAGES = "quest:budget=64,page=16"
@@ -55,6 +55,17 @@ class Requests:
                     assert (out[own] - expected).abs().max() < 1e-5
             start += row.new
 
+    def run_mixed(self) -> None:
+        """Prompts in chunks beside decoding rows, one opted out; then decoding alone, in another order, padded."""
+        self._engine.requests.rows[3] = RequestRow(sparse=False)
+        self.run([Row(0, 150, 150, True), Row(3, 100, 100, True)])
+        self.run([Row(0, 151), Row(1, 65, 65, True), Row(3, 101)])
+        self.run([Row(1, 130, 65, True), Row(3, 102), Row(0, 152)])
+        self.run([Row(1, 131), Row(0, 153)], padding=3)
+        self.run([Row(0, 154), Row(1, 132), Row(2, 1, 1, True)])
+        # Rows without tokens pad a batch.
+        self.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
+
     def _draw(self, tokens: int) -> tuple[QKV, QKV]:
         """What layers are given, and what it is by the time that it is read."""
         drawn = self._engine.random_qkv(tokens)
@@ -80,7 +91,7 @@ class Requests:
         rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [row.length])
         caches = self._fed[row.slot]
         return [
-            attend(state, number, q, KVView(k[None], v[None], rows), scale=SCALE)
+            attend(state, number, q, KVView(k[None], v[None], rows), Softmax(SCALE))
             for number, (q, (k, v)) in enumerate(zip(queries, caches, strict=True))
         ]
 
@@ -125,19 +136,10 @@ class Requests:
 def test_every_row_gets_what_the_policy_says(
     policy: str, block: int, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts in chunks beside decoding rows, one of which opted out; then decoding alone, in another order, padded."""
     policy = policy.format(roles=mixed_roles(tmp_path))
     force_own_path(monkeypatch)
     engine = CudaEngine(monkeypatch, policy, block=block, layout=layout)
-    engine.requests.rows[3] = RequestRow(sparse=False)
-    requests = Requests(engine)
-    requests.run([Row(0, 150, 150, True), Row(3, 100, 100, True)])
-    requests.run([Row(0, 151), Row(1, 65, 65, True), Row(3, 101)])
-    requests.run([Row(1, 130, 65, True), Row(3, 102), Row(0, 152)])
-    requests.run([Row(1, 131), Row(0, 153)], padding=3)
-    requests.run([Row(0, 154), Row(1, 132), Row(2, 1, 1, True)])
-    # Rows without tokens pad a batch.
-    requests.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
+    Requests(engine).run_mixed()
 
 
 @pytest.mark.parametrize(("policy", "captured"), [(PAGES, True), (CLUSTERS, True), (CLUSTERS, False)])
@@ -157,7 +159,7 @@ def test_rows_that_the_budget_covers_go_to_the_parent_unless_steps_are_captured(
         requests.run(rows)
 
 
-def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_layers_of_a_mixed_step_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
     engine.requests.rows[2] = RequestRow(sparse=False)
     common = engine.metadata([Row(1, 130, 65, True), Row(2, 103), Row(0, 152), Row(3, 99)])
@@ -165,23 +167,9 @@ def test_a_mixed_step_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     # Layers whose heads are all dense are vLLM's, for all rows.
     for layer in (0, 1):
         dense = step.part(layer)
-        assert (dense.parent_tokens, dense.groups) == (None, ())
+        assert (dense.parent_tokens, dense.sparse) == (None, None)
         assert dense.parent.seq_lens.tolist() == [130, 103, 152, 99]
-    part = step.part(2)
-    assert part == step.part(LAYERS - 1)
-    assert part.parent_tokens.tolist() == list(range(66))
-    assert part.parent.query_start_loc.tolist() == [0, 65, 66]
-    assert part.parent.seq_lens.tolist() == [130, 103]
-    assert (part.parent.max_query_len, part.parent.max_seq_len, part.parent.num_actual_tokens) == (65, 130, 66)
-    assert torch.equal(part.parent.block_table, engine.tables[[1, 2]])
-    assert torch.equal(part.parent.slot_mapping, common.slot_mapping[:66])
-    (group,) = part.groups
-    assert group.tokens.tolist() == [66, 67]
-    assert group.rows.seq_lens.tolist() == [152, 99]
-    assert torch.equal(group.rows.page_table, engine.tables[[0, 3]])
-    single, several = step.written
-    assert (single.start.tolist(), single.count) == ([102, 151, 98], 1)
-    assert (several.start.tolist(), several.count) == ([65], 65)
+    assert step.part(2) == step.part(LAYERS - 1)
 
 
 @pytest.mark.parametrize(
@@ -205,17 +193,17 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     engine = CudaEngine(monkeypatch, PAGES)
     common = engine.metadata([Row(0, 152, 152, True), Row(3, 1, 1, True)])
     seen = []
-    step = prepare(engine.builder.groups, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
+    step = prepare(engine.builder.sparse, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
     assert seen == [common]
     part = step.part(0)
-    assert (part.parent, part.parent_tokens, part.groups) == ("parent", None, [])
+    assert (part.parent, part.parent_tokens, part.sparse) == ("parent", None, None)
 
 
 def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
     part = engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
     assert part.parent.seq_lens.tolist() == [9]
-    assert part.groups[0].tokens.tolist() == [0]
+    assert part.sparse.tokens.tolist() == [0]
 
 
 def test_a_profiling_run_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode import recall as recall_module
 from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
-from saccade.types import KVView, Selection
+from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.types import KVView, Selection, Softmax
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 CLUSTERS = "lychee_cluster:budget=64"
@@ -49,10 +51,10 @@ def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.Monk
     engine = CudaEngine(monkeypatch, PAGES)
     step = decode_step(engine, [Row(0, 152), Row(3, 9)])
     parts = [step.part(layer) for layer in range(LAYERS)]
-    assert [part.parent is step.parent and not part.groups for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
-    assert all(part.parent is None and part.groups == (step.group,) for part in parts[2:])
-    assert step.group.tokens is None
-    assert step.parent.seq_lens.tolist() == step.group.rows.seq_lens.tolist() == [152, 9]
+    assert [part.parent is step.parent and part.sparse is None for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
+    assert all(part.parent is None and part.sparse is step.sparse for part in parts[2:])
+    assert step.sparse.tokens is None
+    assert step.parent.seq_lens.tolist() == step.sparse.rows.seq_lens.tolist() == [152, 9]
 
 
 def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +66,27 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
     for lengths in ((152, 99, 0), (301, 5, 0)):
         common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         step = engine.prepared(common)
-        ours = [tensor for tensor in tensors((step.group.rows, step.written)) if tensor.data_ptr() not in theirs]
+        named = tensors((step.sparse.rows, step.written, step.sparse.state.workspace))
+        ours = [tensor for tensor in named if tensor.data_ptr() not in theirs]
         addresses.append([tensor.data_ptr() for tensor in ours])
         assert step.written[0].start.tolist() == [length - 1 for length in lengths]
-        assert step.group.rows.max_len == MAX_LEN
-        assert step.group.rows.bounds is None
+        assert step.sparse.rows.max_len == MAX_LEN
+        assert step.sparse.rows.bounds is None
     assert addresses[0] == addresses[1]
-    # Row starts, flags and turns, which the rows written to share; and where each of these begins to be new.
+    # Row starts and flags, which the rows written to share; where each of these begins to be new; and the workspace.
     assert len(set(addresses[0])) == 4
+
+
+def test_attention_is_handed_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that a graph may hold and of others; zeros, which programs find and leave behind."""
+    engine, sparse = CudaEngine(monkeypatch, PAGES), Mock(wraps=sparse_decode)
+    state = engine.builder.sparse._state
+    state.attention = replace(state.attention, sparse=sparse)
+    engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True)], engine.random_qkv(249))
+    engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
+    engine.step([Row(0, 152), Row(2, 30, 30, True)], engine.random_qkv(31))
+    handed = [call.kwargs["workspace"] for call in sparse.call_args_list]
+    assert handed == [state.workspace] * 2 * (LAYERS - 2) and not state.workspace.turns.any()
 
 
 def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +95,11 @@ def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -
     engine.requests.rows[2] = RequestRow(sparse=False)
     rows = [Row(0, 152), Row(2, 103), Row(1, 33, 1, True), Row(3, 0, 0)]
     step = decode_step(engine, rows)
-    assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [False, True, True, False]
+    assert step.sparse.rows.whole is not None
+    assert step.sparse.rows.whole.tolist() == [False, True, True, False]
     # The same memory says it of the next batch.
-    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).group.rows.whole.tolist() == [True, False]
-    assert step.group.rows.whole.tolist() == [True, False, True, False]
+    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).sparse.rows.whole.tolist() == [True, False]
+    assert step.sparse.rows.whole.tolist() == [True, False, True, False]
 
 
 def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +107,8 @@ def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: p
     common = engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0), Row(2, 0, 0)])
     common.is_prefilling, common.req_idx = common.is_prefilling[:2], common.req_idx[:2]
     step = engine.builder.build(0, common)
-    assert step.group.rows.batch == 4
-    assert step.group.rows.whole.tolist() == [False] * 4
+    assert step.sparse.rows.batch == 4
+    assert step.sparse.rows.whole.tolist() == [False] * 4
 
 
 def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,16 +197,16 @@ def test_an_index_is_set_aside_before_the_cache(
     assert [record.message for record in caplog.records] == [f"saccade: decoding steps are {told}"]
     held = room.room_of(engine.config)
     support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
-    if held.reserved is None:
+    if held.index is None:
         assert support is AttentionCGSupport.NEVER
         return
     assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     # Four slots and nobody's, in the ten layers that select.
-    assert len(held.reserved.table.stops) == 5
-    assert list(held.reserved.layers) == list(range(2, LAYERS))
+    assert len(held.index.table.stops) == 5
+    assert list(held.index.layers) == list(range(2, LAYERS))
     # vLLM may make builders twice, the first time to see what graphs need.
     again = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
-    assert again.groups._reserved is engine.builder.groups._reserved is held.reserved
+    assert again.sparse.slots.slots.index is engine.builder.sparse.slots.slots.index is held.index
 
 
 def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,13 +214,20 @@ def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.Mo
     engine.config.model_config.enable_sleep_mode = True
     del held_by(engine.config)["_saccade_room"]
     assert reasons_of(engine.config) == ["sleep mode may discard the memory of its index"]
-    assert room.room_of(engine.config).reserved is None
+    assert room.room_of(engine.config).index is None
+
+
+def serve(engine: CudaEngine, **changes: Any) -> None:
+    """Let the engine's steps serve with these; recall, if it is measured, in each."""
+    for part in (engine.builder.sparse, engine.builder.sparse.sampling):
+        options = replace(engine.serving.options, recall=1.0)
+        vars(part)["_serving"] = replace(engine.serving, options=options, **changes)
 
 
 def searched(engine: CudaEngine) -> list[int]:
     """The slots that the latest step's rows search."""
-    index: Any = engine.builder.groups._state.indexes.of(LAYERS - 1, None)  # type: ignore[arg-type]
-    found: list[int] = index.slots[1].tolist()
+    index: Any = engine.builder.sparse.slots.slots.index
+    found: list[int] = index.placed[1].tolist()
     return found
 
 
@@ -217,18 +239,18 @@ def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) 
     engine.step(prompts, engine.random_qkv(352))
     engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
     held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
-    monkeypatch.setattr(slots, "SLICE", 60)
+    monkeypatch.setattr(slots, "MAX_PROMPT_TOKENS", 60)
     engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     last = engine.requests.rows[3].memory.slot
     assert searched(engine) == [held[1].slot, nobody, last, held[0].slot, nobody]
-    assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [False, True, False, False, False]
+    assert step.sparse.rows.whole is not None
+    assert step.sparse.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.
     step = decode_step(engine, [Row(0, 1), Row(1, 1)])
     assert searched(engine) == [nobody] * 2
-    assert step.group.rows.whole is not None
-    assert step.group.rows.whole.tolist() == [True, True]
+    assert step.sparse.rows.whole is not None
+    assert step.sparse.rows.whole.tolist() == [True, True]
 
 
 def test_who_takes_a_slot_over_is_answered_as_in_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +293,11 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
         prompts = [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 80, 80, True), Row(3, 40, 40, True)]
         engine.step(prompts, engine.random_qkv(369))
         recall = RecallObserver(LAYERS)
-        groups = engine.builder.groups
-        vars(groups)["_serving"] = replace(
-            groups._serving, recall=recall, options=replace(groups._serving.options, recall=1.0)
-        )
+        sparse = engine.builder.sparse
+        serve(engine, recall=recall)
         qkv, rows = engine.random_qkv(4), [Row(0, 151), Row(1, 100), Row(2, 81), Row(3, 41)]
         if kept:
-            groups.keep(4)
+            sparse.sampling.keep(QUERY_HEADS // KV_HEADS, 4)
             engine.step(rows, qkv)
             assert all(layer is None for layer in recall.per_layer())
             # Other rows and lengths in the same memory; or blocks of a row that is gone, written by a prompt.
@@ -287,9 +307,9 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
         else:
             common = engine.metadata(rows)
             step = engine.builder.build(0, common)
-            groups._state.observers = (OfRows(recall, [True, True, False, False], 151),)
+            sparse._state.observers = (OfRows(recall, [True, True, False, False], 151),)
             engine.layers_of(step, common, qkv)
-            groups._state.observers = ()
+            sparse._state.observers = ()
         means.append(recall.per_layer())
     alone, behind = means
     for layer, (one, other) in enumerate(zip(alone, behind, strict=True)):
@@ -308,20 +328,17 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
 def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a step is not captured, and is measured while it runs, but for layers whose heads are all dense."""
     engine = CudaEngine(monkeypatch, PAGES)
-    groups, recall, told = engine.builder.groups, RecallObserver(LAYERS), []
+    recall, told = RecallObserver(LAYERS), []
     report = SimpleNamespace(
-        step=lambda selecting, dense: told.append(selecting),
-        measuring=told.append,
-        layer_done=lambda layer: None,
+        step=lambda selecting, dense: told.append(selecting), measuring=told.append, layer_done=lambda layer: None
     )
-    options = replace(groups._serving.options, recall=1.0)
-    vars(groups)["_serving"] = replace(groups._serving, recall=recall, options=options, metrics=report)
-    groups.keep(4)
+    serve(engine, recall=recall, metrics=report)
+    engine.builder.sparse.sampling.keep(QUERY_HEADS // KV_HEADS, 4)
     widths = set()
 
-    def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:
+    def recall_of(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Recall:
         widths.add((len(q), kv.rows.max_len))
-        return measured(q, kv, selection, scale=scale)
+        return measured(q, kv, selection, softmax)
 
     measured = recall_module.recall_of
     monkeypatch.setattr(recall_module, "recall_of", recall_of)
@@ -345,11 +362,11 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
 def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dummy rows stand in slots that warm-up requests have had, one token each and not of a prompt."""
     engine = CudaEngine(monkeypatch, PAGES)
-    groups, told = engine.builder.groups, []
+    told = []
     report = SimpleNamespace(
         step=lambda selecting, dense: told.append(selecting), disregard=lambda: told.append("nobody's")
     )
-    vars(groups)["_serving"] = replace(groups._serving, metrics=report)
+    serve(engine, metrics=report)
     common = engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)])
     engine.layers_of(engine.builder.build_for_cudagraph_capture(common), common, engine.random_qkv(4))
     engine.prepared(engine.metadata([Row(0, 151), Row(1, 100)]))

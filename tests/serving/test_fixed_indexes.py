@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, LEVELS, REQUESTS, World, by_device, by_host, present
+from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, REQUESTS, World, by_device, by_host, present
 
 from saccade.adapters.vllm.worker import slots as slots_module
+from saccade.adapters.vllm.worker.batch import Batch
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.adapters.vllm.worker.slots import Arrival, FixedIndexes, SlotMemory
-from saccade.plans.rectify import Phase
-from saccade.selection.clusters import stack as stack_module
+from saccade.adapters.vllm.worker.slots import SlotMemory
+from saccade.decode.slots import Slots
+from saccade.plans.rectify import Clean, Phase
+from saccade.selection.clusters import index as index_module
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.clusters.stack import ClusterStack
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import KeySizes
+from saccade.selection.index import KeySizes
 from saccade.types import Rows
 
 SLOTS, ROWS = 3, 5
@@ -30,36 +30,21 @@ class Fixed:
 
     def __init__(self, world: World, way: Any = by_device) -> None:
         fed, self.made = way(world)
-        keys = KeySizes(HEADS, DIM, torch.float32, torch.device("cpu"))
-        layers = sorted(world.plan(CLUSTERS).refreshing)
-        self.world, self.stack = (
-            world,
-            ClusterStack.empty(CLUSTERS, layers, keys, SLOTS + 1, LENGTH, TokenHistory(LEVELS)),
-        )
-        self.indexes = FixedIndexes(world.plan(CLUSTERS), LEVELS, fed, world.view, self.stack, ROWS)
+        keys, plan = KeySizes(HEADS, DIM, torch.float32, torch.device("cpu")), world.plan(CLUSTERS)
+        self.index: Any = plan.new_slots(keys, SLOTS + 1, longest=LENGTH, text=fed, fixed=True)
+        self.world, self.slots = world, world.slots(CLUSTERS, fed, self.index, requests=SLOTS, rows=ROWS)
         self.here: dict[int, RequestRow] = {}
 
-    def enter(self, request: int) -> SlotMemory:
+    def enter(self, request: int) -> RequestRow:
         self.here[request] = self.made(request)
-        memory = self.here[request].memory = SlotMemory(Phase(None), self.indexes.free)
-        return memory
+        return self.here[request]
 
     def leave(self, request: int) -> None:
-        self.here.pop(request).memory.leave()
+        if (memory := self.here.pop(request).memory) is not None:
+            memory.leave()
 
     def step(self, new: dict[int, int], prompts: Collection[int] = ()) -> None:
-        """A step that computes so many of the last tokens of these requests; lengths are those behind it.
-
-        More than one are a prompt's, and also one of those of `prompts`.
-        """
-        world, requests = self.world, [*new]
-        arrivals = []
-        for request, count in new.items():
-            length = world.lengths[request]
-            self.here[request].memory.written(length - count, length, dense=count > 1)
-            decodes = count == 1 and request not in prompts
-            arrivals.append(Arrival(self.here[request], request, length - count, length, decodes))
-        self.indexes.take_in(arrivals, lambda chosen: world.rows([requests[number] for number in chosen]))
+        self.world.step(self.slots, self.here, new, prompts)
 
     def rows(self, requests: list[int]) -> Rows:
         """As a captured step has them: bounds are the longest row's, and rows behind the requests pad the batch."""
@@ -69,11 +54,11 @@ class Fixed:
 
     def sets(self, requests: list[int], q: Tensor) -> list[Any]:
         """What every layer chooses for a padded batch."""
-        self.indexes.place([self.here[request] for request in requests], ROWS)
         found, rows = [], self.rows(requests)
+        self.slots.place([self.here[request] for request in requests], rows)
         for layer in range(1, LAYERS):
             kv = self.world.view(layer, rows)
-            found.append(CLUSTERS.select(q, kv, self.indexes.of(layer, kv), None, 1.0))
+            found.append(CLUSTERS.select(q, kv, self.slots.slots.of(layer, kv), None, 1.0))
         return found
 
     def check(self, requests: list[int]) -> None:
@@ -87,25 +72,23 @@ class Fixed:
 
     def addresses(self) -> list[int]:
         """Of all that a search reads."""
-        table = self.stack.table
-        held = [table.edges, table.ends, *self.stack.tree.tensors().values()]
-        for layer in range(1, LAYERS):
-            index: Any = self.indexes.of(layer, None)  # type: ignore[arg-type]  # which is not looked at
-            held += [*index.tree.tensors().values(), index.table.edges, index.table.ends, index.slots[1]]
+        held = [self.index.table.edges, self.index.table.ends, self.index.placed[1]]
+        for tree in (self.index.tree, *(one.tree for one in self.index.layers.values())):
+            held += tree.tensors().values()
         return [tensor.data_ptr() for tensor in held]
 
 
 @pytest.mark.parametrize("way", [by_host, by_device])
-@pytest.mark.parametrize(("seed", "together"), [(0, stack_module.TOGETHER), (1, 1)])
+@pytest.mark.parametrize(("seed", "together"), [(0, index_module.TOGETHER), (1, 1)])
 def test_requests_come_and_go(way: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory.
 
     Planted at once, or row by row and layer by layer.
     """
-    monkeypatch.setattr(stack_module, "TOGETHER", together)
+    monkeypatch.setattr(index_module, "TOGETHER", together)
     world, numbers = World(seed), random.Random(seed)
     fixed = Fixed(world, way)
-    fixed.indexes.place([], ROWS)
+    fixed.slots.place([], fixed.rows([]))
     addresses, stood, kept = fixed.addresses(), [world.lengths[request] for request in range(REQUESTS)], 0
     waiting = dict.fromkeys(range(REQUESTS), 0)
     for _ in range(100):
@@ -140,13 +123,13 @@ def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
     fixed.step({0: 1})
     fixed.check([0])
     fixed.leave(0)
-    for name, tensor in fixed.stack.tree.tensors().items():
+    for name, tensor in fixed.index.tree.tensors().items():
         if name not in ("unit_tokens", "edges", "ends"):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 2**30)
     second = fixed.enter(1)
     fixed.step({1: 1})
-    assert first.slot is None
-    assert second.slot == 0
+    assert first.memory.slot is None
+    assert second.memory.slot == 0
     fixed.check([1])
     # Also of a row that is in no slot yet.
     fixed.enter(2)
@@ -156,15 +139,15 @@ def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
 @pytest.mark.parametrize("left", [60, 200])
 def test_a_prompts_backlog_is_taken_in_in_slices(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt that finds much in the cache; its index is that of all at once in the end."""
-    monkeypatch.setattr(slots_module, "SLICE", left)
+    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", left)
     world = World(5)
     fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
     fixed.enter(0)
     fixed.step({0: 1}, prompts=[0])  # another may be computing now what it has found
-    stops = [fixed.stack.table.stops[0]]
+    stops = [fixed.index.table.stops[0]]
     while len(stops) < 2 or stops[-1] > stops[-2]:
         fixed.step({0: 1}, prompts=[0])
-        stops.append(fixed.stack.table.stops[0])
+        stops.append(fixed.index.table.stops[0])
     assert stops[0] == 0 and stops[1:-2] == [left * (number + 1) for number in range(len(stops) - 3)]
     assert len(stops) == -(-stops[-1] // left) + 2
     fixed.check([0])
@@ -173,21 +156,21 @@ def test_a_prompts_backlog_is_taken_in_in_slices(left: int, monkeypatch: pytest.
 @pytest.mark.parametrize("before", [0, 2])
 def test_who_decodes_is_indexed_ahead(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much of its text came at once, or is left by slices of its prompt, and however many others have some."""
-    monkeypatch.setattr(slots_module, "SLICE", 60)
+    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", 60)
     world = World(5)
     fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
     for request in range(3):
         fixed.enter(request)
     for _ in range(before):
         fixed.step(dict.fromkeys(range(3), 1), prompts=range(3))
-    assert sum(fixed.stack.table.stops[:3]) == 60 * max(before - 1, 0)
+    assert sum(fixed.index.table.stops[:3]) == 60 * max(before - 1, 0)
     fixed.step(dict.fromkeys(range(3), 1))
     fixed.check([0, 1, 2])
 
 
 def test_slices_are_shared_by_prompts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that decode are never late for others; the more a step computes, the more it takes in."""
-    monkeypatch.setattr(slots_module, "SLICE", 50)
+    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", 50)
     world = World(6)
     fixed, world.lengths = Fixed(world), [45, 200, 240, *[0] * 4]
     fixed.enter(0)
@@ -198,11 +181,11 @@ def test_slices_are_shared_by_prompts_alone(monkeypatch: pytest.MonkeyPatch) -> 
     world.lengths[0] = 49
     fixed.step({1: 1, 2: 1}, prompts=[1, 2])
     fixed.step({0: 1, 1: 1, 2: 1}, prompts=[1, 2])
-    assert fixed.stack.table.stops[:3] == [48, 50, 0]
+    assert fixed.index.table.stops[:3] == [48, 50, 0]
     fixed.check([0])
     # A chunk of a prompt is computed in the step.
     fixed.step({0: 1, 1: 1, 2: 160}, prompts=[1])
-    assert fixed.stack.table.stops[1] == 192 and 0 < fixed.stack.table.stops[2] <= 20
+    assert fixed.index.table.stops[1] == 192 and 0 < fixed.index.table.stops[2] <= 20
 
 
 def test_a_prompt_is_indexed_while_it_is_computed() -> None:
@@ -213,10 +196,10 @@ def test_a_prompt_is_indexed_while_it_is_computed() -> None:
     for length in (60, 120, 180):
         world.lengths[0] = length
         fixed.step({0: 60})
-        assert fixed.stack.table.stops[0] == (length - 60) // 12 * 12 * (length > CLUSTERS.budget)
+        assert fixed.index.table.stops[0] == (length - 60) // 12 * 12 * (length > CLUSTERS.budget)
     world.lengths[0] = 181
     fixed.step({0: 1})
-    assert fixed.stack.table.stops[0] == 180
+    assert fixed.index.table.stops[0] == 180
     fixed.check([0])
 
 
@@ -229,17 +212,18 @@ def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyP
         planted.append(keys.clone())
         return plant(keys, *rest)
 
-    plant = stack_module.plant
-    monkeypatch.setattr(stack_module, "plant", spied)
+    plant = index_module.plant
+    monkeypatch.setattr(index_module, "plant", spied)
     for _ in range(2):
-        fixed.indexes.warm_up(world.rows([3]))
+        lengths = torch.tensor([world.lengths[3]], dtype=torch.int32)
+        fixed.slots.warm_up(Batch([world.lengths[3]], [1], [False], [0], [], False), torch.tensor([[3]]), lengths)
     assert len(planted) == 1
     assert not planted[0].any()
-    assert not fixed.stack.tree.unit_tokens.any()
+    assert not fixed.index.tree.unit_tokens.any()
     fixed.enter(0)
     fixed.step({0: 1})
-    fixed.check([0])
     assert len(planted) == 2
+    fixed.check([0])
 
 
 @pytest.mark.parametrize("every", [0, 1, 5, 16])
@@ -251,14 +235,16 @@ def test_a_set_of_the_budgets_size_holds_what_is_in_no_chunk(buffer: int | None,
     selector = ClusterSelector(
         budget=budget, sinks=sinks, buffer=buffer, chunk_min=3, chunk_max=longest, replant=7, every=every
     )
-    memory, length, widest = SlotMemory(Phase(every or None), []), budget - 9, 0
-    memory.written(0, length, dense=True)
+    phase, length, widest = Phase(every or None), budget - 9, 0
+    memory = SlotMemory(Slots(World(0).plan(selector), None), Clean(phase).at(0))
+    memory.wrote(0, length, dense=True)
     for _ in range(200):
         length += 1
         # A pass begins at the first token that a sparse step wrote.
-        again = memory.phase.due(length - 1 - memory.clean) if every else False
-        memory.written(memory.clean if again else length - 1, length, dense=again)
-        stop = selector.stop(length, min(length - 1, memory.clean))
+        again = phase.due(length - 1 - memory.final.boundary)
+        start = memory.final.boundary if again else length - 1
+        memory.wrote(start, length - start, dense=again)
+        stop = selector.stop(length, min(length - 1, memory.final.boundary))
         if length > budget and not again:
             assert stop >= sinks + longest
             # The last chunk ends within a longest one of what was looked at.

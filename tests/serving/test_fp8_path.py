@@ -19,7 +19,6 @@ from vllm.v1.attention.backends import flash_attn
 
 from saccade.adapters.vllm.worker import cuda
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
-from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.types import Rows
 
 
@@ -63,17 +62,9 @@ class QuantisedRequests(Requests):
 def test_every_row_gets_what_the_policy_says(
     policy: str, block: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts in chunks beside decoding rows, one of which opted out; then decoding alone, in another order, padded."""
     force_own_path(monkeypatch)
     engine = CudaEngine(monkeypatch, policy, block=block, layout=layout, cache="fp8")
-    engine.requests.rows[3] = RequestRow(sparse=False)
-    requests = QuantisedRequests(engine)
-    requests.run([Row(0, 150, 150, True), Row(3, 100, 100, True)])
-    requests.run([Row(0, 151), Row(1, 65, 65, True), Row(3, 101)])
-    requests.run([Row(1, 130, 65, True), Row(3, 102), Row(0, 152)])
-    requests.run([Row(1, 131), Row(0, 153)], padding=3)
-    requests.run([Row(0, 154), Row(1, 132), Row(2, 1, 1, True)])
-    requests.run([Row(1, 133), Row(0, 155), Row(2, 0, 0), Row(3, 0, 0)], padding=2)
+    QuantisedRequests(engine).run_mixed()
 
 
 def test_our_kernels_are_asked_with_all_digits(monkeypatch: pytest.MonkeyPatch) -> None:

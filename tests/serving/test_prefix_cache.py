@@ -22,7 +22,7 @@ POLICIES = (
 def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, visited: LLM) -> None:
     """Three turns, each of which begins with the one before, its sparse answer included."""
     every = 8 if "rectify=8" in policy else 16 if "rectify=16" in policy else None
-    prompt, steps, last = prompts(300)[0], 70, 0
+    prompt, steps, last = prompts(300)[0], 40, 0
     for turn in range(3):
         shared = TokensPrompt(prompt_token_ids=prompt, cache_salt="second turn")
         output = visited.generate([shared], greedy(steps), use_tqdm=False)[0]

@@ -23,6 +23,7 @@ from saccade import ServingError
 from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 from saccade.adapters.vllm.checks import SCHEDULER, reasons_against_rectifying
+from saccade.adapters.vllm.options import ServeOptions
 from saccade.adapters.vllm.scheduler import RectifyingScheduler
 from saccade.adapters.vllm.scheduler.held import HeldTokens
 from saccade.adapters.vllm.scheduler.rectifying import AheadScheduler
@@ -247,6 +248,14 @@ def test_only_model_runner_v2_has_tokens_in_time(monkeypatch: pytest.MonkeyPatch
         assert any("--no-async-scheduling" in one for one in reasons_against_rectifying(asked, Rectify(4))) is refused
     monkeypatch.setattr(type(asked.model_config), "uses_mrope", True)
     assert any("--no-async-scheduling" in one for one in reasons_against_rectifying(asked, Rectify(4)))
+
+
+def test_on_model_runner_v2_a_pass_would_lose_an_index_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config("lychee_cluster:budget=96,rectify=4")
+    for v2, refused in (("1", True), ("0", False)):
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+        reasons = checks.reasons_against(asked, ServeOptions.of(asked))
+        assert any("whose index is lost" in one for one in reasons) is refused
 
 
 def test_it_is_the_scheduler_of_the_engine_that_asks() -> None:

@@ -93,8 +93,7 @@ def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[...,
     assert args.additional_config == {"saccade": server.options.to_dict()}
     assert (args.scheduler_cls, args.async_scheduling) == (None, None)
     assert (server.block, server.address) == (32, f"http://127.0.0.1:{free_port}")
-    assert "12 layers" in server.shape
-    assert "float32" in server.shape
+    assert "12 layers" in server.shape and "float32" in server.shape
     assert made("--kv-cache-dtype", "fp8").shape == f"{server.shape}, cache in fp8"
 
 
@@ -148,19 +147,16 @@ def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
     monkeypatch.setattr(serve, "_made", made)
     args = serve._parse(["--served-model-name", "x"])
     serve._config(args, ServeOptions.read({"policy": policy}, "", ModelSource.locate(None).decoder))
-    assert asked == [None]
-    assert args.block_size == block
+    assert (asked, args.block_size) == ([None], block)
 
 
 def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"other": 1, "saccade": {"policy": "quest:budget=64", "recall": 0.5}}
     rest = ["--host", "0.0.0.0", "--dtype", "bfloat16", "--served-model-name", "mine", "--max-model-len", "1k"]
     args = made(*rest, "--additional-config", json.dumps(given), "--kv-cache-memory-bytes", "100000000").args
-    stays = args.host, args.dtype, args.served_model_name, args.max_model_len
-    assert stays == ("0.0.0.0", "bfloat16", ["mine"], 1000)
-    assert args.kv_cache_memory_bytes == 100_000_000
-    assert args.additional_config["other"] == 1
-    assert args.additional_config["saccade"] == {**given["saccade"], "rectify_together": False}
+    stays = args.host, args.dtype, args.served_model_name, args.max_model_len, args.kv_cache_memory_bytes
+    assert stays == ("0.0.0.0", "bfloat16", ["mine"], 1000, 100_000_000)
+    assert args.additional_config == {"other": 1, "saccade": {**given["saccade"], "rectify_together": False}}
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert made(recall=0.25).args.kv_cache_memory_bytes is None
     assert made(recall=0.25).options.recall == 0.25
@@ -196,8 +192,12 @@ def test_workers_find_the_recipe_themselves(made: Callable[..., Server]) -> None
     config = serve._made(server.args)
     assert config.additional_config == {"saccade": {"policy": "auto"}}
     options = ServeOptions.of(config)
-    assert options is not None
     assert options.policy == Recipe.read(model_path() / "saccade.json").policy
+    assert ServeOptions.of(config) is options
+    config.model_config.max_model_len -= 1
+    assert ServeOptions.of(config) is not options
+    config.additional_config = {"saccade": "quest"}
+    assert str(ServeOptions.of(config).policy) == "quest"
 
 
 def test_a_recipe_beside_another_model(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:

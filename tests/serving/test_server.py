@@ -30,12 +30,12 @@ from saccade.adapters.vllm.metrics import VARIABLE
 EVERY = 8
 POLICY = f"resa:min_pages=2,rectify={EVERY}"
 MODEL = "bundled"
-STREAMS = 32
-ANSWER = 40
+STREAMS = 24
+ANSWER = 30
 CACHE = 512 * 2**20
 """More than all streams hold together, so that nobody is preempted: a preempted request may answer differently."""
 ROUNDS = 5
-MARGIN = 2 * 2**20
+MARGIN = STREAMS * 2**16
 """64 KiB for each stream of a round, which holds 4 MiB of cache on average. Measured: less than 1 MiB in all."""
 REQUESTS = f"saccade_requests_total{{{POLICY}}}"
 

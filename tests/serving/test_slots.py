@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, LEVELS, REQUESTS, World, by_device, by_host, present
+from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, REQUESTS, World, by_device, by_host, present
 
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.adapters.vllm.worker.slots import SlotIndexes, SlotMemory
-from saccade.plans.rectify import Phase
 
 
 @pytest.mark.parametrize("way", [by_host, by_device])
@@ -19,32 +17,35 @@ from saccade.plans.rectify import Phase
 def test_requests_come_and_go(way: Any, seed: int) -> None:
     selector, world, numbers = CLUSTERS, World(seed), random.Random(seed)
     fed, made = way(world)
-    indexes = SlotIndexes(world.plan(selector), LEVELS, fed, world.view)
+    indexes = world.slots(selector, fed)
     here: dict[int, RequestRow] = {}
     highest = 0
     for step in range(90):
         if step % 6 == 0:
             for request in [*here]:
-                if numbers.random() < 0.5:
-                    here.pop(request).memory.leave()
+                if numbers.random() < 0.5 and (memory := here.pop(request).memory) is not None:
+                    memory.leave()
             away = [request for request in range(REQUESTS) if request not in here]
             for request in numbers.sample(away, min(len(away), 4 - len(here))):
                 here[request] = made(request)
-                here[request].memory = SlotMemory(Phase(None), indexes.free)
         batch = [request for request in here if world.lengths[request] > selector.budget]
         if not batch:
             continue
         rows, q = world.rows(batch), world.queries(len(batch))
-        world.take_in(indexes, batch, [here[request] for request in batch], batch)
+        world.step(indexes, here, dict.fromkeys(batch, 1))
+        indexes.place([here[request] for request in batch], rows)
         highest = max(highest, *(here[request].memory.slot for request in batch))
         kv = world.view(1, rows)
-        chosen = selector.select(q, kv, indexes.of(1, kv), None, 1.0)
+        chosen = selector.select(q, kv, indexes.slots.of(1, kv), None, 1.0)
         for row, request in enumerate(batch):
             assert present(chosen, row).equal(world.alone(selector, request, q[row : row + 1]))
             world.lengths[request] += world.lengths[request] < LENGTH
-            here[request].memory.written(world.lengths[request] - 1, world.lengths[request], dense=False)
     assert highest == 3, "slots are taken over"
-    assert indexes.nbytes > 0 and indexes.of(0, kv) is None
+    assert indexes.slots.nbytes > 0 and indexes.slots.of(0, kv) is None
+    for request in here.values():
+        if request.memory is not None:
+            request.memory.leave()
+    assert indexes.slots.nbytes == 0, "where nobody is, room is given back"
 
 
 def test_what_is_written_anew_is_taken_in_anew() -> None:
@@ -52,15 +53,28 @@ def test_what_is_written_anew_is_taken_in_anew() -> None:
     selector, world = CLUSTERS, World(3)
     world.lengths = [150] * REQUESTS
     fed, made = by_host(world)
-    indexes = SlotIndexes(world.plan(selector), LEVELS, fed, world.view)
-    request = made(2)
-    request.memory = SlotMemory(Phase(None), indexes.free)
-    world.take_in(indexes, [2], [request], [2])
+    indexes, here = world.slots(selector, fed), {2: made(2)}
+    world.step(indexes, here, {2: 1})
     world.k[:, 2, 90:] = torch.randn(LAYERS, LENGTH - 90, HEADS, DIM)
-    request.memory.written(90, 150, dense=True)
-    world.take_in(indexes, [2], [request], [2])
+    here[2].memory.wrote(90, 60, dense=True)
+    world.step(indexes, here, {2: 1})
     q, kv = world.queries(1), world.view(1, world.rows([2]))
-    assert present(selector.select(q, kv, indexes.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
+    indexes.place([here[2]], kv.rows)
+    assert present(selector.select(q, kv, indexes.slots.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
+
+
+def test_who_leaves_before_it_is_asked_leaves_a_slot_like_any_other() -> None:
+    """As a prompt that enters alone and is aborted."""
+    world = World(5)
+    fed, made = by_host(world)
+    indexes, here = world.slots(CLUSTERS, fed), {0: made(0), 1: made(1), 2: made(2)}
+    world.lengths = [150] * REQUESTS
+    world.step(indexes, here, {0: 1})
+    world.step(indexes, here, {1: 60})
+    here[1].memory.leave()
+    world.step(indexes, here, {0: 1, 2: 1})
+    assert here[2].memory.slot == 1
+    assert indexes.slots.nbytes > 0
 
 
 def test_a_row_within_the_budget_has_a_slot_too() -> None:
@@ -68,25 +82,13 @@ def test_a_row_within_the_budget_has_a_slot_too() -> None:
     selector, world = CLUSTERS, World(4)
     world.lengths = [20] * REQUESTS
     fed, made = by_host(world)
-    indexes = SlotIndexes(world.plan(selector), LEVELS, fed, world.view)
+    indexes = world.slots(selector, fed)
     for batch in ([0], [0, 1], [0, 1, 2]):
-        requests = [made(request) for request in batch]
-        for request in requests:
-            request.memory = SlotMemory(Phase(None), indexes.free)
-        world.take_in(indexes, batch, requests, batch)
+        here = {request: made(request) for request in batch}
+        world.step(indexes, here, dict.fromkeys(batch, 1))
         kv = world.view(1, world.rows(batch))
-        chosen = selector.select(world.queries(len(batch)), kv, indexes.of(1, kv), None, 1.0)
+        indexes.place([*here.values()], kv.rows)
+        chosen = selector.select(world.queries(len(batch)), kv, indexes.slots.of(1, kv), None, 1.0)
         assert chosen.counts.eq(20).all()
-        for request in requests:
+        for request in here.values():
             request.memory.leave()
-
-
-def test_clean_follows_the_phase() -> None:
-    memory = SlotMemory(Phase(4), [])
-    memory.written(0, 50, dense=True)
-    assert memory.clean == 50
-    for position in range(50, 54):
-        memory.written(position, position + 1, dense=False)
-        assert memory.clean == 50
-    memory.written(50, 55, dense=True)
-    assert memory.clean == 55 and memory.rewritten == 0

@@ -25,9 +25,7 @@ def test_a_layer_reads_what_vllm_has_packed(dim: int, block: int) -> None:
     ops.cpu_attn_reshape_and_cache(
         k, v, *halves, torch.arange(count) + block, "amx", k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
     )
-    layer: Any = SimpleNamespace(
-        kv_cache_dtype="auto", sinks=None, logits_soft_cap=0, scales=lambda layer: (None, None)
-    )
+    layer: Any = SimpleNamespace(kv_cache_dtype="auto", scales=lambda layer: (None, None))
     rows = Rows.on_host(torch.arange(5, dtype=torch.int32)[None], [block], [count])
     kv = cpu.SaccadeCPUAttention.view(layer, SimpleNamespace(isa="amx"), cache, rows)
     assert kv.tiled and (kv.page, kv.kv_heads, kv.head_dim) == (block, heads, dim)
@@ -48,7 +46,8 @@ def test_tiles_are_kept_where_the_library_reads_them(
 
     told: list[str] = []
     monkeypatch.setattr(SparseBuilder, "__init__", made)
-    monkeypatch.setattr(cpu, "Groups", lambda config, view: None)
+    monkeypatch.setattr(cpu, "SparseRows", lambda config, view, room: None)
+    monkeypatch.setattr(cpu, "text_of", lambda config: None)
     monkeypatch.setattr(cpu, "reads_tiles", lambda *sizes: reads and sizes == (64, 4))
     monkeypatch.setattr(cpu.SaccadeCPUBuilder, "_set_isa_to_layers", lambda builder, names: told.extend(names))
     builder = cpu.SaccadeCPUBuilder()

@@ -23,8 +23,7 @@ POLICIES = (
 def on_two_ranks(policy: str) -> list[list[int]]:
     """The answers of two processes, one core each where there are two."""
     cores = sorted(os.sched_getaffinity(0))
-    environment = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
     script = Path(two_ranks.__file__)
     run = subprocess.run(
         [sys.executable, str(script), policy], capture_output=True, text=True, env=environment, timeout=500, check=False

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from saccade.adapters.vllm.worker.fed import Fed, FedByDevice, FedByHost
+from saccade.adapters.vllm.worker.batch import Batch
+from saccade.adapters.vllm.worker.fed import RequestFeed
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.adapters.vllm.worker.slots import Arrival, SlotIndexes
+from saccade.adapters.vllm.worker.slots import RequestSlots
+from saccade.decode.indexes import OwnIndexes
 from saccade.plans.plan import Plan, layer_roles
+from saccade.plans.rectify import ALL, Phase
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.history import TokenHistory
-from saccade.selection.selector import NewTokens
+from saccade.selection.index import SlotIndex
+from saccade.text.history import TokenHistory
 from saccade.types import KVView, ModelShape, Rows
 
 LEVELS = (0, 0, 0, 1, 2, 3, 4)
@@ -46,23 +49,30 @@ class World:
     def queries(self, rows: int) -> Tensor:
         return torch.randn(rows, 2 * HEADS, DIM)
 
-    def take_in(self, indexes: SlotIndexes, requests: list[int], known: list[RequestRow], places: list[int]) -> None:
-        """One step in which each of the requests decodes a token, and searches."""
-        arrivals = [
-            Arrival(row, place, self.lengths[request] - 1, self.lengths[request], decodes=True)
-            for request, row, place in zip(requests, known, places, strict=True)
-        ]
-        indexes.take_in(arrivals, lambda chosen: self.rows([requests[number] for number in chosen]))
-        indexes.narrow(known, self.k.device)
+    def slots(self, selector: Any, text: RequestFeed, index: SlotIndex | None = None, **sizes: int) -> RequestSlots:
+        return RequestSlots(self.plan(selector), Phase(None), text, self.view, index, **sizes)
+
+    def step(
+        self, slots: RequestSlots, here: dict[int, RequestRow], new: dict[int, int], prompts: Collection[int] = ()
+    ) -> None:
+        """A step that computes so many of the last tokens of these requests; lengths are those behind it.
+
+        More than one are a prompt's, and also one of those of `prompts`. Its rows are placed in their slots.
+        """
+        counts, lengths = [*new.values()], [self.lengths[request] for request in new]
+        prefilling = [count > 1 or request in prompts for request, count in new.items()]
+        requests = [here[request] for request in new]
+        table, on_device = torch.tensor([*new], dtype=torch.int32)[:, None], torch.tensor(lengths, dtype=torch.int32)
+        slots.follow(Batch(lengths, counts, prefilling, [*new], requests, True), table, on_device)
 
     def alone(self, selector: Any, request: int, q: Tensor, layer: int = 1) -> Tensor:
         """The set of a request that was all there at once."""
         kv = self.view(layer, self.rows([request]))
         history = TokenHistory(LEVELS)
         history.record(0, LENGTH, 1, self.ids[request : request + 1], None)
-        index = selector.new_index(kv, history)
-        index.update(kv, NewTokens(kv.rows, self.lengths[request]))
-        return present(selector.select(q, kv, index, None, 1.0), 0)
+        indexes = OwnIndexes(self.plan(selector), history)
+        indexes.begin(0, ALL)
+        return present(selector.select(q, kv, indexes.of(layer, kv), None, 1.0), 0)
 
 
 def present(chosen: Any, row: int) -> Tensor:
@@ -71,16 +81,16 @@ def present(chosen: Any, row: int) -> Tensor:
     return found
 
 
-def by_host(world: World) -> tuple[Fed, Callable[[int], RequestRow]]:
+def by_host(world: World) -> tuple[RequestFeed, Callable[[int], RequestRow]]:
     """As model runner V1: prompts and outputs are lists."""
 
     def row(request: int) -> RequestRow:
         ids = world.ids[request].tolist()
         return RequestRow(prompt=ids[:29], output=ids[29:])
 
-    return FedByHost(torch.device("cpu")), row
+    return RequestFeed(LEVELS, lambda: None), row
 
 
-def by_device(world: World) -> tuple[Fed, Callable[[int], RequestRow]]:
+def by_device(world: World) -> tuple[RequestFeed, Callable[[int], RequestRow]]:
     """As model runner V2: all ids are in one tensor, by slots of its own."""
-    return FedByDevice(world.ids.int()), lambda _: RequestRow()
+    return RequestFeed(LEVELS, world.ids.int), lambda _: RequestRow()

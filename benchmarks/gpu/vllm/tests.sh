@@ -36,6 +36,7 @@ go logits_cluster 0 $captured -k "cluster and adapter"
 go rows_cluster 1 $captured -k "cluster and not adapter"
 go logits_b 1 $captured -k "lychee_decode or streaming"
 go rows 0 $captured -k "not cluster and (preempted or aborted or second_turn)"
+go own 1 $captured -k not_ours
 go v1 1 $captured -k "not cluster and (runner_v1 or rectified)"
 go measured 1 $tests/test_measured_steps.py
 kinds=$tests/test_layer_kinds_gpu.py

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
-from ..types import KVView, Pooling
+from ..types import KVView, Pooling, Softmax
 
 STOCK = "transformers"
 NAMES = (STOCK, "torch-sdpa", "vllm")
@@ -52,7 +52,7 @@ def _missing(device: torch.device, head_dim: int) -> str | None:
 
 
 def folded_sdpa(
-    q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
+    q: Tensor, kv: KVView, softmax: Softmax, *, pooling: Pooling | None = None, out: Tensor | None = None
 ) -> tuple[Tensor, None]:
     """Torch's kernel in its best form: a group's query heads as queries of one head, the cache read once.
 
@@ -62,7 +62,7 @@ def folded_sdpa(
     length = kv.rows.max_len
     keys, values = (tensor.transpose(1, 2)[:, :, :length] for tensor in (kv.k, kv.v))
     queries = q.view(q.shape[0], kv.kv_heads, -1, q.shape[2])
-    return scaled_dot_product_attention(queries, keys, values, scale=scale).reshape(q.shape), None
+    return scaled_dot_product_attention(queries, keys, values, scale=softmax.scale).reshape(q.shape), None
 
 
 def operations(name: str, context: int, batch: int) -> AttentionOperations:

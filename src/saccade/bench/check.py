@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..decode.state import DecodeState
 from ..errors import SaccadeError
-from ..types import KVView, Selection
+from ..types import KVView, Selection, Softmax
 from .clock import wrapped
 
 
@@ -27,16 +27,17 @@ def checked(state: DecodeState, label: str) -> Iterator[None]:
     def around(operation: Callable[..., Any]) -> Callable[..., Any]:
         seen = False
 
-        def compared(q: Tensor, kv: KVView, *given: Any, scale: float, **rest: Any) -> Any:
+        def compared(q: Tensor, kv: KVView, *given: Any, **rest: Any) -> Any:
             nonlocal calls, seen
-            result = operation(q, kv, *given, scale=scale, **rest)
+            result = operation(q, kv, *given, **rest)
             if not seen:
                 seen = True
                 calls += 1
                 output = result[0] if isinstance(result, tuple) else result
                 # A dense operation is given neither a selection nor which heads are dense.
-                selection, dense = (*given, None, None)[:2]
-                compare_attention(label, output, q, kv, selection, dense, scale)
+                *sets, softmax = given
+                selection, dense = (*sets, None, None)[:2]
+                compare_attention(label, output, q, kv, selection, dense, softmax)
             return result
 
         return compared
@@ -56,14 +57,14 @@ def compare_attention(
     kv: KVView,
     selection: Selection | None,
     dense: tuple[bool, ...] | None,
-    scale: float,
+    softmax: Softmax,
 ) -> None:
     """Compare row 0 of an attention output with float64.
 
     Args:
         label: whose, for the message.
         output: `[B, Hq, d]`.
-        q, kv, selection, scale: what it was made of; no selection: all tokens.
+        q, kv, selection, softmax: what it was made of; no selection: all tokens.
         dense: KV heads that attend to all tokens although there is a selection.
 
     Raises:
@@ -77,15 +78,15 @@ def compare_attention(
         else:
             tokens = _tokens(selection, query, q.shape[1], kv)
         keys, values = _read(kv, head, tokens)
-        logits = keys @ q[0, query].double() * scale
-        if kv.soft_cap is not None:
-            logits = kv.soft_cap * torch.tanh(logits / kv.soft_cap)
-        sink = logits[:0] if kv.sinks is None else kv.sinks[query : query + 1].double()
+        logits = keys @ q[0, query].double() * softmax.scale
+        if softmax.cap is not None:
+            logits = softmax.cap * torch.tanh(logits / softmax.cap)
+        sink = logits[:0] if softmax.sinks is None else softmax.sinks[query : query + 1].double()
         weights = torch.softmax(torch.cat([logits, sink]), dim=0)[: len(logits)]
         wanted, size = weights @ values, weights @ values.abs()
         # A weight may be rounded once and the result once, in the cache's dtype; logits err by float32 sums.
         unit = torch.finfo(q.dtype).eps / 2
-        logit = float((keys.abs() @ q[0, query].double().abs()).max()) * scale * q.shape[2] * 2.0**-24
+        logit = float((keys.abs() @ q[0, query].double().abs()).max()) * softmax.scale * q.shape[2] * 2.0**-24
         budget = (2 * logit + 3 * unit + len(keys) * 2.0**-24) * size + unit * wanted.abs()
         error = (output[0, query].double() - wanted).abs()
         if not bool((error <= budget).all()):

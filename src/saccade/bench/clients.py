@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import SaccadeError
 from ..eval.output import whole_numbers
@@ -36,6 +36,7 @@ class ClientsSettings(EngineSettings):
 class ClientsJob(EngineJob[int, LoadRow]):
     """Checked settings; points are numbers of clients."""
 
+    row: ClassVar[type[Any]] = LoadRow
     settings: ClientsSettings
 
     @classmethod
@@ -45,15 +46,10 @@ class ClientsJob(EngineJob[int, LoadRow]):
         grid = Grid.check(settings)
         if not 0 <= settings.shared < 1:
             raise SaccadeError(f"shared={settings.shared} is not valid: a share of each prompt, from 0 to below 1")
-        block = settings.check(grid)
-        policies, notes = settings.timed(grid, block)
+        block, policies, notes = settings.check(grid)
         groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
         longest = max(grid.contexts) + settings.new_tokens
         return cls(grid, notes, settings, policies, points, groups, block, longest)
-
-    @property
-    def row(self) -> type[LoadRow]:
-        return LoadRow
 
     @property
     def most(self) -> int:

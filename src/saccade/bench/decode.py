@@ -19,9 +19,9 @@ from ..checkpoints.shape import shape_of
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..eval.subject import refuse_too_large
-from ..machine import read_bandwidth
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
+from ..recipes.machine import read_bandwidth
 from . import baselines
 from .grid import Grid, GridJob, OnUnit, PolicySettings
 from .rows import DecodeRow, complete, row_of

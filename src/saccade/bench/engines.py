@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import lcm
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -20,8 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ..adapters.vllm.cache_dtype import VALID, number_type
 from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
-from ..machine import copy_bandwidth, free_memory
 from ..methods.policy import Policy
+from ..recipes.machine import copy_bandwidth, free_memory
 from ..types import SLIDING
 from .grid import Grid, GridJob, OnUnit, PolicySettings
 from .rows import LoadRow, ServingRow
@@ -48,31 +48,30 @@ class EngineSettings(PolicySettings):
     kv_cache_dtype: str = "auto"
     rectify_together: bool = False
 
-    def check(self, grid: Grid) -> int:
-        """Tokens of a block; or a SaccadeError about the first value that is not valid."""
-        served = grid.device.type == "cuda"
-        if not served and grid.device.type != "cpu":
+    def check(self, grid: Grid) -> tuple[int, dict[str, Policy | None], tuple[str, ...]]:
+        """Tokens of a block, policies by name, stock first, and notes; ours without a policy is timed if asked for.
+
+        Raises:
+            SaccadeError: about the first value that is not valid.
+        """
+        if not grid.served and grid.device.type != "cpu":
             raise SaccadeError(f"device {grid.device.type!r} is not valid: vLLM is timed on cpu or cuda")
-        if not served and self.tensor_parallel > 1:
+        if not grid.served and self.tensor_parallel > 1:
             raise SaccadeError(f"tensor-parallel={self.tensor_parallel} is not valid on a CPU: 1 is")
         if not 0 < self.memory < 1:
             raise SaccadeError(f"memory={self.memory} is not valid: a share of the device's, such as 0.9")
         if self.kv_cache_dtype not in VALID:
             raise SaccadeError(f"kv-cache-dtype={self.kv_cache_dtype} is not valid: one of {', '.join(VALID)}")
-        block = self.block or (16 if served else 32)
+        block = self.block or (16 if grid.served else 32)
         if block % 16:
             raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")
-        return block
-
-    def timed(self, grid: Grid, block: int) -> tuple[dict[str, Policy | None], tuple[str, ...]]:
-        """Policies by name, stock first, and notes; ours without a policy is measured if it was asked for."""
         chosen, notes = self.resolve(grid.shape)
         timed = [policy for policy in chosen if str(policy) != "dense" or "dense" in self.policies]
         for policy in timed:
             _check_policy(policy, grid, block)
         if self.rectify_together and all(policy.rectify is None for policy in timed):
             raise SaccadeError("rectify-together: none of these policies has dense passes")
-        return {STOCK: None, **{str(policy): policy for policy in timed}}, notes
+        return block, {STOCK: None, **{str(policy): policy for policy in timed}}, notes
 
     def served(self, policy: Policy | None) -> ServeOptions | None:
         """What an engine is told; None: nothing, as stock."""
@@ -92,8 +91,10 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         groups: names of the engines that stand side by side, group after group.
         block: tokens of a block of vLLM's cache.
         longest: most tokens of a row.
+        row: the kind of rows.
     """
 
+    row: ClassVar[type[Any]]
     settings: EngineSettings
     policies: Mapping[str, Policy | None]
     points: tuple[AnyPoint, ...]
@@ -109,11 +110,6 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
     def itemsize(self) -> int:
         """Bytes of a number in the cache."""
         return number_type(self.settings.kv_cache_dtype, self.grid.dtype).itemsize
-
-    @property
-    @abstractmethod
-    def row(self) -> type[AnyRow]:
-        """Of rows."""
 
     @property
     @abstractmethod
@@ -153,15 +149,14 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         told = json.loads(json.dumps(asdict(self.settings)))
         if before is not None and before.get("settings") != told:
             raise SaccadeError("the results to go on with are of other settings; give another --json, or no --resume")
-        served = self.grid.device.type == "cuda"
-        prepare_process(served=served)
+        prepare_process(served=self.grid.served)
         # Where files lie on this machine is no part of what was run.
         given = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
         command = shlex.join(["saccade", *given])
         results = self.grid.results(settings=told, command=command, engines={}, notes=[])
         here = results["environment"]
         bandwidth = here["read_bandwidth_gb_s"]
-        if served:
+        if self.grid.served:
             bandwidth = here["copy_bandwidth_gb_s"] = round(copy_bandwidth(self.grid.device), 1)
             if "H200" in here["device"] and bandwidth < H200:
                 results["notes"].append(f"this H200 copies {bandwidth:,.0f} GB/s, less than {H200:,}: others use it")
@@ -188,8 +183,8 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         self, group: Sequence[str], points: Sequence[AnyPoint], settings: dict[str, Any], results: dict[str, Any]
     ) -> Iterator[tuple[str, list[AnyRow]]]:
         """Start engines, measure them at every point, and close them."""
-        served, device = self.grid.device.type == "cuda", self.grid.device
-        free = free_memory(device) if served else None
+        device = self.grid.device
+        free = free_memory(device) if self.grid.served else None
         engines: dict[str, Any] = {}
         try:
             for name in group:
@@ -231,7 +226,7 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         }
         texts = any(_reads_text(policy, grid) for policy in self.policies.values())
         settings |= {"tokenizer": grid.name} if texts else {"skip_tokenizer_init": True}
-        if grid.device.type == "cuda":
+        if grid.served:
             parallel = self.settings.tensor_parallel
             return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
         blocks = 8 + max(self.blocks(point) for point in self.points)
@@ -254,8 +249,7 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
 
 
 def _check_policy(policy: Policy, grid: Grid, block: int) -> None:
-    selector = policy.plan(grid.shape).selector
-    page = None if selector is None else selector.bounds_page
+    page = policy.plan(grid.shape).bounds_page
     if page is not None and block % page:
         raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; pass --block {lcm(page, 16)}")
     if _reads_text(policy, grid) and not Path(grid.name, "tokenizer.json").is_file():
@@ -263,8 +257,7 @@ def _check_policy(policy: Policy, grid: Grid, block: int) -> None:
 
 
 def _reads_text(policy: Policy | None, grid: Grid) -> bool:
-    selector = None if policy is None else policy.plan(grid.shape).selector
-    return selector is not None and selector.reads_text
+    return policy is not None and policy.plan(grid.shape).reads_text
 
 
 def _wait_for_memory(device: torch.device, free: int, *, seconds: float = 60.0) -> None:

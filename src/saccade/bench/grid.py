@@ -17,8 +17,8 @@ from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
 from ..eval.entry import at_budgets, parse_budgets
 from ..eval.output import whole_numbers
-from ..machine import environment
 from ..methods.policy import Policy
+from ..recipes.machine import environment
 from ..recipes.resolve import resolve_all
 from ..types import ModelShape
 
@@ -90,6 +90,11 @@ class Grid:
             dtype=DTYPES[settings.dtype],
             device=pick_device(settings.device),
         )
+
+    @property
+    def served(self) -> bool:
+        """Whether engines run as a server's do: in processes of their own, on an accelerator."""
+        return self.device.type == "cuda"
 
     @property
     def units(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..adapters.vllm.options import ServeOptions
-from .synthetic import start_engine
+from .synthetic import Engine, request_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,11 @@ class _Waiting:
     tokens: int = 0
 
 
-class LoadedEngine:
-    """vLLM with random weights and its prefix cache, as served.
+class LoadedEngine(Engine):
+    """An engine with its prefix cache, as served."""
 
-    Args:
-        options, apart, settings: see `start_engine`.
-
-    Attributes:
-        llm, facts: what that gives.
-    """
-
-    def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
-        self.llm, self.facts = start_engine(options, apart=apart, enable_prefix_caching=True, **settings)
+    def __init__(self, options: ServeOptions | None, **settings: Any) -> None:
+        super().__init__(options, enable_prefix_caching=True, **settings)
         self._asked = count()
 
     def serve(self, load: Load) -> Served:
@@ -129,23 +122,10 @@ class LoadedEngine:
             served.seconds = 0.0 if opened is None else now - opened
             for _ in range(done):
                 self._ask(next(prompts), load.new_tokens, running)
-        inner.abort_request(list(running))
-        while inner.has_unfinished_requests():
-            inner.step()
+        self.drop(running)
         return served
 
     def _ask(self, prompt: list[int], tokens: int, running: dict[str, _Waiting]) -> None:
-        name, request = str(next(self._asked)), _request(prompt, tokens)
+        name, request = str(next(self._asked)), request_for(prompt, tokens)
         running[name] = _Waiting(time.perf_counter())
         self.llm.llm_engine.add_request(name, *request)
-
-    def close(self) -> None:
-        self.llm.llm_engine.engine_core.shutdown()
-
-
-def _request(prompt: list[int], tokens: int) -> tuple[Any, Any]:
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    return TokensPrompt(prompt_token_ids=prompt), params

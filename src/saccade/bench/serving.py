@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -46,6 +46,7 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         periods: of rectified policies, which are timed in whole ones: the tokens after which a dense pass comes again.
     """
 
+    row: ClassVar[type[Any]] = ServingRow
     warm: int
     turn: int
     steps: int
@@ -62,16 +63,15 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         grid = Grid.check(settings)
         points = points or tuple((context, batch) for context in grid.contexts for batch in grid.batches)
         points = tuple(dict.fromkeys((*((EMPTY, batch) for _, batch in points), *points)))
-        served, block = grid.device.type == "cuda", settings.check(grid)
-        policies, notes = settings.timed(grid, block)
+        block, policies, notes = settings.check(grid)
         phases = {name: policy.phase for name, policy in policies.items() if policy is not None and policy.rectify}
-        if phases and not served:
+        if phases and not grid.served:
             raise SaccadeError(
                 f"{next(iter(phases))}: on a CPU engines take turns of a few steps, of which dense passes are no whole "
                 "number; add rectify=none, or give --clients"
             )
-        steps = settings.steps or (64 if served else 12)
-        warm, turn = (8, steps) if served else (1, 3)
+        steps = settings.steps or (64 if grid.served else 12)
+        warm, turn = (8, steps) if grid.served else (1, 3)
         periods = {name: phase.period for name, phase in phases.items()}
         room = warm + 2 * steps + 2 * max(periods.values(), default=0) + SPARE
         need = max(context for context, _ in points) + room
@@ -82,13 +82,9 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
                 f"decoded: at least {need}"
             )
         groups: tuple[tuple[str, ...], ...] = (tuple(policies),)
-        if served:
+        if grid.served:
             groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
         return cls(grid, notes, settings, policies, points, groups, block, longest, warm, turn, steps, room, periods)
-
-    @property
-    def row(self) -> type[ServingRow]:
-        return ServingRow
 
     @property
     def most(self) -> int:

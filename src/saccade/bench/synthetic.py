@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
@@ -31,7 +32,16 @@ def prepare_process(*, served: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def start_engine(options: ServeOptions | None, *, apart: bool, **settings: Any) -> tuple[Any, dict[str, Any]]:
+def request_for(prompt: list[int], tokens: int) -> tuple[Any, Any]:
+    """What vLLM is told of a request: a prompt of token ids, behind which so many are generated."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    return TokensPrompt(prompt_token_ids=prompt), params
+
+
+class Engine:
     """vLLM's `LLM` with random weights.
 
     Args:
@@ -39,58 +49,67 @@ def start_engine(options: ServeOptions | None, *, apart: bool, **settings: Any) 
         apart: whether layers with a window are left to vLLM's own backend.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
-    Returns:
-        it, and facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
-    """
-    start = time.perf_counter()
-    import vllm
-    from vllm.engine.arg_utils import EngineArgs
-
-    ours: dict[str, Any] = {}
-    if options is not None:
-        backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
-        ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
-        ours["additional_config"] = {KEY: options.to_dict()}
-        if options.policy.rectify is not None:
-            ours |= {"scheduler_cls": SCHEDULER}
-            # As a server would be started.
-            config = EngineArgs(**{**settings, **ours}).create_engine_config()
-            ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
-            ours["cudagraph_capture_sizes"] = captured_for(config, options.policy.rectify)
-    llm = vllm.LLM(
-        load_format="dummy",
-        enable_chunked_prefill=True,
-        disable_log_stats=True,
-        seed=0,
-        worker_extension_cls=WORKER,
-        **ours,
-        **settings,
-    )
-    seconds = time.perf_counter() - start
-    config = llm.llm_engine.vllm_config
-    return llm, {
-        "start_seconds": round(seconds, 1),
-        "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
-        "model_runner": "V2" if config.use_v2_model_runner else "V1",
-        "async_scheduling": bool(config.scheduler_config.async_scheduling),
-        "vllm": vllm.__version__,
-        **llm.collective_rpc("graph_facts")[0],
-    }
-
-
-class SyntheticEngine:
-    """vLLM with random weights and a random cache, decoding `batch` rows of `context` tokens.
-
-    Args:
-        options, apart, settings: see `start_engine`.
-
     Attributes:
-        llm, facts: what that gives.
-        tokens: the latest of each row.
+        llm: vLLM's.
+        facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
     """
 
     def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
-        self.llm, self.facts = start_engine(options, apart=apart, enable_prefix_caching=False, **settings)
+        start = time.perf_counter()
+        import vllm
+        from vllm.engine.arg_utils import EngineArgs
+
+        ours: dict[str, Any] = {}
+        if options is not None:
+            backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
+            ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
+            ours["additional_config"] = {KEY: options.to_dict()}
+            if options.policy.rectify is not None:
+                ours |= {"scheduler_cls": SCHEDULER}
+                # As a server would be started.
+                config = EngineArgs(**{**settings, **ours}).create_engine_config()
+                ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
+                ours["cudagraph_capture_sizes"] = captured_for(config, options.policy.rectify)
+        self.llm = vllm.LLM(
+            load_format="dummy",
+            enable_chunked_prefill=True,
+            disable_log_stats=True,
+            seed=0,
+            worker_extension_cls=WORKER,
+            **ours,
+            **settings,
+        )
+        seconds = time.perf_counter() - start
+        config = self.llm.llm_engine.vllm_config
+        self.facts = {
+            "start_seconds": round(seconds, 1),
+            "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+            "model_runner": "V2" if config.use_v2_model_runner else "V1",
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "vllm": vllm.__version__,
+            **self.llm.collective_rpc("graph_facts")[0],
+        }
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Drop requests, and let the steps that are under way end."""
+        inner = self.llm.llm_engine
+        inner.abort_request(list(names))
+        while inner.has_unfinished_requests():
+            inner.step()
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+class SyntheticEngine(Engine):
+    """An engine with a random cache, decoding `batch` rows of `context` tokens.
+
+    Attributes:
+        tokens: the latest of each row.
+    """
+
+    def __init__(self, options: ServeOptions | None, **settings: Any) -> None:
+        super().__init__(options, enable_prefix_caching=False, **settings)
         self.llm.collective_rpc("fill_cache")
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
@@ -98,17 +117,13 @@ class SyntheticEngine:
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-
         most = self.llm.llm_engine.model_config.max_model_len - context
-        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
         self._points += 1
         self._counts = {f"{self._points}-{row}": 0 for row in range(batch)}
         self.tokens = [0] * batch
         self.llm.collective_rpc("skip_model", args=(True,))
         for row, name in enumerate(self._counts):
-            self.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=[7 + row] * context), params)
+            self.llm.llm_engine.add_request(name, *request_for([7 + row] * context, most))
         self.round()
         self.llm.collective_rpc("skip_model", args=(False,))
 
@@ -132,9 +147,4 @@ class SyntheticEngine:
 
     def end(self) -> None:
         """Drop the requests."""
-        self.llm.llm_engine.abort_request(list(self._counts))
-        while self.llm.llm_engine.has_unfinished_requests():
-            self.llm.llm_engine.step()
-
-    def close(self) -> None:
-        self.llm.llm_engine.engine_core.shutdown()
+        self.drop(self._counts)

@@ -22,9 +22,9 @@ from ..checkpoints.shape import shape_of
 from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
 from ..eval.snapshot import Snapshot
-from ..machine import synchronize
 from ..methods.policy import Policy
 from ..plans.rectify import Phase, Rectify
+from ..recipes.machine import synchronize
 from .check import checked
 from .clock import Clock
 

@@ -9,7 +9,7 @@ import vllm._custom_ops as kernels
 from torch import Tensor
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 
-from ..types import KVView, Pooling
+from ..types import KVView, Pooling, Softmax
 
 
 def refusal(head_dim: int) -> str | None:
@@ -40,7 +40,7 @@ class VllmAttention:
         self._plan: Any = None
 
     def __call__(
-        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
+        self, q: Tensor, kv: KVView, softmax: Softmax, *, pooling: Pooling | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, None]:
         """Attention `[B, Hq, d]` to all tokens of a cache `[B, capacity, Hkv, d]`, whose last one is new."""
         isa = _get_attn_isa(q.dtype, self.block, kv.head_dim)
@@ -74,7 +74,7 @@ class VllmAttention:
             output=out,
             query_start_loc=self._starts,
             seq_lens=self._lengths,
-            scale=scale,
+            scale=softmax.scale,
             causal=True,
             alibi_slopes=None,
             sliding_window=-1,

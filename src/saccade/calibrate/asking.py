@@ -17,10 +17,10 @@ from ..adapters.hf.run import sparsify
 from ..checkpoints.shape import shape_of
 from ..decode.recall import MeanRecall, RecallObserver
 from ..eval.reader import Reader
-from ..machine import free_memory
 from ..methods.policy import Policy
 from ..plans.roles import HeadSpan
-from ..types import KVView, Selection
+from ..recipes.machine import free_memory
+from ..types import KVView, Selection, Softmax
 from .problems import Ask, Problem
 
 UNTOLD, PLANNED, ROW, WIDEST = 4 * 2**30, 7 / 8, 1.5, 6
@@ -111,7 +111,7 @@ class AnswerStep:
     q: Tensor
     kv: KVView
     selection: Selection | None
-    scale: float
+    softmax: Softmax
     position: int
     rows: list[bool]
 
@@ -124,12 +124,12 @@ class AnswerObserver(ABC):
         self.sheet = sheet
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         position = kv.rows.max_len - 1 - self.sheet.past
         rows = self.sheet.answering(position)
         if any(rows):
-            self.see(AnswerStep(layer, span, q, kv, selection, scale, position, rows))
+            self.see(AnswerStep(layer, span, q, kv, selection, softmax, position, rows))
 
     @abstractmethod
     def see(self, step: AnswerStep) -> None:
@@ -143,7 +143,7 @@ class AnswerRecall(AnswerObserver):
         self.recall = RecallObserver(layers)
 
     def see(self, step: AnswerStep) -> None:
-        self.recall.observe(step.layer, step.span, step.q, step.kv, step.selection, step.scale, rows=step.rows)
+        self.recall.observe(step.layer, step.span, step.q, step.kv, step.selection, step.softmax, rows=step.rows)
 
 
 class Reading:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..adapters.hf.support import against_rewinding
 from ..errors import PolicyError
-from ..eval.entry import known
+from ..eval.entry import at_budget, known
 from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies as registered
@@ -55,7 +55,5 @@ def _at(family: Policy, budget: int, context: int) -> Policy | None:
     of_row = family.options.at_share(round(min(budget / context, 1.0), 4))
     if of_row:
         return Policy.create(family.name, {**of_row, **family.options.model_dump(exclude_unset=True)})
-    try:
-        return family.with_budget(budget)
-    except PolicyError:
-        return None
+    filled = at_budget(family, budget)
+    return None if isinstance(filled, PolicyError) else filled

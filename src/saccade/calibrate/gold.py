@@ -30,7 +30,7 @@ class GoldObserver(AnswerObserver):
         self._tokens, self._first = tokens, first
 
     def see(self, step: AnswerStep) -> None:
-        weights = dense_weights(decode_scores(step.q, step.kv, pooling="each") * step.scale, step.kv)
+        weights = dense_weights(decode_scores(step.q, step.kv, pooling="each"), step.softmax)
         best = weights.argmax(-1).tolist()
         for row, ask in enumerate(self.sheet.asks):
             if not step.rows[row] or ask.gold is None:

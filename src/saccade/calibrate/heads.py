@@ -162,7 +162,7 @@ class HeadSearch:
             specs = dict(zip(pairs, (Policy.create("lychee_decode", each).to_spec() for each in options), strict=True))
             sweep.run(["dense", *dict.fromkeys(specs.values())], advance)
             rows = [
-                {"method": method, "seed": seed, "roles": name, "heads": _size(text, shape), "list": text,
+                {"method": method, "seed": seed, "roles": name, "heads": retrieving(text, shape), "list": text,
                  "budget": budget, **sweep.outcome(specs[text, budget]).to_dict()}
                 for (method, seed, name), text in roles.items() for budget in self.budgets
             ]  # fmt: skip
@@ -271,5 +271,6 @@ def head_list(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
     return str(HeadList.of(RoleMap(tuple(roles.get(layer, ()) for layer in range(shape.layers)))))
 
 
-def _size(roles: str, shape: ModelShape) -> int:
+def retrieving(roles: str, shape: ModelShape) -> int:
+    """How many heads of a list of roles read everything."""
     return sum(role is Role.PUBLISH for layer in HeadList.parse(roles).role_map(shape).layers for role in layer)

@@ -23,7 +23,7 @@ from ..adapters.hf.support import attention_modules, cached
 from ..checkpoints.shape import shape_of
 from ..eval.reader import prefilled
 from ..eval.snapshot import Snapshot
-from ..kernels._caps import capped
+from ..kernels._softmax import capped
 from ..kernels.topk.api import topk_and_last
 from ..selection.rules import Ratio
 

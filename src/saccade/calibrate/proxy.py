@@ -47,13 +47,13 @@ class ProxyObserver(AnswerObserver):
     def see(self, step: AnswerStep) -> None:
         seen = torch.tensor(step.rows, device=step.q.device)
         scores = decode_scores(step.q, step.kv, pooling="each")
-        weights = dense_weights(scores * step.scale, step.kv)[seen]
+        weights = dense_weights(scores, step.softmax)[seen]
         below = self._sets.setdefault(step.position, {})
         own = []
         for place, selector in enumerate(self._selectors):
             pooling = selector.fused_pooling
             stored = scores if pooling == "each" else scores.unflatten(1, (step.kv.kv_heads, -1)).amax(2)
-            selection = selector.select(step.q, step.kv, None, stored, step.scale)
+            selection = selector.select(step.q, step.kv, None, stored, step.softmax.scale)
             held = membership(selection, step.kv.rows.seq_lens, weights.shape[-1])[seen]
             own.append(held)
             for lower, sets in below.items():

@@ -83,12 +83,12 @@ class Sweep:
             unasked = [spec for spec in specs if (number, spec) not in done]
             missing += [(number, unasked)] if unasked else []
         count, cores, device = len(missing), torch.get_num_threads(), self.model.device.type
-        workers = workers_for(count, cores=cores, threads=self.threads, device=device, copied_bytes=0)
+        workers = workers_for(count, cores=cores, threads=self.threads, device=device)
         torch.set_num_threads(self.threads)
         try:
-            asked: Iterable[Iterable[dict[str, Any]]] = (self._ask(*one) for one in missing)
+            asked: Iterable[Iterable[dict[str, Any]]] = (self.ask(*one) for one in missing)
             if workers > 1:
-                asked = shared_out(lambda place: [*self._ask(*missing[place])], count, workers)
+                asked = shared_out(lambda place: [*self.ask(*missing[place])], count, workers)
             for record in chain.from_iterable(asked):
                 self.ledger.add(record)
                 advance(record["spec"])
@@ -103,7 +103,8 @@ class Sweep:
         right = tuple(tuple(map(bool, record["right"])) for record in records)
         return Outcome(spec, right, recalls, fmean(record["share"] for record in records))
 
-    def _ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """A text's records, one of each of these candidates; a subclass may ask in another way."""
         reading = Reading(self.model, self.problems[number], self.rows)
         for spec in specs:
             answers = reading.ask(Policy.from_spec(spec), self.tokenizer, recall=self.recall)

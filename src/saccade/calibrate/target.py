@@ -20,9 +20,9 @@ from ..eval.benchmark import SUFFIXES
 from ..eval.output import check_folder, write_json, writing
 from ..eval.subject import Subject
 from ..eval.workers import workers_for
-from ..machine import device_name, kernels_on, versions
 from ..methods.policy import Policy
 from ..plans.identity import refuse_other
+from ..recipes.machine import device_name, kernels_on, versions
 from ..recipes.recipe import NAME, Recipe
 from ..recipes.resolve import beside
 from ..types import ModelShape
@@ -145,8 +145,8 @@ class Target:
                 return int(rows)
         # Texts that are made are all alike.
         seen = [problems[number] for number in range(len(problems) if self.from_file else 1)]
-        cores, own = torch.get_num_threads(), self.settings
-        workers = workers_for(len(problems), cores=cores, threads=own.threads, device=model.device.type, copied_bytes=0)
+        cores, threads = torch.get_num_threads(), self.settings.threads
+        workers = workers_for(len(problems), cores=cores, threads=threads, device=model.device.type)
         return rows_that_fit(model, max(len(one.tokens) for one in seen), max(len(one.asks) for one in seen), workers)
 
     def refuse_unanswered(self, right: int, asked: int, consequence: str) -> None:

@@ -12,6 +12,7 @@ from ..eval.benchmark import (
     COLUMNS,
     BenchmarkRow,
     benchmark_rows,
+    by_context,
     framed,
     is_benchmark,
     read_rows,
@@ -39,16 +40,11 @@ class FileProblems:
     def __init__(self, tokenizer: Any, path: Path, *, positions: int, together: bool = False) -> None:
         self._path = path
         rows = read_rows(path)
-        if is_benchmark(rows):
-            asked: dict[str, list[BenchmarkRow]] = {}
-            for row in benchmark_rows(rows, scored=False):
-                asked.setdefault(row.context, []).append(row)
-            self._problems = [_of_rows(tokenizer, text, of_text) for text, of_text in asked.items()]
-        else:
-            texts: dict[str, list[tuple[str, str]]] = {}
-            for line in (_checked(name, row) for name, row in rows):
-                texts.setdefault(line["context"], []).append((line["question"], line["answer"]))
-            self._problems = [_problem(tokenizer, text, of_text) for text, of_text in texts.items()]
+        benchmark = is_benchmark(rows)
+        checked = benchmark_rows(rows, scored=False) if benchmark else [_checked(name, row) for name, row in rows]
+        self._problems = [
+            _problem(tokenizer, text, asked, benchmark=benchmark) for text, asked in by_context(checked).items()
+        ]
         for number, problem in enumerate(self._problems):
             name = f"task file {str(path)!r}, text {number + 1}"
             refuse_too_long(problem.positions(together=together), positions, name)
@@ -75,28 +71,23 @@ class FileProblems:
         return self._problems[number]
 
 
-def _problem(tokenizer: Any, text: str, asked: list[tuple[str, str]]) -> Problem:
-    held = TokenizedText.of(tokenizer, text)
+def _problem(tokenizer: Any, text: str, rows: list[BenchmarkRow], *, benchmark: bool) -> Problem:
+    """A benchmark's rows are asked as `saccade compare` asks them; right is who says all references, in their order."""
+    begun, after, whole = framed(tokenizer, text) if benchmark else (text, "", False)
+    held = TokenizedText.of(tokenizer, begun)
     asks = []
-    for question, answer in asked:
+    for row in rows:
+        answer = ", ".join(row.answers)
         at = text.find(answer)
-        # An answer that stands in the text once is what its question looks for.
-        gold = held.span(at, at + len(answer)) if text.count(answer) == 1 else None
-        asks.append(Ask(encode(tokenizer, PROMPT.format(question)), encode(tokenizer, f" {answer}"), gold))
-    return Problem(held.tokens, tuple(asks))
+        # An answer that stands once in a text of the user's own is what its question looks for.
+        gold = held.span(at, at + len(answer)) if not benchmark and text.count(answer) == 1 else None
+        prompt = encode(tokenizer, row.question + after + row.answer_prefix)
+        asks.append(Ask(prompt, encode(tokenizer, f" {answer}"), gold))
+    return Problem(encode(tokenizer, begun) if whole else held.tokens, tuple(asks))
 
 
-def _of_rows(tokenizer: Any, text: str, asked: list[BenchmarkRow]) -> Problem:
-    """As `saccade compare` asks a benchmark's rows; right is who says all references, in their order."""
-    begun, after, whole = framed(tokenizer, text)
-    tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
-    said = ((row.question + after + row.answer_prefix, f" {', '.join(row.answers)}") for row in asked)
-    return Problem(
-        tokens, tuple(Ask(encode(tokenizer, prompt), encode(tokenizer, answer), None) for prompt, answer in said)
-    )
-
-
-def _checked(name: str, row: Mapping[str, Any]) -> dict[str, str]:
+def _checked(name: str, row: Mapping[str, Any]) -> BenchmarkRow:
+    """A line of the user's own as a row without a metric."""
     if set(row) != set(KEYS):
         raise DocumentError(
             f"{name} is not an object with exactly the keys {', '.join(KEYS)}, nor has it the columns of a benchmark: "
@@ -106,4 +97,5 @@ def _checked(name: str, row: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(row[key], str) or not row[key].strip():
             raise DocumentError(f"{name}: {key} is empty; calibration compares answers")
         refuse_half_characters(name, key, row[key])
-    return {key: row[key].strip() if key != "context" else row[key] for key in KEYS}
+    question, answer = PROMPT.format(row["question"].strip()), row["answer"].strip()
+    return BenchmarkRow(name, row["context"], question, "", (answer,), max_new_tokens=0, metric=None)

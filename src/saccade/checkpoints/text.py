@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..selection.chunking import delimiter_levels
+from ..text.levels import delimiter_levels
 
 _tables: WeakKeyDictionary[Any, Sequence[int]] = WeakKeyDictionary()
 

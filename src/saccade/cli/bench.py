@@ -10,7 +10,7 @@ import typer
 from ..errors import SaccadeError
 from . import options
 from .group import need_eval
-from .options import Device, JsonFile, Picture, RandomDtype, Shape, Steps, count, flag, number, words
+from .options import Device, JsonFile, Picture, RandomDtype, Shape, count, flag, number, words
 
 CONTEXTS, POLICIES, BUDGET = ["0,4096,32768"], ["dense", "tidal", "less_is_more"], ["2048"]
 BASELINES = ["transformers", "torch-sdpa", "vllm"]
@@ -29,7 +29,7 @@ def decode(
     threads: options.ThreadCounts = options.ONE,
     policy: options.Policies = POLICIES,
     budget: options.TimedBudgets = BUDGET,
-    steps: Steps = 12,
+    steps: Annotated[int, count("Timed steps per variant.", 2)] = 12,
     baseline: Annotated[
         list[str], words("NAME", "Dense decoders beside ours: transformers, torch-sdpa, vllm; or none.")
     ] = BASELINES,
@@ -50,7 +50,6 @@ def decode(
     """
     if picture is not None:
         need_eval("saccade bench decode --picture")
-    # Imported here, so that --help does not wait for torch.
     from ..bench.decode import BenchJob, BenchSettings
     from ..eval.output import check_file
     from ..files import replace_text
@@ -139,11 +138,12 @@ def serve(
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
-    steps_only = {"batch": batch, "points": points, "steps": steps, "max-model-len": max_model_len}
-    load_only = {"new-tokens": new_tokens, "shared": shared, "requests": requests}
+    steps_only: dict[str, Any] = {"batch": batch, "points": points, "steps": steps, "max_model_len": max_model_len}
+    load_only: dict[str, Any] = {"new_tokens": new_tokens, "shared": shared, "requests": requests}
     for name, given in (load_only if clients is None else steps_only).items():
         if given is not None:
-            raise SaccadeError(f"--{name} is not valid {'without' if clients is None else 'with'} --clients")
+            option, how = name.replace("_", "-"), "without" if clients is None else "with"
+            raise SaccadeError(f"--{option} is not valid {how} --clients")
     common: dict[str, Any] = {
         "shape": shape, "contexts": context, "threads": [str(threads)], "dtype": dtype, "device": device,
         "policies": policy, "budgets": budget, "steps": steps, "block": block, "memory": memory,
@@ -151,16 +151,10 @@ def serve(
     }  # fmt: skip
     job: EngineJob[Any, Any]
     if clients is None:
-        single: dict[str, Any] = {
-            "batches": batch or SERVED_BATCHES,
-            "points": points or (),
-            "max_model_len": max_model_len,
-        }
-        job, table = ServingJob.check(ServingSettings(**common, **single)), serving_table
+        common |= {"batches": batch or SERVED_BATCHES, "points": points or (), "max_model_len": max_model_len}
+        job, table = ServingJob.check(ServingSettings(**common)), serving_table
     else:
-        chosen: dict[str, Any] = {
-            name.replace("-", "_"): value for name, value in load_only.items() if value is not None
-        }
+        chosen = {name: value for name, value in load_only.items() if value is not None}
         job, table = ClientsJob.check(ClientsSettings(**common, batches=clients, **chosen)), load_table
     if find_spec("vllm") is None:
         raise SaccadeError(INSTALL)

@@ -157,9 +157,5 @@ def run_and_show(
     recipe = Recipe.read(target.recipe_path)
     source = "found by saccade tune" if recipe.tuned else "not tuned"
     said = f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}"
-    show(
-        table(results),
-        f"{'picture' if drawn.suffix == '.svg' else 'report'}: {drawn}",
-        said,
-        widest=WIDE if standing else PLAIN_WIDTH,
-    )
+    kind, widest = "picture" if drawn.suffix == ".svg" else "report", WIDE if standing else PLAIN_WIDTH
+    show(table(results), f"{kind}: {drawn}", said, widest=widest)

@@ -73,7 +73,6 @@ def compare(
 
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
-    # Imported here, so that --help and a mistyped option do not wait for torch.
     from ..eval.comparison import Comparison
     from ..eval.folder import CONFIGURATION, REPORT, RESULTS, ResultsFolder
     from ..eval.job import ComparisonJob, ComparisonSettings

@@ -24,7 +24,6 @@ def doctor() -> None:
 
       saccade doctor
     """
-    # Imported here, so that --help does not wait for torch.
     from .terminal import output
 
     console = output()
@@ -41,7 +40,7 @@ def findings() -> list[Finding]:
 
 def _versions() -> list[Finding]:
     from ..checkpoints.versions import TRIED, outdated
-    from ..machine import versions
+    from ..recipes.machine import versions
 
     found = versions()
     held = ", ".join(f"{name} {found[name]} (tried: {', '.join(tried)})" for name, tried in TRIED.items())
@@ -70,7 +69,7 @@ def _processor() -> list[Finding]:
     import torch
 
     from ..kernels._native.library import library
-    from ..machine import free_memory, kernels_on, processor
+    from ..recipes.machine import free_memory, kernels_on, processor
 
     cpu = torch.device("cpu")
     free = free_memory(cpu)
@@ -86,7 +85,7 @@ def _accelerator() -> list[Finding]:
     import torch
 
     from ..kernels._triton.refusals import installed, unfit
-    from ..machine import device_name, free_memory
+    from ..recipes.machine import device_name, free_memory
 
     if not torch.cuda.is_available():
         built = "torch sees none" if torch.version.cuda else "this torch was built without CUDA"

@@ -45,7 +45,6 @@ def generate(
 
       cat notes.txt | saccade generate --policy dense --temperature 0.8 --seed 7
     """
-    # Imported here, so that --help and a mistyped option do not wait for torch.
     import torch
     from transformers import TextStreamer
 

@@ -113,7 +113,6 @@ TimedBudgets = Annotated[list[str], words("N,N", "Budgets for policies that have
 Batches = Annotated[list[str], words("N,N", "Rows decoded together.")]
 ThreadCounts = Annotated[list[str], words("N,N", "CPU threads; one is steady on a shared machine.")]
 ONE = ["1"]
-Steps = Annotated[int, count("Timed steps per variant.", 2)]
 RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
 JsonFile = Annotated[Path | None, words("FILE", "Write everything measured there.")]
 Picture = Annotated[Path | None, words("FILE.svg", "Draw it there.")]

@@ -50,7 +50,6 @@ def policies(
     if recipes:
         _list_recipes()
     elif cost:
-        # Imported here, so that --help does not wait for torch.
         from .costs import print_costs
 
         print_costs(**given)
@@ -61,7 +60,6 @@ def policies(
 
 
 def _list() -> None:
-    # Imported here, so that --help does not wait for torch.
     from rich import box
     from rich.table import Table
 
@@ -80,7 +78,6 @@ def _list() -> None:
 
 
 def _list_recipes() -> None:
-    # Imported here, so that --help does not wait for torch.
     from ..recipes.published import MARK, PREFIX, PUBLISHED
     from .terminal import output
 

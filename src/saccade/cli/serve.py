@@ -69,7 +69,6 @@ def serve(
         return
     for name, value in (("--port", port), ("--host", host)):
         rest += [] if value is None else [name, value]
-    # Imported here, so that --help and a mistyped option do not wait for torch.
     from ..adapters.vllm.metrics import VARIABLE, exporting, leftovers
     from ..adapters.vllm.server.serve import RefusedError, prepare
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..plans.roles import HeadSpan
-from ..types import Flags, KVView, Role
+from ..types import Flags, KVView, Role, Softmax
 from .state import DecodeState
 
 
@@ -15,8 +15,8 @@ def attend(
     layer: int,
     q: Tensor,
     kv: KVView,
+    softmax: Softmax,
     *,
-    scale: float,
     position: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -27,7 +27,7 @@ def attend(
         layer: decoder layer, from 0.
         q: queries `[B, Hq, d]` of each row's last token, RoPE applied.
         kv: the layer's cache, the current token included.
-        scale: factor on q·k before the softmax.
+        softmax: what the layer makes of scores q·k.
         position: which one of a call's new tokens this is, when several come at once.
         out: where the output goes, contiguous, as q; None: memory of its own.
 
@@ -38,34 +38,34 @@ def attend(
     spans = roles.spans[layer]
     sparse = state.needs_selection(kv.rows.max_len)
     if not sparse:
-        output, _ = state.attention.dense(q, kv, scale=scale, out=out)
+        output, _ = state.attention.dense(q, kv, softmax, out=out)
     else:
         for span in spans:
             if span.role is Role.SELECT:
-                _refresh(state, layer, span, q, kv, None, scale, position)
-        output, scores = _attention(state, layer, q, kv, scale, position, out)
+                _refresh(state, layer, span, q, kv, None, softmax.scale, position)
+        output, scores = _attention(state, layer, q, kv, softmax, position, out)
         for span in spans:
             if span.role is Role.PUBLISH:
-                _refresh(state, layer, span, q, kv, scores, scale, position)
-    state.account(layer, q, kv, scale, position, sparse)
+                _refresh(state, layer, span, q, kv, scores, softmax.scale, position)
+    state.account(layer, q, kv, softmax, position, sparse)
     return output
 
 
 def _attention(
-    state: DecodeState, layer: int, q: Tensor, kv: KVView, scale: float, position: int, out: Tensor | None
+    state: DecodeState, layer: int, q: Tensor, kv: KVView, softmax: Softmax, position: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Every head attends to all tokens or to its set, in one operation; and the scores of the heads that publish."""
     roles, selector = state.plan.roles, state.plan.selector
     dense, publishing = roles.attending_to_all[layer], roles.publishing[layer]
     pooling = selector.fused_pooling if selector is not None and any(publishing) else None
     if all(dense):
-        output, scores = state.attention.dense(q, kv, scale=scale, pooling=pooling, out=out)
+        output, scores = state.attention.dense(q, kv, softmax, pooling=pooling, out=out)
         return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
     selection = state.rolling(position).latest(kv.rows)
     if not any(dense):
-        return state.attention.sparse(q, kv, selection, scale=scale, out=out), None
+        return state.attention.sparse(q, kv, selection, softmax, out=out, workspace=state.workspace), None
     scored = publishing if pooling is not None else None
-    return state.attention.hybrid(q, kv, selection, dense, scale=scale, pooling=pooling, scored=scored, out=out)
+    return state.attention.hybrid(q, kv, selection, dense, softmax, pooling=pooling, scored=scored, out=out)
 
 
 def _of_heads(scores: Tensor, heads: Flags) -> Tensor:

@@ -19,9 +19,8 @@ def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequ
     reasons = []
     if rectify is not None and rectify.mode == "verify":
         reasons.append(f"rectify={rectify} compares drafts with dense logits on the host; use mode overwrite")
-    selector = plan.selector
-    if selector is not None and selector.owns_index and not selector.stays:
-        reasons.append("its index takes new tokens in between steps")
+    if plan.moves_index:
+        reasons.append("its index moves in memory as it grows")
     if observers:
         reasons.append("observers and recall look at every step on the host")
     return reasons

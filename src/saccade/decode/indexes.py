@@ -1,34 +1,39 @@
-"""Where a batch's indexes lie: one per layer, built at first use and kept up to date with the cache."""
+"""Where a batch's indexes lie: built at first use and kept up to date with the cache."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..plans.plan import Plan
-from ..selection.history import TokenHistory
-from ..selection.selector import Index, KeySizes, NewTokens, Reserved
+from ..plans.rectify import ALL
+from ..selection.index import Index, KeySizes, NewTokens, PageIndex, Views
+from ..text.feed import TokenFeed
 from ..types import KVView, Rows
+from .slots import Arrival, Seen, Slots
 
 
 class Indexes(Protocol):
     """Indexes of one batch of sequences."""
 
-    def begin(self, past: int) -> None:
-        """Start a call on a cache of `past` slots: whatever was beyond them has been taken back."""
+    def begin(self, past: int, clean: int) -> None:
+        """Start a call on a cache of `past` slots: whatever was beyond them has been taken back.
+
+        Sparse steps wrote none of its slots below `clean`, or they were rectified.
+        """
         ...
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         """The layer's index, up to date with the cache; None if the policy keeps none there."""
         ...
 
-    def permute(self, layer: int, rows: Tensor) -> None:
-        """Let batch row `i` of a layer be what row `rows[i]` was."""
+    def permute(self, rows: Tensor) -> None:
+        """Let batch row `i` be what row `rows[i]` was."""
         ...
 
     @property
@@ -39,105 +44,132 @@ class Indexes(Protocol):
 
 
 class OwnIndexes:
-    """Indexes that belong to one batch alone.
+    """Indexes that belong to one batch alone, whose row i is in slot i.
 
     Args:
         plan: whose selector makes them.
-        history: what was fed, for indexes of text.
+        text: what is fed, for indexes of text.
 
     Attributes:
         build_seconds: time that the first update of every layer took.
         update_seconds: time of the later ones; of a device's only what its host needs.
-        reserved: memory that indexes do not leave, as long as their rows stay in order; None: they move as they grow.
+        slots: of an index that takes tokens in.
+        fixed: whether that lies in memory which it does not leave, as long as rows stay in order.
     """
 
-    def __init__(self, plan: Plan, history: TokenHistory) -> None:
-        self._plan = plan
-        self._history = history
-        self._indexes: dict[int, Index] = {}
+    def __init__(self, plan: Plan, text: TokenFeed) -> None:
+        self._plan, self._text = plan, text
+        self._pages: dict[int, PageIndex] = {}
         self._covered: dict[int, int] = {}
+        self._clean, self._rewritten = ALL, 0
         self._new: NewTokens | None = None
-        self.reserved: Reserved | None = None
+        self._followed: Rows | None = None
+        self.slots, self.fixed = Slots(plan, text), False
         self.build_seconds = self.update_seconds = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnIndexes:
-        twin = OwnIndexes(self._plan, copy.deepcopy(self._history, memo))
-        twin._indexes = copy.deepcopy(self._indexes, memo)
-        twin._covered = dict(self._covered)
-        twin.reserved = copy.deepcopy(self.reserved, memo)
+        twin = OwnIndexes(self._plan, copy.deepcopy(self._text, memo))
+        memo[id(self._plan)] = self._plan
+        for name in ("_pages", "slots"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        twin._covered, twin._clean, twin._rewritten = dict(self._covered), self._clean, self._rewritten
+        twin.fixed = self.fixed
         return twin
 
-    def begin(self, past: int) -> None:
+    def begin(self, past: int, clean: int) -> None:
+        self._clean, self._rewritten = clean, min(self._rewritten, past)
         for layer, covered in self._covered.items():
             self._covered[layer] = min(covered, past)
 
-    def stay(self, seen: Callable[[int], KVView], longest: int) -> None:
-        """Move indexes, if they can stay in one place, to memory for rows of at most `longest` tokens.
+    def fix(self, seen: Callable[[], KVView], longest: int) -> None:
+        """Move an index that takes tokens in to memory for rows of at most `longest` tokens, which it does not leave.
 
         What was taken in is taken in anew. `seen` gives a layer's cache.
         """
-        selector = self._plan.selector
-        if selector is None or not selector.stays or self.reserved is not None:
+        if self.fixed or not self._plan.owns_index or self._plan.moves_index:
             return
-        layers = sorted(self._plan.refreshing)
-        kv = seen(layers[0])
-        reserved = selector.reserve(layers, KeySizes.of(kv), kv.rows.batch, longest, self._history)
-        assert reserved is not None, "it stays"
-        self.reserved = reserved
-        self._indexes.clear()
-        self._indexes.update(reserved.layers)
+        kv = seen()
+        index = self._plan.new_slots(KeySizes.of(kv), kv.rows.batch, longest=longest, text=self._text, fixed=True)
+        self.slots, self.fixed = Slots(self._plan, self._text, index, kv.rows.batch), True
         self._covered.clear()
+        self._rewritten = 0
 
-    def follow(
-        self,
-        bounds: Sequence[tuple[int, int]],
-        length: int,
-        seen: Callable[[Sequence[int]], Mapping[int, KVView]],
-    ) -> None:
-        """Take in what a step whose lengths only the device knows will find; it does not do so itself.
+    def follow(self, bounds: Sequence[tuple[int, int]], seen: Seen, layers: Sequence[int] = ()) -> None:
+        """Take in what a step, behind which rows have these starts and lengths, finds below its last token.
 
-        Args:
-            bounds: starts and lengths of all rows, the step's token included.
-            length: slots that are filled then.
-            seen: the caches of all layers as some of the rows see them.
+        `seen` gives the caches of `layers`, or of all, as some rows see them.
         """
-        selector, reserved = self._plan.selector, self.reserved
-        assert selector is not None and reserved is not None, "indexes that stay"
-        new = max(length - min(self._covered.values(), default=0), 1)
-        feeds = self._history.feeds(reserved.table, bounds, new, selector.stop)
-        if feeds:
-            reserved.table.bring(feeds)
-        if reserved.stale:
-            reserved.plant(seen)
-        self._covered = dict.fromkeys(reserved.layers, length)
+        arrivals = []
+        for row, (origin, length) in enumerate(bounds):
+            start = max(length - 1, 0)
+            kept, clean = min(self._rewritten - origin, start), self._clean - origin
+            arrivals.append(Arrival(row, start, length, max(kept, 0), max(clean, 0), origin=origin))
+        self.slots.follow(arrivals, seen, layers=layers)
+        self._rewritten = max(map(sum, bounds))
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         layer = self._plan.sources.get(layer, layer)
         if self._plan.selector is None or layer not in self._plan.refreshing:
             return None
-        index = self._indexes.get(layer)
-        if index is None:
-            index = self._plan.selector.new_index(kv, self._history)
+        if self._plan.owns_index:
+            if kv.rows.bounds is not None and self._covered.get(layer) != kv.rows.max_len:
+                self._timed(layer, kv, self._take_in)
+            # Else it was followed before the step.
+            return self.slots.of(layer, kv)
+        if layer not in self._pages:
+            index = self._plan.selector.new_index(kv)
             if index is None:
                 return None
-            self._indexes[layer] = index
-        if self.reserved is not None and kv.rows.bounds is None:
-            # It was followed before the step.
-            return index
+            self._pages[layer] = index
         length, covered = kv.rows.max_len, self._covered.get(layer, 0)
         if length != covered and (layer not in self._covered or self._completes(kv.rows, length - covered)):
-            start = time.perf_counter()
-            # A layer that shares it begins with a call's first token once another has come to the last one.
-            index.update(kv, self._new_tokens(kv.rows, max(length - covered, 1)))
-            if layer not in self._covered:
-                # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
-                if kv.k.is_cuda:
-                    torch.cuda.synchronize(kv.k.device)
-                self.build_seconds += time.perf_counter() - start
-            else:
-                self.update_seconds += time.perf_counter() - start
-            self._covered[layer] = length
-        return index
+            self._timed(layer, kv, self._update)
+        return self._pages[layer]
+
+    def permute(self, rows: Tensor) -> None:
+        for index in self._pages.values():
+            index.permute(rows)
+        if self._plan.owns_index:
+            self.slots.permute(rows)
+            self.fixed = False
+
+    @property
+    def nbytes(self) -> int:
+        # A list: another thread may be building while this one asks.
+        return self.slots.nbytes + sum(index.nbytes for index in list(self._pages.values()))
+
+    def _timed(self, layer: int, kv: KVView, update: Callable[[int, KVView], None]) -> None:
+        start = time.perf_counter()
+        update(layer, kv)
+        if layer not in self._covered:
+            # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
+            if kv.k.is_cuda:
+                torch.cuda.synchronize(kv.k.device)
+            self.build_seconds += time.perf_counter() - start
+        else:
+            self.update_seconds += time.perf_counter() - start
+        self._covered[layer] = kv.rows.max_len
+
+    def _take_in(self, layer: int, kv: KVView) -> None:
+        assert kv.rows.bounds is not None, "the host knows this call's lengths"
+        if self.slots.count != kv.rows.batch:
+            self.slots = Slots(self._plan, self._text, slots=kv.rows.batch)
+        everyone = [*range(kv.rows.batch)]
+
+        def seen(rows: Sequence[int]) -> dict[int, KVView]:
+            return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
+
+        if self._followed is not kv.rows or self.slots.index is None:
+            self._followed = None
+            self.follow(kv.rows.bounds, seen, (layer,))
+            self._followed = kv.rows
+        else:
+            # Another layer has asked in this step.
+            self.slots.index.take_in((), Views((layer,), seen))
+
+    def _update(self, layer: int, kv: KVView) -> None:
+        # A layer that shares it begins with a call's first token once another has come to the last one.
+        self._pages[layer].update(kv, self._new_tokens(kv.rows, max(kv.rows.max_len - self._covered.get(layer, 0), 1)))
 
     def _completes(self, rows: Rows, new: int) -> bool:
         """Whether the last `new` tokens fill a unit of some row, so that an index has to know of them."""
@@ -152,13 +184,3 @@ class OwnIndexes:
         if self._new is None or self._new.rows is not rows or self._new.count != count:
             self._new = NewTokens(rows, count)
         return self._new
-
-    def permute(self, layer: int, rows: Tensor) -> None:
-        if layer in self._indexes:
-            self._indexes[layer].permute(rows)
-            self.reserved = None
-
-    @property
-    def nbytes(self) -> int:
-        # A list: another thread may be building while this one asks.
-        return self._history.nbytes + sum(index.nbytes for index in list(self._indexes.values()))

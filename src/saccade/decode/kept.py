@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..plans.plan import Plan
 from ..plans.roles import HeadSpan
-from ..types import KVView, Rows, Selection
+from ..types import KVView, Rows, Selection, Softmax
 from .recall import RecallObserver
 
 
@@ -22,7 +22,7 @@ class _Kept:
     ids: Tensor
     counts: Tensor
     unit: int
-    scale: float
+    softmax: Softmax
 
 
 class KeptSteps:
@@ -39,7 +39,7 @@ class KeptSteps:
         self._held: dict[tuple[int, int], _Kept] = {}
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         if selection is None:
             return
@@ -48,7 +48,7 @@ class KeptSteps:
             q_room, ids, counts = (
                 part.new_zeros((self._rows, *part.shape[1:])) for part in (q, selection.ids, selection.counts)
             )
-            self._held[key] = _Kept(q_room, ids, counts, selection.unit, scale)
+            self._held[key] = _Kept(q_room, ids, counts, selection.unit, softmax)
         held = self._held[key]
         for memory, part in ((held.q, q), (held.ids, selection.ids), (held.counts, selection.counts)):
             memory[:batch].copy_(part)
@@ -68,7 +68,7 @@ class KeptSteps:
                 if held is None:
                     # Its heads are dense: how many there are is all that is asked for.
                     queries = torch.empty(batch, (span.stop - span.start) * self._group, 0, device="cpu")
-                    recall.observe(layer, span, queries, heads, None, 1.0, counted)
+                    recall.observe(layer, span, queries, heads, None, Softmax(1.0), counted)
                 else:
                     selection = Selection(held.ids[:batch], held.counts[:batch], held.unit)
-                    recall.observe(layer, span, held.q[:batch], heads, selection, held.scale, counted)
+                    recall.observe(layer, span, held.q[:batch], heads, selection, held.softmax, counted)

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels._caps import capped
-from ..kernels._sinks import beside_sinks
+from ..kernels._softmax import capped, weights_of
 from ..kernels.dense_decode_scores.api import decode_scores
 from ..kernels.topk.api import topk
 from ..plans.roles import HeadSpan
-from ..types import KVView, Rows, Selection
+from ..types import KVView, Rows, Selection, Softmax
 from .counters import COUNTING
 
 
@@ -108,7 +107,7 @@ class RecallObserver:
         q: Tensor,
         kv: KVView,
         selection: Selection | None,
-        scale: float,
+        softmax: Softmax,
         rows: Sequence[bool] | None = None,
     ) -> None:
         """See `Observer`; `rows` marks those that count, None: all."""
@@ -117,7 +116,7 @@ class RecallObserver:
         if selection is None:
             values = torch.full((2, batch, heads), torch.nan if span.role.attends_to_all else 1.0, device="cpu")
         else:
-            values = torch.stack(recall_of(q, kv, selection, scale=scale)).cpu()[:, counted]
+            values = torch.stack(recall_of(q, kv, selection, softmax)).cpu()[:, counted]
         with COUNTING:
             self._seen[layer] += batch * heads
             if not span.role.attends_to_all:
@@ -184,10 +183,10 @@ class OfRows:
     longest: int
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         bounded = replace(kv, rows=replace(kv.rows, max_len=self.longest))
-        self.recall.observe(layer, span, q, bounded, selection, scale, self.rows)
+        self.recall.observe(layer, span, q, bounded, selection, softmax, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +197,14 @@ class _Step:
     parts: dict[int, list[Tensor]]
 
 
-def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> Recall:
+def recall_of(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Recall:
     """Both recalls of each query head's set, from one pass over the keys.
 
     Args:
         q: `[B, Hq, d]`.
         kv: the cache whose last token per row is the query's own.
         selection: one set per row, KV head or query head.
-        scale: factor on q·k before the softmax.
+        softmax: what the layer makes of scores q·k.
 
     Returns:
         float32 `[B, Hq]` each, on q's device. Among equal scores dense attention's best tokens are the earlier ones.
@@ -213,15 +212,14 @@ def recall_of(q: Tensor, kv: KVView, selection: Selection, *, scale: float) -> R
     lengths = kv.rows.seq_lens
     scores = decode_scores(q, kv, pooling="each")
     held = membership(selection, lengths, scores.shape[-1])
-    weights = dense_weights(scores * scale, kv)
+    weights = dense_weights(scores, softmax)
     return Recall(mass(weights, held), _overlap(scores, held, selection.tokens(lengths), lengths))
 
 
-def dense_weights(logits: Tensor, kv: KVView) -> Tensor:
-    """What dense attention makes of scaled scores `[B, Hq, N]` of all tokens; sinks have the rest."""
-    logits = capped(logits, kv.soft_cap)
-    weights = logits.softmax(-1)
-    return weights if kv.sinks is None else weights * beside_sinks(logits[:, :, None], kv.sinks)[:, :, 0]
+def dense_weights(scores: Tensor, softmax: Softmax) -> Tensor:
+    """What dense attention makes of scores `[B, Hq, N]` of all tokens; sinks have the rest."""
+    logits = capped(scores * softmax.scale, softmax.cap)
+    return weights_of(logits[:, :, None], softmax.sinks)[:, :, 0]
 
 
 def membership(selection: Selection, seq_lens: Tensor, length: int) -> Tensor:

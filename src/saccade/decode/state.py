@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,9 +13,10 @@ from ..kernels.dense_decode_scores.api import dense_decode_scores
 from ..kernels.hybrid_decode.api import hybrid_decode
 from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
+from ..plans.rectify import ALL
 from ..plans.roles import HeadSpan
-from ..selection.history import TokenHistory
-from ..types import Flags, KVView, Pooling, Rows, Selection
+from ..text.history import TokenHistory
+from ..types import KVView, Rows, Selection, Softmax, Workspace
 from .counters import Counters, Usage
 from .indexes import Indexes, OwnIndexes
 from .rolling import RollingSelection
@@ -25,37 +26,10 @@ class Observer(Protocol):
     """Sees every decoded query with the set it attended to; for measuring, never for deciding."""
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
-        """q `[B, Hq', d]` and the cache of the span's heads; `selection` is None if it attended to all tokens."""
+        """q `[B, Hq', d]`, cache and softmax of the span's heads; `selection` is None if it attended to all tokens."""
         ...
-
-
-class DenseAttention(Protocol):
-    def __call__(
-        self, q: Tensor, kv: KVView, *, scale: float, pooling: Pooling | None = None, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
-class SparseAttention(Protocol):
-    def __call__(
-        self, q: Tensor, kv: KVView, selection: Selection, *, scale: float, out: Tensor | None = None
-    ) -> Tensor: ...
-
-
-class HybridAttention(Protocol):
-    def __call__(
-        self,
-        q: Tensor,
-        kv: KVView,
-        selection: Selection,
-        dense: Flags,
-        *,
-        scale: float,
-        pooling: Pooling | None = None,
-        scored: Flags | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +43,9 @@ class AttentionOperations:
         name: for people, who should know which ones run.
     """
 
-    dense: DenseAttention = dense_decode_scores
-    sparse: SparseAttention = sparse_decode
-    hybrid: HybridAttention = hybrid_decode
+    dense: Callable[..., tuple[Tensor, Tensor | None]] = dense_decode_scores
+    sparse: Callable[..., Tensor] = sparse_decode
+    hybrid: Callable[..., tuple[Tensor, Tensor | None]] = hybrid_decode
     name: str = "saccade's own operations"
 
 
@@ -86,6 +60,7 @@ class DecodeState:
         history: what is fed to the model; filled by the adapter.
         indexes: where they lie if not in this state, such as beside the pages of a server's cache.
         attention: what layers attend with.
+        workspace: memory that it is given.
     """
 
     def __init__(
@@ -97,6 +72,7 @@ class DecodeState:
         history: TokenHistory | None = None,
         indexes: Indexes | None = None,
         attention: AttentionOperations | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self.plan = plan
         self.counters = counters
@@ -105,6 +81,7 @@ class DecodeState:
         self.history = TokenHistory() if history is None else history
         self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
         self.attention = AttentionOperations() if attention is None else attention
+        self.workspace = workspace
         self._rolling: list[RollingSelection] = []
         self._judged = (-1, False)
         self._usages: list[Usage] = []
@@ -125,19 +102,21 @@ class DecodeState:
         twin.indexes = copy.deepcopy(self.indexes, memo)
         return twin
 
-    def begin(self, past: int) -> None:
-        """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since."""
+    def begin(self, past: int, clean: int = ALL) -> None:
+        """Start a call on a cache of `past` slots: forget the last call's sets and tokens taken back since.
+
+        Slots below `clean` hold what no sparse step wrote, or what was rectified.
+        """
         self._rolling.clear()
         self._usages.clear()
-        self.indexes.begin(past)
+        self.indexes.begin(past, clean)
 
     def needs_selection(self, max_len: int) -> bool:
         """Whether some row may be longer than its set."""
         # All layers of a step ask the same.
         if self._judged[0] != max_len:
-            selector = self.plan.selector
-            covered = self.exhaustive_is_dense and selector is not None and selector.covers(max_len)
-            self._judged = max_len, selector is not None and not covered
+            covered = self.exhaustive_is_dense and self.plan.covers(max_len)
+            self._judged = max_len, self.plan.selector is not None and not covered
         return self._judged[1]
 
     def rolling(self, position: int) -> RollingSelection:
@@ -146,7 +125,7 @@ class DecodeState:
             self._rolling.append(RollingSelection())
         return self._rolling[position]
 
-    def account(self, layer: int, q: Tensor, kv: KVView, scale: float, position: int, sparse: bool) -> None:
+    def account(self, layer: int, q: Tensor, kv: KVView, softmax: Softmax, position: int, sparse: bool) -> None:
         """Note what a layer's heads attended to and show it to the observers; not `sparse`: to all tokens.
 
         The last layer counts what all have noted.
@@ -158,8 +137,9 @@ class DecodeState:
             sets = () if selection is None else (selection.counts, selection.unit, selection.overflowed)
             self._usages.append(Usage(layer, (span.stop - span.start) / kv_heads, kv.rows, *sets))
             for observer in self.observers:
-                queries = q[:, span.start * group : span.stop * group]
-                observer.observe(layer, span, queries, kv.heads(span.start, span.stop), selection, scale)
+                first, last = span.start * group, span.stop * group
+                seen = q[:, first:last], kv.heads(span.start, span.stop), selection, softmax.heads(first, last)
+                observer.observe(layer, span, *seen)
         self._end(layer)
 
     def passed(self, layer: int, rows: Rows) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,10 +29,12 @@ class BenchmarkRow:
     """A row that passed every check.
 
     Attributes:
+        name: what errors call it.
         answers: references, at least one, none empty.
         metric: how what is said is scored; None where nobody asked.
     """
 
+    name: str
     context: str
     question: str
     answer_prefix: str
@@ -78,6 +80,14 @@ def benchmark_rows(
     return [_checked(name, row, metric, scored) for name, row in rows]
 
 
+def by_context(rows: Iterable[BenchmarkRow]) -> dict[str, list[BenchmarkRow]]:
+    """Rows of one context together, in the order of the first ones."""
+    found: dict[str, list[BenchmarkRow]] = {}
+    for row in rows:
+        found.setdefault(row.context, []).append(row)
+    return found
+
+
 def refuse_half_characters(name: str, column: str, text: str) -> None:
     """Raise a DocumentError if a text cannot be encoded."""
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -120,7 +130,7 @@ def _checked(name: str, row: Mapping[str, Any], metric: str | None, scored: bool
         refuse_half_characters(name, "answer", answer)
     chosen = _metric(name, row, metric) if scored else None
     asked = {column: row[column] for column in COLUMNS[:3]}
-    return BenchmarkRow(**asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
+    return BenchmarkRow(name, **asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
 
 
 def _metric(name: str, row: Mapping[str, Any], metric: str | None) -> Metric:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
 from ..errors import DocumentError
-from .benchmark import BenchmarkRow, benchmark_rows, framed, is_benchmark, read_rows
+from .benchmark import BenchmarkRow, benchmark_rows, by_context, framed, is_benchmark, read_rows
 from .document import language_reference, read_document
 from .facts import Fact, is_right, make_facts, question, sentence, sentence_ends
 from .tokens import TokenizedText, encode, token_ends, with_facts
@@ -24,87 +25,41 @@ ANSWER_TOKENS = 8
 BUILT_IN = "Python language reference (held-out topics)"
 
 
-class Question(Protocol):
+@dataclass(frozen=True, slots=True)
+class Question:
     """A question about a context.
 
     Attributes:
         tokens: the question and the beginning of its answer.
         asked, expected: question and answer for people to read.
+        score: how right an answer is, 0 to 1.
+        longest: tokens of an answer at most.
         value_span: first token and the one behind the last that hold the answer in the context; None if unknown.
         depth: where the answer lies, 0 (first token of the context) to 1 (last); None if unknown.
-        longest: tokens of an answer at most.
         sentence: an answer ends at a full stop or a new line too.
     """
 
-    @property
-    def tokens(self) -> tuple[int, ...]: ...
-    @property
-    def asked(self) -> str: ...
-    @property
-    def expected(self) -> str: ...
-    @property
-    def value_span(self) -> tuple[int, int] | None: ...
-    @property
-    def depth(self) -> float | None: ...
-    @property
-    def longest(self) -> int: ...
-    @property
-    def sentence(self) -> bool: ...
-
-    def score(self, said: str) -> float:
-        """How right an answer is, 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class FactQuestion:
-    """A question about one hidden `fact`; see `Question`."""
-
-    fact: Fact
     tokens: tuple[int, ...]
-    value_span: tuple[int, int]
-    depth: float
-    sentence: bool = True
-
-    @property
-    def longest(self) -> int:
-        return ANSWER_TOKENS
-
-    @property
-    def asked(self) -> str:
-        return f"What is the code of the {self.fact.key}?"
-
-    @property
-    def expected(self) -> str:
-        return self.fact.value
-
-    def score(self, said: str) -> bool:
-        return is_right(said, self.fact)
-
-
-@dataclass(frozen=True, slots=True)
-class RowQuestion:
-    """The question of a benchmark's `row`; see `Question`."""
-
-    row: BenchmarkRow
-    tokens: tuple[int, ...]
-    value_span: None = None
-    depth: None = None
+    asked: str
+    expected: str
+    score: Callable[[str], float] = field(compare=False)
+    longest: int
+    value_span: tuple[int, int] | None = None
+    depth: float | None = None
     sentence: bool = False
 
-    @property
-    def asked(self) -> str:
-        return self.row.question
+    @classmethod
+    def of_fact(cls, tokenizer: Any, fact: Fact, value_span: tuple[int, int], depth: float) -> Question:
+        """What asks for a hidden fact."""
+        asked, right = f"What is the code of the {fact.key}?", partial(is_right, fact=fact)
+        tokens = encode(tokenizer, question(fact))
+        return cls(tokens, asked, fact.value, right, ANSWER_TOKENS, value_span, depth, sentence=True)
 
-    @property
-    def expected(self) -> str:
-        return ", ".join(self.row.answers)
-
-    @property
-    def longest(self) -> int:
-        return self.row.max_new_tokens
-
-    def score(self, said: str) -> float:
-        return self.row.score(said)
+    @classmethod
+    def of_row(cls, tokenizer: Any, row: BenchmarkRow, between: str) -> Question:
+        """What a benchmark's row asks; `between` stands between the question and what its answer begins with."""
+        tokens = encode(tokenizer, row.question + between + row.answer_prefix)
+        return cls(tokens, row.question, ", ".join(row.answers), row.score, row.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +122,15 @@ def benchmark_contexts(
     found = read_rows(path)
     if not is_benchmark(found):
         raise DocumentError(f"{found[0][0]} has neither answer_prefix nor max_new_tokens; saccade tune reads those")
-    by_context: dict[str, list[tuple[str, BenchmarkRow]]] = {}
-    for (name, _), row in zip(found, benchmark_rows(found[:limit], metric), strict=False):
-        by_context.setdefault(row.context, []).append((name, row))
     contexts = []
-    for text, rows in by_context.items():
+    for text, rows in by_context(benchmark_rows(found[:limit], metric)).items():
         begun, after, whole = framed(tokenizer, text)
         tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
-        asked = [RowQuestion(row, encode(tokenizer, row.question + after + row.answer_prefix)) for _, row in rows]
-        for (name, row), one in zip(rows, asked, strict=True):
+        asked = [Question.of_row(tokenizer, row, after) for row in rows]
+        for row, one in zip(rows, asked, strict=True):
             needed = len(tokens) + len(one.tokens) + row.max_new_tokens
             if needed > positions:
-                raise DocumentError(f"{name}: {needed} tokens with its answer; the model has {positions} positions")
+                raise DocumentError(f"{row.name}: {needed} tokens with its answer; the model has {positions} positions")
         contexts.append(Context(tokens, tuple(asked)))
     return contexts, len(found)
 
@@ -230,7 +182,6 @@ def _with_facts(
     chosen = [by_depth[(2 * number + 1) * len(by_depth) // (2 * asked)] for number in range(asked)]
     questions = []
     for index in rng.permutation(chosen):
-        fact, span = facts[index], spans[index]
-        depth = (span[0] - hidden.start) / len(hidden.offsets)
-        questions.append(FactQuestion(fact, encode(tokenizer, question(fact)), span, depth))
+        depth = (spans[index][0] - hidden.start) / len(hidden.offsets)
+        questions.append(Question.of_fact(tokenizer, facts[index], spans[index], depth))
     return Context(hidden.tokens, tuple(questions))

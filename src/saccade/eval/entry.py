@@ -75,7 +75,7 @@ def at_budgets(policies: Iterable[str | Policy], budgets: Sequence[int]) -> tupl
             found.append(policy)
             continue
         for budget in budgets:
-            filled = _at_budget(policy, budget)
+            filled = at_budget(policy, budget)
             if isinstance(filled, PolicyError):
                 refused.append(filled)
                 notes.append(f"left out: {filled}")
@@ -86,7 +86,7 @@ def at_budgets(policies: Iterable[str | Policy], budgets: Sequence[int]) -> tupl
     return tuple({policy.to_spec(): policy for policy in found}.values()), tuple(dict.fromkeys(notes))
 
 
-def _at_budget(policy: Policy, budget: int) -> Policy | PolicyError:
+def at_budget(policy: Policy, budget: int) -> Policy | PolicyError:
     """The policy at a budget, or why it cannot work with that."""
     try:
         return policy.with_budget(budget)

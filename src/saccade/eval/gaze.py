@@ -8,7 +8,7 @@ from torch import Tensor
 from ..decode.recall import membership
 from ..decode.state import Observer
 from ..plans.roles import HeadSpan
-from ..types import KVView, Selection
+from ..types import KVView, Selection, Softmax
 
 BINS = 160
 """Parts of equal length that a document is cut into."""
@@ -34,7 +34,7 @@ class GazeObserver:
         self._sets = 0
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         if selection is None:
             return
@@ -64,7 +64,7 @@ class Focus:
         self.observers: tuple[Observer, ...] = ()
 
     def observe(
-        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, scale: float
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
     ) -> None:
         for observer in self.observers:
-            observer.observe(layer, span, q, kv, selection, scale)
+            observer.observe(layer, span, q, kv, selection, softmax)

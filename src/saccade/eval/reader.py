@@ -14,8 +14,8 @@ from ..adapters.hf.support import cached, empty_cache, text_config
 from ..checkpoints.shape import shape_of
 from ..checkpoints.versions import cache_argument
 from ..errors import UnsupportedModelError
-from ..machine import synchronize
 from ..plans.rectify import Phase
+from ..recipes.machine import synchronize
 from .context import ANSWER_TOKENS
 from .snapshot import Snapshot
 

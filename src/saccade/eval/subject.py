@@ -14,7 +14,7 @@ import torch
 from ..adapters.hf.support import refuse_unsupported
 from ..checkpoints.load import ModelSource, pick_device, pick_dtype
 from ..errors import SaccadeError
-from ..machine import device_name, free_memory, kernels_on, processor, versions
+from ..recipes.machine import device_name, free_memory, kernels_on, processor, versions
 from ..types import ModelShape
 
 if TYPE_CHECKING:

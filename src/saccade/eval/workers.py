@@ -20,7 +20,7 @@ WORKERS_BYTES = 2 * 2**30
 """Most memory that the copies of a cache may take, one for each worker."""
 
 
-def workers_for(count: int, *, cores: int, threads: int, device: str, copied_bytes: int) -> int:
+def workers_for(count: int, *, cores: int, threads: int, device: str, copied_bytes: int = 0) -> int:
     """How many processes may share `count` pieces of work; 1: do it yourself.
 
     Forked processes see everything that was loaded, but neither accelerators nor OpenMP survive a fork; without

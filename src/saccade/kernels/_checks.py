@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.types import KVView, Pooling, Selection
+from saccade.types import KVView, Pooling, Selection, Softmax
 
 
 def check_query(operation: str, q: Tensor, kv: KVView) -> None:
@@ -28,12 +28,20 @@ def check_query(operation: str, q: Tensor, kv: KVView) -> None:
         raise KernelError(f"{operation}: q must be floating point, got {q.dtype}")
     if q.device != kv.k.device:
         raise KernelError(f"{operation}: q is on {q.device}, the cache on {kv.k.device}")
-    sinks = kv.sinks
+
+
+def check_attention(operation: str, q: Tensor, kv: KVView, softmax: Softmax, out: Tensor | None = None) -> None:
+    """`check_query`, and whether the softmax is of its heads and the result fits into `out`."""
+    check_query(operation, q, kv)
+    heads, sinks = q.shape[1], softmax.sinks
     if sinks is not None and (list(sinks.shape) != [heads] or sinks.device != q.device or not sinks.is_contiguous()):
         got = f"{list(sinks.shape)} on {sinks.device}"
         raise KernelError(f"{operation}: sinks must be contiguous [{heads}] on {q.device}, got {got}")
-    if kv.soft_cap is not None and not 0 < kv.soft_cap < math.inf:
-        raise KernelError(f"{operation}: soft_cap must be more than 0 and finite, got {kv.soft_cap}")
+    if softmax.cap is not None and not 0 < softmax.cap < math.inf:
+        raise KernelError(f"{operation}: cap must be more than 0 and finite, got {softmax.cap}")
+    shape = [*q.shape[:2], kv.v.shape[-1]]
+    if out is not None and (list(out.shape) != shape or out.dtype != q.dtype or not out.is_contiguous()):
+        raise KernelError(f"{operation}: out must be contiguous {q.dtype} {shape}, got {out.dtype} {list(out.shape)}")
 
 
 def check_selection(operation: str, q: Tensor, kv: KVView, selection: Selection) -> None:
@@ -62,15 +70,6 @@ def check_integers(operation: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32:
             raise KernelError(f"{operation}: {name} must be int32, got {tensor.dtype}")
-
-
-def check_out(operation: str, q: Tensor, kv: KVView, out: Tensor | None) -> None:
-    """Whether the result fits into `out`."""
-    if out is None:
-        return
-    shape = [*q.shape[:2], kv.v.shape[-1]]
-    if list(out.shape) != shape or out.dtype != q.dtype or not out.is_contiguous():
-        raise KernelError(f"{operation}: out must be contiguous {q.dtype} {shape}, got {out.dtype} {list(out.shape)}")
 
 
 def placed(result: Tensor, out: Tensor | None) -> Tensor:

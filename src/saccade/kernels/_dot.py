@@ -50,7 +50,7 @@ def score_keys(queries: Tensor, keys: Tensor, out: Tensor) -> None:
         torch.mm(queries, keys.t(), out=out)
 
 
-def softmax(scores: Tensor, scale: float) -> Tensor:
+def softened(scores: Tensor, scale: float) -> Tensor:
     """Softmax of `scale · scores` over the last dimension, in scratch memory."""
     scaled = torch.mul(scores, scale, out=scratch("scaled", tuple(scores.shape)))
     return torch.softmax(scaled, dim=-1, out=scratch("weights", tuple(scores.shape)))

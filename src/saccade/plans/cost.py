@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PolicyError
-from ..selection.selector import Bytes
+from ..selection.costs import Bytes
 from ..types import ModelShape, Role
 from .plan import Plan
 from .rectify import Rectify

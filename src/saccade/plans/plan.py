@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..errors import PolicyError
+from ..selection.index import NOWHERE, KeySizes, SlotIndex, SlotSizes
 from ..selection.selector import Selector
+from ..text.feed import TokenFeed
 from ..types import ModelShape, Role
 from .roles import RoleMap
 
@@ -38,6 +40,37 @@ class Plan:
         """Layers whose keys some head refreshes its set from, the only ones whose index must be up to date."""
         layers = enumerate(self.roles.layers)
         return frozenset(self.sources.get(layer, layer) for layer, roles in layers if any(r.refreshes for r in roles))
+
+    @property
+    def owns_index(self) -> bool:
+        """Whether its index lies in slots and takes tokens in between steps."""
+        return self.selector is not None and self.selector.owns_index
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether that index looks at the tokens' text."""
+        return self.selector is not None and self.selector.reads_text
+
+    @property
+    def bounds_page(self) -> int | None:
+        """The page of key bounds that can lie beside a cache's own pages; None: there are none."""
+        return None if self.selector is None else self.selector.bounds_page
+
+    def covers(self, length: int) -> bool:
+        """Whether every head attends to all of a row of `length` tokens."""
+        return self.selector is None or self.selector.covers(length)
+
+    def new_slots(
+        self, keys: KeySizes, slots: int, *, longest: int = 0, text: TokenFeed | None = None, fixed: bool = False
+    ) -> SlotIndex | None:
+        """An empty index of its layers, as `SlotSizes` has it."""
+        sizes = SlotSizes(sorted(self.refreshing), keys, slots, longest, text, fixed)
+        return None if self.selector is None else self.selector.new_slots(sizes)
+
+    @cached_property
+    def moves_index(self) -> bool:
+        """Whether its index cannot stay in one place, so that no captured step can search it."""
+        return self.owns_index and self.new_slots(NOWHERE, 1, fixed=True) is None
 
 
 def dense_unless_told(shape: ModelShape, told: int | None) -> int:

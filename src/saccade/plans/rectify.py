@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ..errors import PolicyError
 
 Mode = Literal["overwrite", "verify"]
+
+ALL = 2**62
+"""A boundary behind everything, of what nobody rectifies or has looked at: all of it counts as clean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +102,31 @@ class Phase:
             together = count if self.every is None else min(count, max(self.every - decoded % self.period, 1))
             yield together
             decoded, count = decoded + together, count - together
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Positions below `boundary` hold keys and values that no sparse step wrote, or that were rectified since.
+
+    Where the `phase` is that of no rectification, nothing moves the boundary: nobody waits for what is not clean.
+    """
+
+    phase: Phase
+    boundary: int = ALL
+
+    def after(self, start: int, count: int, *, dense: bool, covered: bool = False) -> Clean:
+        """Behind a step that wrote `count` positions from `start` on, densely or not.
+
+        A dense step cleans unless it begins above the boundary, with positions in between whose sets did not hold all
+        tokens: `covered` says that they did. So does a single step whose turn it is and that was not set back.
+        """
+        settles = covered or start <= self.boundary if dense else count == 1 and self.phase.due(start - self.boundary)
+        return self.at(start + count) if settles and start + count > self.boundary else self
+
+    def taken_back(self, length: int) -> Clean:
+        """Where only the first `length` positions are left."""
+        return self.at(min(self.boundary, length))
+
+    def at(self, boundary: int) -> Clean:
+        """With another boundary, as of a cache that was filled unseen, which counts as clean."""
+        return self if self.phase.every is None else replace(self, boundary=boundary)

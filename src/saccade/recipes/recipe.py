@@ -11,10 +11,10 @@ from pydantic import Field
 
 from ..errors import PolicyError
 from ..files import Kept, Record, Version, short
-from ..machine import versions
 from ..methods.policy import Policy
 from ..plans.identity import ModelRecord, to_dict
 from ..types import ModelShape
+from .machine import versions
 
 NAME = "saccade.json"
 """What a recipe is called beside its model's configuration."""

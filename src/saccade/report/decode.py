@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from .drawing import as_svg, canvas
+from .drawing import as_svg, canvas, name_lines, number_places
 from .labels import renamed
 from .palette import MUTED, marks
 from .wording import Row, grouped
@@ -50,7 +50,7 @@ def _against_context(axes: Axes, rows: list[Row]) -> None:
         axes.plot(places, times, **drawn[name].style, markersize=5, linestyle=dashes, label=name)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
+    number_places(axes, contexts)
     axes.set_xlabel("tokens in the cache")
     axes.legend(fontsize=7.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
@@ -68,9 +68,7 @@ def _parts(axes: Axes, rows: list[Row]) -> None:
             axes.barh(place, width, left=left, color=shade, label=part if place == 0 else None)
             left += width
         axes.plot([row["ideal_ms"]] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1.5)
-    axes.set_yticks(range(len(shown)), [_name(row) for row in shown])
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
+    name_lines(axes, [_name(row) for row in shown])
     axes.set_title(f"where it goes at {longest:,} tokens; black: the ceiling")
     axes.set_xlabel("milliseconds per token")
     if shown:

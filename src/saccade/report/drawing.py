@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
-from ..files import replace_text
 from .palette import GRID, INK, MUTED, PAPER, SHADES, VALUE, Mark
 
 Floats = Sequence[float]
@@ -64,32 +62,29 @@ def inline(figure: Figure, name: str) -> str:
 
     `name` is in every id of the element: no two of a page may have the same.
     """
-    svg = as_svg(figure)
-    svg = re.sub(
-        r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:xlink)?=\"[^\"]*\"",
-        "",
-        svg[svg.index("<svg") :],
-        flags=re.S,
-    )
+    svg, needless = as_svg(figure), r'<metadata>.*?</metadata>|<style.*?</style>| xmlns(:xlink)?="[^"]*"'
+    svg = re.sub(needless, "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     for shade, (color, _) in SHADES.items():
         svg = re.sub(f"{color}\\b", f"var(--{shade})", svg)
     return svg
 
 
-def write_picture(path: Path, svg: str) -> Path:
-    """Put a picture into a file; gives the file's path back.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    replace_text(path, svg)
-    return path
-
-
 def headline(figure: Figure, text: str) -> None:
     """A title of the whole figure, from its left edge."""
     figure.suptitle(text, x=0.01, ha="left", fontsize=10)
+
+
+def number_places(axes: Axes, numbers: Sequence[int], **style: Any) -> None:
+    """Numbers across, side by side however far apart they are."""
+    axes.set_xticks(range(len(numbers)), [f"{number:,}" for number in numbers], **style)
+
+
+def name_lines(axes: Axes, names: Sequence[str]) -> None:
+    """A name for every line of a picture whose values lie across."""
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
 
 
 def side_by_side(number: int, count: int, apart: float = 0.12, room: float = 0.8) -> float:

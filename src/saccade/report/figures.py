@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.colors import PowerNorm, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .drawing import IN_CELL, SHARES, canvas, heat_map, inline
+from .drawing import IN_CELL, SHARES, canvas, heat_map, inline, name_lines
 from .palette import DENSE, FACT, GRID, INK, PAPER, marks
 from .wording import Row
 
@@ -37,7 +38,7 @@ def accuracy(rows: Sequence[Row]) -> str:
             mark = drawn[row["label"]]
             axes.plot(row["interval"], [line, line], color=mark.color, linewidth=1.6, alpha=0.7)
             axes.plot(row["correct"] / row["n"], line, **mark.style, markersize=6.5, linestyle="none")
-        _name_lines(axes, sparse)
+        _name_budgets(axes, sparse)
         axes.set_xlim(-0.02, 1.02)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_title("answers right, 95% intervals; band: dense attention's")
@@ -57,7 +58,7 @@ def times(rows: Sequence[Row]) -> str:
         for row in rows:
             if row["label"] == "dense" and row["ms_per_token"]:
                 axes.axvline(row["ms_per_token"], color=DENSE.color, linestyle="dashed", linewidth=1.2)
-        _name_lines(axes, sparse)
+        _name_budgets(axes, sparse)
         axes.margins(x=0.1)
         axes.set_xlim(left=0)
         axes.set_title("milliseconds per token; dashed: dense attention")
@@ -91,15 +92,14 @@ def recalls(rows: Sequence[Row], measure: str) -> str:
                     axes.text(
                         layer, line, f"{100 * value:.0f}", ha="center", va="center", fontsize=_FONT - 2, color=color
                     )
-        _name_lines(axes, sparse)
+        _name_budgets(axes, sparse)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
         axes.xaxis.tick_top()
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=24))
-        axes.set_title(
-            f"{measure.removeprefix('recall').replace('_', ' ') or 'attention recall'} of heads with a set, by layer"
-        )
+        kind = measure.removeprefix("recall").replace("_", " ") or "attention recall"
+        axes.set_title(f"{kind} of heads with a set, by layer")
         return inline(figure, measure)
 
 
@@ -110,8 +110,7 @@ def gazes(own: Sequence[Row], name: str) -> str:
     count, bins = shares.shape
     with canvas(4.2, min(max(count * 0.034, 0.8), 3.0) + 0.3, 8) as figure:
         axes = figure.add_subplot()
-        # Faint looks matter as much as strong ones, hence the power.
-        heat_map(axes, shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=(0, bins, count, 0))
+        _looks(axes, shares, extent=(0, bins, count, 0))
         width = bins / 50
         boxes = [Rectangle((gaze["depth"] * bins - width / 2, line), width, 1) for line, gaze in enumerate(own)]
         fills = [to_rgba(FACT, gaze["fact_held"]) for gaze in own]
@@ -121,8 +120,6 @@ def gazes(own: Sequence[Row], name: str) -> str:
         axes.scatter([bins * 1.015] * len(wrong), wrong, marker="x", s=8, linewidths=0.9, color=INK, clip_on=False)
         axes.set_xlim(0, bins)
         axes.set_xticks([0, bins / 4, bins / 2, 3 * bins / 4, bins], ["start", "25%", "50%", "75%", "end"])
-        axes.set_yticks([])
-        axes.spines[:].set(visible=True, color=GRID)
         return inline(figure, name)
 
 
@@ -130,25 +127,27 @@ def gaze_bar() -> str:
     """What the colours of `gazes` mean."""
     with canvas(4.2, 0.62, 8) as figure:
         axes = figure.add_subplot()
-        shares = numpy.linspace(0, 1, 256)[None]
-        heat_map(axes, shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=(0, 1, 0, 1))
-        axes.set_yticks([])
+        _looks(axes, numpy.linspace(0, 1, 256)[None], extent=(0, 1, 0, 1))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel("of the sets hold a token there")
-        axes.spines[:].set(visible=True, color=GRID)
         return inline(figure, "gaze-bar")
 
 
-def _name_lines(axes: Axes, rows: Sequence[Row]) -> None:
+def _looks(axes: Axes, shares: Any, extent: tuple[float, float, float, float]) -> None:
+    """Shares in a frame; faint looks matter as much as strong ones, hence the power."""
+    heat_map(axes, shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=extent)
+    axes.set_yticks([])
+    axes.spines[:].set(visible=True, color=GRID)
+
+
+def _name_budgets(axes: Axes, rows: Sequence[Row]) -> None:
     """A line of the picture per row, from above: a policy's name once, and every budget."""
     names = [f"{row['budget']:,}" if row["budget"] is not None else "" for row in rows]
     for line, row in enumerate(rows):
         if not line or row["label"] != rows[line - 1]["label"]:
             names[line] = f"{row['label']}   {names[line]}".rstrip()
-    axes.set_yticks(range(len(rows)), names)
+    name_lines(axes, names)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
 
 
 def _height(rows: Sequence[Row]) -> float:

@@ -47,11 +47,10 @@ def family(spec: str) -> str:
 
 
 def labelled(results: Mapping[str, Any]) -> list[Row]:
-    """Rows of a comparison with their policy's `family` and its `label`."""
-    here = results["environment"]
-    families = [family(row["spec"]) for row in results["rows"]]
-    found = labels(families, here["kv_heads"], len(full_layers(here)))
-    return [{**row, "family": one, "label": found[one]} for row, one in zip(results["rows"], families, strict=True)]
+    """Rows of a comparison or a tuning with their policy's `family` and its `label`."""
+    here, rows = results["environment"], [{"family": family(row["spec"]), **row} for row in results["rows"]]
+    found = labels((row["family"] for row in rows), here.get("kv_heads", 0), len(full_layers(here)))
+    return [{**row, "label": found[row["family"]]} for row in rows]
 
 
 def renamed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:

@@ -14,7 +14,9 @@ from matplotlib.patches import Rectangle
 from rich.table import Table
 
 from ..calibrate.layers import name
-from .drawing import as_svg, canvas, headline, heat_map, write_picture
+from ..files import replace_text
+from .drawing import as_svg, canvas, headline, heat_map, number_places
+from .labels import full_layers
 from .palette import FACT, GRID, INK
 from .table import new_table
 from .wording import RECALL, Row, about, asked, grouped, mean_recall, number
@@ -76,7 +78,8 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
     Measured heat maps, layer by budget, and beside them what one dense pass says of the same layers.
     """
     budgets, dense, outcomes = results["budgets"], results["dense"], _outcomes(results)
-    layers, heads = _full_layers(dense), results["gold_mass_per_head"]
+    layers = full_layers(results.get("environment", {}), len(dense["recall_per_layer"]))
+    heads = results["gold_mass_per_head"]
     # No layer, every layer with full attention whether tried or not, and the best of each further round.
     shown = [(), *((layer,) for layer in layers), *(tuple(step["to"]) for step in results["further_layers"])]
     unknown = [numpy.nan] * len(budgets)
@@ -97,7 +100,7 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
         _shares(panels[2], "predicted\nrecall", predicted, "Greens", points, _written(predicted))
         for axes in panels[:3]:
             slanted = {"rotation": 45} if len(budgets) > 3 else {}
-            axes.set_xticks(range(len(budgets)), [f"{budget:,}" for budget in budgets], **slanted)
+            number_places(axes, budgets, **slanted)
             axes.set_xlabel("budget")
         if heads is not None:
             mass = numpy.full((len(shown), len(heads[0])), numpy.nan)
@@ -112,7 +115,8 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
             axes.add_patch(Rectangle((0, chosen - 0.5), 1, 1, transform=axes.get_yaxis_transform(), **frame))
         _layer_ticks(panels[0], list(map(name, shown)), chosen, points)
         headline(figure, f"{results['policy']}: {about(results)}; chosen: {_named(results['chosen'])}")
-        return write_picture(folder / PICTURE, as_svg(figure))
+        replace_text(folder / PICTURE, as_svg(figure))
+    return folder / PICTURE
 
 
 def _shares(
@@ -143,12 +147,6 @@ def _layer_ticks(axes: Axes, names: Sequence[str], chosen: int, points: float) -
 
 def _written(values: Values) -> list[list[str]]:
     return [["" if numpy.isnan(value) else f"{value:.2f}" for value in line] for line in values]
-
-
-def _full_layers(dense: Row) -> list[int]:
-    """Layers that were measured: all that have full attention."""
-    shares = dense.get("heads_with_set_per_layer") or [0.0] * len(dense["recall_per_layer"])
-    return [layer for layer, share in enumerate(shares) if share is not None]
 
 
 def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Row]]:

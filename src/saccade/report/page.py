@@ -43,11 +43,10 @@ def comparison_page(results: Mapping[str, Any], gazes: Sequence[Row], samples: S
     seen = [row for row in rows if row["spec"] in looks]
     return _page(
         "comparison.html",
-        {row["family"]: row["label"] for row in rows},
+        rows,
         **{name: results[name] for name in ("complete", "environment", "notes")},
         lengths=lengths(results["environment"]["context_tokens"]),
         columns=COLUMNS,
-        rows=rows,
         accuracy=figures.accuracy(rows),
         times=figures.times(rows),
         recalls=[figures.recalls(rows, measure) for measure in ("recall", "token_recall")],
@@ -73,7 +72,7 @@ def tune_page(results: Mapping[str, Any]) -> str:
     rows = front_rows(results)
     return _page(
         "tune.html",
-        {row["family"]: row["label"] for row in rows},
+        rows,
         about=f"{about(results)}, batch {results['batch']}",
         asked=asked(results, results["n"], results["dense_correct"]),
         environment={name: results[name] for name in ABOUT if name in results} | results["environment"],
@@ -81,19 +80,18 @@ def tune_page(results: Mapping[str, Any]) -> str:
         chosen=next((row for row in rows if row["chosen"]), None),
         columns=front_columns(results),
         words=WORDS,
-        rows=rows,
         notes=front_notes(results),
         pictures=front_pictures(results),
         screened=results["screened"],
     )
 
 
-def _page(template: str, names: Mapping[str, str], **content: Any) -> str:
-    """A page; `names` are labels by what they stand for."""
+def _page(template: str, rows: Sequence[Row], **content: Any) -> str:
+    """A page about rows with labels; what those stand for is among what it says."""
     loader = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(template)
-    meanings = [(label, spec) for spec, label in names.items() if label != spec]
-    return page.render(shades=SHADES, meanings=meanings, **content)
+    meanings = {row["label"]: row["family"] for row in rows if row["label"] != row["family"]}
+    return page.render(shades=SHADES, rows=rows, meanings=meanings, **content)
 
 
 def _examples(samples: Sequence[Row], rows: Mapping[str, Row], count: int = 6) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill as fill_text
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .labels import labelled, meanings
-from .wording import COLUMNS, Row, lengths
+from .wording import COLUMNS, Columns, Row, lengths
 
 WIDE = 100
 """Columns that a table of policies takes at most; a terminal of fewer is spared the second kind of recall."""
@@ -37,20 +37,18 @@ def new_table(title: str, columns: Iterable[str], words: Iterable[str] = (), not
     return table
 
 
-def fill(
-    table: Table, rows: Iterable[Row], cells: Iterable[Callable[[Row], str]], *keys: str, bold: str | None = None
-) -> Table:
+def fill(table: Table, rows: Iterable[Row], columns: Columns, *keys: str, bold: str | None = None) -> Table:
     """Add rows, with a line wherever one of the values under `keys` changes; brackets in cells are no markup.
 
     A row is bold if it has something under that key.
     """
-    cells, previous = list(cells), None
+    previous = None
     for row in rows:
         setting = [row[key] for key in keys]
         if previous not in (None, setting):
             table.add_section()
         previous = setting
-        table.add_row(*(Text(cell(row)) for cell in cells), style="bold" if bold and row[bold] else None)
+        table.add_row(*(Text(cell(row)) for cell in columns.values()), style="bold" if bold and row[bold] else None)
     return table
 
 
@@ -71,6 +69,6 @@ def comparison_table(results: Mapping[str, Any], width: int = WIDE, *, brief: bo
     # Narrow headers leave the policies most of the room.
     headers = [fill_text(name.removeprefix("attention "), 6, break_long_words=False) for name in shown]
     if brief:
-        return fill(new_table(title, headers, headers[:1]), rows, shown.values())
+        return fill(new_table(title, headers, headers[:1]), rows, shown)
     notes = [*meanings({row["family"]: row["label"] for row in rows}), *results["notes"]]
-    return fill(new_table(title, headers, headers[:1], notes), rows, shown.values(), "label")
+    return fill(new_table(title, headers, headers[:1], notes), rows, shown, "label")

@@ -72,7 +72,7 @@ def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
     rows, notes = renamed(results["rows"]) if "policy" in columns else (results["rows"], [])
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"), notes)
     setting = [key for key in ("context", "batch", "threads", "clients") if all(key in row for row in rows)]
-    return fill(table, rows, columns.values(), *setting)
+    return fill(table, rows, columns, *setting)
 
 
 decode_table, serving_table, load_table = (

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from rich.table import Table
 
-from .drawing import canvas, inline
-from .labels import full_layers, labels, meanings
+from .drawing import canvas, inline, with_intervals
+from .labels import labelled, labels, meanings
 from .palette import FACT, INK, MUTED, Mark, marks
 from .table import fill, new_table
 from .wording import NOTHING, Columns, Row, about, asked, grouped, number
@@ -27,17 +27,10 @@ KEPT, SCREENED = "kept", "ratio, screened"
 
 def front_rows(results: Mapping[str, Any]) -> list[Row]:
     """Candidates by family: its `label`, who is `first` there, everybody's `rung`, and whether it was chosen."""
-    families, here = grouped(results["rows"], lambda row: str(row["family"])), results["environment"]
-    found = labels(families, here.get("kv_heads", 0), len(full_layers(here)))
+    families = grouped(labelled(results), lambda row: str(row["family"]))
     return [
-        {
-            **row,
-            "label": found[family],
-            "first": row is rows[0],
-            "rung": _rung(row, rows),
-            "chosen": row["spec"] == results["chosen"],
-        }
-        for family, rows in families.items()
+        {**row, "first": row is rows[0], "rung": _rung(row, rows), "chosen": row["spec"] == results["chosen"]}
+        for rows in families.values()
         for row in rows
     ]
 
@@ -72,16 +65,13 @@ def front_table(results: Mapping[str, Any]) -> Table:
     columns = {name: cell for name, cell in front_columns(results).items() if name not in (KEPT, SCREENED)}
     headers = [fill_text(name, 8, break_long_words=False) for name in columns]
     notes = [*meanings({row["family"]: row["label"] for row in rows}), *front_notes(results)]
-    return fill(new_table(title, headers, WORDS, notes), rows, columns.values(), "label", bold="chosen")
+    return fill(new_table(title, headers, WORDS, notes), rows, columns, "label", bold="chosen")
 
 
 def standing_table(rows: Sequence[Row]) -> Table:
     """Candidates in the middle of a tuning, a line per family: their ratios so far, rung by rung."""
-    table = new_table(
-        "right answers so far, over dense attention's to the same questions",
-        ("policy", "asked", "ratios"),
-        ("policy", "ratios"),
-    )
+    title = "right answers so far, over dense attention's to the same questions"
+    table = new_table(title, ("policy", "asked", "ratios"), ("policy", "ratios"))
     families = grouped(rows, lambda row: str(row["family"]))
     found = labels(families)
     for family, own in families.items():
@@ -145,11 +135,8 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     families = grouped(front_rows(results), lambda row: str(row["label"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
-    wanted, edge, best = (
-        results["quality"],
-        results["dense_bytes"] / size,
-        _best([row for row in results["rows"] if row["shown"] is not None] or results["rows"]),
-    )
+    wanted, edge = results["quality"], results["dense_bytes"] / size
+    best = _best([row for row in results["rows"] if row["shown"] is not None] or results["rows"])
     axes.axhline(wanted, color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {wanted:g}")
     places, ratios = [row["bytes"] / size for row in best], [row["ratio"] for row in best]
     axes.step([*places, edge], [*ratios, ratios[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
@@ -172,8 +159,8 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
 def _family(axes: Axes, label: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
     """One family's candidates: filled if the promise is kept, hollow if not."""
     places, ratios = [row["bytes"] / size for row in rows], [row["ratio"] for row in rows]
-    whiskers = [[max(row["ratio"] - _shown(row), 0.0) for row in rows], [0.0] * len(rows)]
-    axes.errorbar(places, ratios, yerr=whiskers, color=mark.color, linestyle="none", linewidth=1, alpha=0.7)
+    ends = [(_shown(row), row["ratio"]) for row in rows]
+    with_intervals(axes, places, ratios, ends, mark, marker="none", linewidth=1, alpha=0.7)
     for row, place, ratio in zip(rows, places, ratios, strict=True):
         face = mark.color if row["status"] == "kept" else "white"
         width = 3.5 if row["shown"] is None else 6.5

@@ -8,6 +8,7 @@ may be twice as far, for two roundings (of what chooses, and of what is computed
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from cuda_engines import (
 )
 from vllm.config import CUDAGraphMode
 
+from own_index import MODULE, NAMES
+from own_method import installed
 from saccade.adapters.vllm.worker.backend import SparseLayer
 
 LESS_IS_MORE, QUEST = "less_is_more:budget=256,reselect=7", "quest:budget=256"
@@ -50,6 +53,13 @@ REQUESTS = [
     Request("grows", 7000, 240, 56),
     Request("short", 9000, 33, 24),
 ]
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "captured": {},
+    "piecewise": {"compilation_config": {"cudagraph_mode": "PIECEWISE"}},
+    "eager": {"enforce_eager": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +105,32 @@ def test_logits_are_those_of_the_transformers_adapter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Captured, piecewise and eager; in captured steps no kernel is compiled once the engine has started."""
-    modes: dict[str, dict[str, Any]] = {
-        "captured": {},
-        "piecewise": {"compilation_config": {"cudagraph_mode": "PIECEWISE"}},
-        "eager": {"enforce_eager": True},
-    }
+    expect_those_of_transformers(policy, MODES, engines, truth, stock_distance, monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_index_that_is_not_ours_is_captured(
+    name: str,
+    tmp_path: Path,
+    engines: CudaEngines,
+    truth: Truth,
+    stock_distance: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with installed(tmp_path, MODULE, POSITIVE=NAMES[0], STOPS=NAMES[1]):
+        policy, captured = f"{name}:budget=256", {"captured": MODES["captured"]}
+        expect_those_of_transformers(policy, captured, engines, truth, stock_distance, monkeypatch)
+        engines.close()
+
+
+def expect_those_of_transformers(
+    policy: str,
+    modes: dict[str, dict[str, Any]],
+    engines: CudaEngines,
+    truth: Truth,
+    stock_distance: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = {}
     for mode, settings in modes.items():
         engine = engines.make(policy, **settings)

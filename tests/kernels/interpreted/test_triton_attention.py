@@ -21,7 +21,7 @@ from saccade.kernels._triton import plan
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling, Rows, Selection
+from saccade.types import KVView, Pooling, Rows, Selection, Softmax, Workspace
 from walking import drawn
 
 BLOCK = 16
@@ -40,8 +40,8 @@ def _several_parts() -> Iterator[None]:
 @few
 @given(rows_of_several_parts, st.one_of(st.none(), poolings))
 def test_dense_decode_scores_matches_the_oracle(case: Case, pooling: Pooling | None) -> None:
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
-    expect_attention(out, case, everything(case), 0.3)
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
+    expect_attention(out, case, everything(case))
     assert (scores is None) == (pooling is None)
     if scores is not None and pooling is not None:
         expect_scores(scores, case, pooling, ended=False)
@@ -63,7 +63,7 @@ def test_decode_scores_matches_the_oracle(case: Case, pooling: Pooling) -> None:
 )
 def test_sparse_decode_matches_the_oracle(case: Case, sets: str, unit: int, slack: int, seed: int) -> None:
     selection, tokens = choose(case, sets, unit, slack, seed)
-    expect_attention(sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="triton"), case, tokens, 0.3)
+    expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton"), case, tokens)
 
 
 @few
@@ -89,20 +89,20 @@ def test_hybrid_decode_matches_the_oracle(
 def test_rows_shorter_than_the_bound_and_than_the_parts(pooling: Pooling, layout: str) -> None:
     """Parts without a token weigh nothing."""
     case = make_case(layout=layout, lengths=[200, 1, 33], kv_heads=1, group=2, head_dim=16, padding=7, loose=60)
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
     assert scores is not None
     expect_scores(scores, case, pooling, ended=False)
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 17])
 def test_any_number_of_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "split_counts", lambda streams, _: (parts,) * len(streams))
     case = make_case(layout="buffer", lengths=[100, 7], kv_heads=2, group=2, head_dim=16, padding=7)
-    out, _ = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="triton")
-    expect_attention(out, case, everything(case), 0.3)
+    out, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="triton")
+    expect_attention(out, case, everything(case))
     selection, tokens = choose(case, "kv", 1, 3, 0)
-    expect_attention(sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="triton"), case, tokens, 0.3)
+    expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton"), case, tokens)
     check(case, "triton", "kv", 4, (True, False), "max", None, 0)
 
 
@@ -110,15 +110,15 @@ def test_any_number_of_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_groups_around_the_size_of_a_tile(group: int) -> None:
     case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=group, head_dim=16)
     for pooling in get_args(Pooling):
-        out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling=pooling, implementation="triton")
+        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
         assert scores is not None
         expect_scores(scores, case, pooling, ended=False)
-        expect_attention(out, case, everything(case), 0.3)
+        expect_attention(out, case, everything(case))
 
 
 def test_one_call_twice_is_bitwise_the_same() -> None:
     case = make_case(layout="paged", lengths=[150, 7], kv_heads=2, group=2, head_dim=16, padding=7)
-    once, again = (dense_decode_scores(case.q, case.kv, scale=0.3, implementation="triton")[0] for _ in range(2))
+    once, again = (dense_decode_scores(case.q, case.kv, case.softmax, implementation="triton")[0] for _ in range(2))
     assert torch.equal(once, again)
 
 
@@ -141,27 +141,27 @@ def test_a_quantised_cache_is_scaled(dtype: torch.dtype, per_head: bool) -> None
     k = rounded.k.float() * k_scale.expand(2)[:, None]
     v = rounded.v.float() * v_scale[:, None]
     case = replace(plain, kv=scaled, keys=_logical(k, scaled.rows), values=_logical(v, scaled.rows))
-    out, scores = dense_decode_scores(case.q, scaled, scale=0.3, pooling="each", implementation="triton")
+    out, scores = dense_decode_scores(case.q, scaled, Softmax(0.3), pooling="each", implementation="triton")
     assert scores is not None
     expect_scores(scores, case, "each", ended=False)
     expect_scores(decode_scores(case.q, scaled, pooling="mean", implementation="triton"), case, "mean")
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
     check(case, "triton", "kv", 1, (False, True), None, None, 0)
 
 
 def test_a_query_wider_or_narrower_than_the_cache() -> None:
     narrow = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16, dtype=torch.float16)
     case = replace(narrow, q=narrow.q.float() * (1 + 2.0**-14))
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="triton")
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation="triton")
     assert scores is not None
     expect_scores(scores, case, "max", ended=False)
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
     wide = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16)
     case = replace(wide, q=wide.q.half())
-    out, scores = dense_decode_scores(case.q, case.kv, scale=0.3, pooling="max", implementation="triton")
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation="triton")
     assert scores is not None
     expect_scores(scores, case, "max", ended=False)
-    expect_attention(out, case, everything(case), 0.3)
+    expect_attention(out, case, everything(case))
 
 
 def test_a_call_that_the_kernels_cannot_take_is_refused() -> None:
@@ -170,13 +170,13 @@ def test_a_call_that_the_kernels_cannot_take_is_refused() -> None:
 
     def refused(q: Tensor, kv: KVView, words: str) -> None:
         with pytest.raises(KernelError, match=words):
-            dense_decode_scores(q, kv, scale=0.3, implementation="triton")
+            dense_decode_scores(q, kv, Softmax(0.3), implementation="triton")
         with pytest.raises(KernelError, match=words):
             decode_scores(q, kv, pooling="max", implementation="triton")
         with pytest.raises(KernelError, match=words):
-            sparse_decode(q, kv, selection, scale=0.3, implementation="triton")
+            sparse_decode(q, kv, selection, Softmax(0.3), implementation="triton")
         with pytest.raises(KernelError, match=words):
-            hybrid_decode(q, kv, selection, (True, False), scale=0.3, implementation="triton")
+            hybrid_decode(q, kv, selection, (True, False), Softmax(0.3), implementation="triton")
 
     refused(case.q.double(), case.kv, "q is torch.float64")
     refused(case.q, replace(case.kv, k=case.kv.k.double()), "cache is torch.float64")
@@ -188,8 +188,8 @@ def test_a_call_that_the_kernels_cannot_take_is_refused() -> None:
 def test_nobody_gets_the_interpreter_unasked() -> None:
     """A layout that only the reference reads on a CPU."""
     case = make_case(layout="strided", lengths=[9], kv_heads=2, group=2, head_dim=8)
-    asked = dense_decode_scores(case.q, case.kv, scale=0.3, implementation="reference")[0]
-    assert torch.equal(dense_decode_scores(case.q, case.kv, scale=0.3)[0], asked)
+    asked = dense_decode_scores(case.q, case.kv, case.softmax, implementation="reference")[0]
+    assert torch.equal(dense_decode_scores(case.q, case.kv, case.softmax)[0], asked)
 
 
 @pytest.mark.parametrize("streams", [((32, 64), (0, 0)), ((56, 2048), (0, 0)), ((4, 2048), (28, 64)), ((1, 1), (1, 9))])
@@ -219,8 +219,8 @@ def test_a_set_of_one_token_far_from_the_others_is_found() -> None:
     case = make_case(layout="paged", lengths=[90], kv_heads=1, group=1, head_dim=16, style="peaked", padding=7)
     ids = torch.tensor([[[*range(0, 80, 2), 89, *[-1] * 30]]], dtype=torch.int32)
     selection = Selection(ids, torch.tensor([[41]], dtype=torch.int32))
-    out = sparse_decode(case.q, case.kv, selection, scale=0.3, implementation="triton")
-    expect_attention(out, case, [[[*range(0, 80, 2), 89]]], 0.3)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton")
+    expect_attention(out, case, [[[*range(0, 80, 2), 89]]])
 
 
 def _logical(storage: Tensor, rows: Rows) -> list[list[list[list[float]]]]:
@@ -255,14 +255,13 @@ def test_whole_rows_and_rows_that_only_pad(
         counts=selection.counts.masked_fill(gone[:, None], 0),
     )
     other = with_other_rows(case, whole, empty)
-    turns = torch.zeros(case.q.shape[0] * case.q.shape[1], dtype=torch.int32) if data.draw(st.booleans()) else None
-    other = replace(other, kv=replace(other.kv, rows=replace(other.kv.rows, turns=turns)))
+    workspace = Workspace.of(*case.q.shape[:2], case.q.device) if data.draw(st.booleans()) else None
     dense = data.draw(flags(case), label="dense") if hybrid else (False,) * case.kv.kv_heads
     if hybrid:
-        out, _ = hybrid_decode(other.q, other.kv, selection, dense, scale=0.3, implementation="triton")
+        out, _ = hybrid_decode(other.q, other.kv, selection, dense, other.softmax, implementation="triton")
     else:
-        out = sparse_decode(other.q, other.kv, selection, scale=0.3, implementation="triton")
-    expect_other_rows(out, other, tokens, 0.3, whole, dense)
+        out = sparse_decode(other.q, other.kv, selection, other.softmax, workspace=workspace, implementation="triton")
+    expect_other_rows(out, other, tokens, whole, dense)
 
 
 @pytest.mark.parametrize(
@@ -276,25 +275,24 @@ def test_the_last_program_joins_the_parts(
     monkeypatch.setattr(plan, "split_counts", lambda streams, _: (parts,) * len(streams))
     case = make_case(layout="paged", lengths=[150, 7], kv_heads=2, group=group, head_dim=24, padding=7)
     selection, tokens = choose(case, sets, 1, 3, 0)
-    kv = replace(case.kv, sinks=torch.linspace(-2, 2, 2 * group) if sinks else None)
-    turns = torch.zeros(2 * 2 * group, dtype=torch.int32)
-    counting = replace(kv, rows=replace(kv.rows, turns=turns))
-    apart = sparse_decode(case.q, kv, selection, scale=0.3, implementation="triton")
+    softmax = Softmax(0.3, torch.linspace(-2, 2, 2 * group) if sinks else None)
+    workspace = Workspace.of(2, 2 * group, case.q.device)
+    apart = sparse_decode(case.q, case.kv, selection, softmax, implementation="triton")
     for _ in range(2):
-        out = sparse_decode(case.q, counting, selection, scale=0.3, implementation="triton")
+        out = sparse_decode(case.q, case.kv, selection, softmax, workspace=workspace, implementation="triton")
         torch.testing.assert_close(out, apart)
-        assert not turns.any()
+        assert not workspace.turns.any()
     if not sinks:
-        expect_attention(out, case, tokens, 0.3)
+        expect_attention(out, case, tokens)
 
 
 def test_too_little_memory_to_count_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "split_counts", lambda streams, _: (2,) * len(streams))
     case = make_case(layout="paged", lengths=[40], kv_heads=1, group=2, head_dim=16)
     selection, _ = choose(case, "kv", 1, 3, 0)
-    few_turns = replace(case.kv, rows=replace(case.kv.rows, turns=torch.zeros(1, dtype=torch.int32)))
+    few = Workspace.of(1, 1, case.q.device)
     with pytest.raises(KernelError, match="holds 1 numbers, and 2 are needed"):
-        sparse_decode(case.q, few_turns, selection, scale=0.3, implementation="triton")
+        sparse_decode(case.q, case.kv, selection, case.softmax, workspace=few, implementation="triton")
 
 
 @few
@@ -303,10 +301,10 @@ def test_rows_that_only_pad_have_no_scores(case: Case, pooling: Pooling, data: s
     count = len(case.lengths)
     empty = data.draw(st.lists(st.booleans(), min_size=count, max_size=count), label="empty")
     other = with_other_rows(case, [False] * count, empty)
-    out, scores = dense_decode_scores(other.q, other.kv, scale=0.3, pooling=pooling, implementation="triton")
+    out, scores = dense_decode_scores(other.q, other.kv, other.softmax, pooling=pooling, implementation="triton")
     assert scores is not None
     expect_scores(scores, other, pooling, ended=False)
-    expect_other_rows(out, other, everything(other), 0.3, [True] * count, (True,) * case.kv.kv_heads)
+    expect_other_rows(out, other, everything(other), [True] * count, (True,) * case.kv.kv_heads)
 
 
 def test_a_batch_is_planned_as_the_next_that_is_captured() -> None:

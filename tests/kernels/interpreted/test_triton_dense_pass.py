@@ -39,7 +39,7 @@ def test_dense_pass_matches_the_oracle(case: Case, count: int, tile: int, seed: 
     q = queries_of(case, count, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "tuning", lambda *_: Tuning(tile, block=16, warps=4, stages=2, resident=8))
-        expect_pass(dense_pass(q, case.kv, scale=0.3, implementation="triton"), case, q, 0.3)
+        expect_pass(dense_pass(q, case.kv, case.softmax, implementation="triton"), case, q)
 
 
 def test_a_loose_bound_and_the_sizes_it_chooses_itself() -> None:
@@ -47,4 +47,4 @@ def test_a_loose_bound_and_the_sizes_it_chooses_itself() -> None:
         layout="paged", lengths=[150, 40], kv_heads=2, group=4, head_dim=16, dtype=torch.float16, loose=500
     )
     q = queries_of(case, 33, 0)
-    expect_pass(dense_pass(q, case.kv, scale=0.3, implementation="triton"), case, q, 0.3)
+    expect_pass(dense_pass(q, case.kv, case.softmax, implementation="triton"), case, q)

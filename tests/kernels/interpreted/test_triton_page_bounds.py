@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
 from kernel_checks import poolings
-from test_page_bounds import expect_page_scores, expect_update, fresh, int32, poisoned
+from test_page_bounds import expect_page_scores, expect_update, fresh, int32, poisoned, scores_of
 from test_paged_bounds import expect_update as expect_paged_update
 from test_paged_bounds import filled, scattered
 
@@ -20,7 +20,7 @@ from saccade.errors import KernelError
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows
-from walking import drawn
+from walking import drawn, in_turn
 
 dtypes = (torch.float32, torch.float16)
 pages = st.sampled_from((1, 3, 16, 40))
@@ -103,8 +103,7 @@ def test_page_scores_match_the_oracle(
 
 @pytest.mark.parametrize("dot", [False, True])
 @pytest.mark.parametrize("pooling", ["max", "each"])
-@pytest.mark.parametrize("group", [1, 3, 9])
-@pytest.mark.parametrize("tiles", [1, 3])
+@pytest.mark.parametrize(("group", "tiles"), in_turn((1, 3, 9), (1, 3)))
 def test_every_way_to_cut_the_work(
     dot: bool, pooling: Pooling, group: int, tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,16 +202,7 @@ def test_what_it_cannot_take_is_named() -> None:
         page_scores(case.q, lower, upper, lengths, page=4, pooling="max", k_scale=torch.ones(2))
     for implementation in ("native", "cpu"):
         with pytest.raises(KernelError, match="the bounds are of a quantised cache"):
-            page_scores(
-                case.q,
-                lower,
-                upper,
-                lengths,
-                page=4,
-                pooling="max",
-                k_scale=torch.ones(1),
-                implementation=implementation,
-            )
+            scores_of(case, (lower, upper), 4, implementation, k_scale=torch.ones(1))
 
 
 MODULE = "saccade.kernels.page_bounds.triton"

@@ -10,31 +10,27 @@ import torch
 from compiling import compile_kernel
 from hypothesis import given
 from hypothesis import strategies as st
+from test_rank_union import expect_union, lists_of, rankings
+from torch import Tensor
 
 import oracles
 from saccade.kernels.rank_union import triton as kernels
-from saccade.kernels.rank_union.api import framed_rank_union, rank_union
+from saccade.kernels.rank_union.api import framed_rank_union
 from walking import drawn
 
 MODULE = "saccade.kernels.rank_union.triton"
 
 
-def expect_union(ranked: list[list[list[int]]], width: int, universe: int, limit: int) -> None:
-    ids = [[choices + [-1] * (width - len(choices)) for choices in row] for row in ranked]
-    counts = [[len(choices) for choices in row] for row in ranked]
-    merged, found = rank_union(
-        torch.tensor(ids, dtype=torch.int32),
-        torch.tensor(counts, dtype=torch.int32),
-        limit,
-        universe=universe,
-        implementation="triton",
-    )
-    assert merged.dtype == found.dtype == torch.int32
-    assert found.shape == (len(ranked), 1)
-    for row, choices in enumerate(ranked):
-        wanted = sorted(oracles.rank_union(choices, limit))
+def expect_framed(
+    ranked: list[list[list[int]]], lengths: list[int], frame: tuple[int, int, int], merged: Tensor, found: Tensor
+) -> None:
+    """Each row's sinks, its window and the union of the lists between them; `frame` is sinks, limit and window."""
+    sinks, limit, window = frame
+    for row, length in enumerate(lengths):
+        wanted = {*range(length)[:sinks], *range(length)[-window:]}
+        wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
         assert found[row].tolist() == [len(wanted)]
-        assert merged[row].tolist() == [wanted + [-1] * (limit - len(wanted))]
+        assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sum(frame) - len(wanted))
 
 
 @drawn(30)
@@ -51,16 +47,11 @@ def expect_union(ranked: list[list[list[int]]], width: int, universe: int, limit
 def test_the_oracle_in_many_tiles(
     batch: int, heads: int, universe: int, limit: int, slack: int, agreeing: bool, tile: int, seed: int
 ) -> None:
-    pick = random.Random(seed)
-    ranked = []
-    for _ in range(batch):
-        shared = pick.sample(range(universe), pick.randint(1, universe))
-        own = [pick.sample(range(universe), pick.randint(0, universe)) for _ in range(heads)]
-        ranked.append([shared] * heads if agreeing else own)
+    ranked = rankings(batch, heads, universe, seed, agreeing=agreeing)
     width = max(len(choices) for row in ranked for choices in row) + slack or 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "TILE", tile)
-        expect_union(ranked, width, universe, limit)
+        expect_union(ranked, width, universe, limit, "triton")
 
 
 def test_a_limit_that_falls_on_the_end_of_a_tile() -> None:
@@ -69,12 +60,12 @@ def test_a_limit_that_falls_on_the_end_of_a_tile() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "TILE", 64)
         for limit in (63, 64, 65, 200, 201):
-            expect_union(ranked, 100, 200, limit)
+            expect_union(ranked, 100, 200, limit, "triton")
 
 
 def test_whole_tiles() -> None:
     pick = random.Random(5)
-    expect_union([[pick.sample(range(5003), 700) for _ in range(7)]], 701, 5003, 2500)
+    expect_union([[pick.sample(range(5003), 700) for _ in range(7)]], 701, 5003, 2500, "triton")
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
@@ -85,8 +76,7 @@ def test_the_union_between_sinks_and_a_window(implementation: Literal["triton", 
     middles = [max(length - sinks - window, 0) for length in lengths]
     ranked = [[pick.sample(range(middle), middle) for _ in range(2)] for middle in middles]
     merged, found = framed_rank_union(
-        torch.tensor([[choices + [-1] * (41 - len(choices)) for choices in row] for row in ranked], dtype=torch.int32),
-        torch.tensor([[middle] * 2 for middle in middles], dtype=torch.int32),
+        *lists_of(ranked, 41),
         torch.tensor(lengths, dtype=torch.int32),
         limit,
         sinks=sinks,
@@ -94,11 +84,7 @@ def test_the_union_between_sinks_and_a_window(implementation: Literal["triton", 
         universe=47,
         implementation=implementation,
     )
-    for row, length in enumerate(lengths):
-        wanted = {*range(length)[:sinks], *range(length)[-window:]}
-        wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
-        assert found[row].tolist() == [len(wanted)]
-        assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sinks + limit + window - len(wanted))
+    expect_framed(ranked, lengths, (sinks, limit, window), merged, found)
 
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
@@ -139,9 +125,7 @@ def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
     def lists(rows: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The beginnings of some rows' lists; those of the others are empty."""
         held = [[one[:width] if row in rows else [] for one in choices] for row, choices in enumerate(ranked)]
-        ids = [[one + [-1] * (width - len(one)) for one in row] for row in held]
-        counts = [[len(one) for one in row] for row in held]
-        return torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
+        return lists_of(held, width)
 
     asked: list[list[int]] = []
 
@@ -169,11 +153,7 @@ def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
         )
     short = [row for row in range(2) if len(oracles.rank_union([one[:first] for one in ranked[row]], limit)) < limit]
     assert asked == ([short] if short or implementation == "triton" else [])
-    for row, length in enumerate(lengths):
-        wanted = {*range(length)[:sinks], *range(length)[-window:]}
-        wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
-        assert found[row].tolist() == [len(wanted)]
-        assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sinks + limit + window - len(wanted))
+    expect_framed(ranked, lengths, (sinks, limit, window), merged, found)
 
 
 LISTS = {"ids": "*i32", "counts": "*i32", "width": "i32"}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 import pytest
+import test_topk
 import torch
 from compiling import compile_kernel
 from hypothesis import given
 from hypothesis import strategies as st
-from test_topk import room_of, shares
-from torch import Tensor
+from test_topk import make_scores, shares
 
 import oracles
 from saccade.errors import KernelError
@@ -22,7 +23,7 @@ from saccade.kernels._triton import ranking
 from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
-from saccade.kernels.topk.api import Order, topk, topk_and_last
+from saccade.kernels.topk.api import Order, topk
 from walking import drawn, in_turn, walk
 
 MODULE = "saccade.kernels.topk.triton"
@@ -30,35 +31,8 @@ ORDERS: tuple[Order, ...] = ("position", "score")
 STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
 
 
-def make_scores(style: str, shape: tuple[int, int, int], seed: int) -> Tensor:
-    random = torch.Generator().manual_seed(seed)
-    scores = torch.randn(shape, generator=random)
-    coin = torch.rand(shape, generator=random)
-    return {
-        "distinct": scores,
-        "clustered": scores.round(),
-        "neighbours": scores + 9.0 * (torch.arange(shape[2]) // 100 == 2),
-        "constant": torch.full_like(scores, -2.5),
-        "lowest": torch.full_like(scores, -math.inf),
-        "highest": torch.full_like(scores, math.inf),
-        "forced": scores.masked_fill(coin < 0.2, math.inf).masked_fill(coin > 0.6, -math.inf),
-        "zeros": torch.where(coin < 0.5, -0.0, 0.0),
-        "tiny": scores * 1e-41,  # denormal
-    }[style]
-
-
-def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> None:
-    ids, counts = topk(scores, torch.tensor(lengths, dtype=torch.int32), k, order=order, implementation="triton")
-    width = min(k, scores.shape[2])
-    assert ids.dtype == counts.dtype == torch.int32
-    assert counts.tolist() == [[min(k, length)] * scores.shape[1] for length in lengths]
-    for row, length in enumerate(lengths):
-        for group in range(scores.shape[1]):
-            wanted = oracles.topk(scores[row, group].tolist(), length, k)
-            if order == "position":
-                wanted.sort()
-            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
-
+expect_topk = partial(test_topk.expect_topk, implementation="triton")
+expect_topk_and_last = partial(test_topk.expect_topk_and_last, implementation="triton")
 
 SMALL = Alone(blocks=128, spread=1, deep=256, read=128)
 TILES = [(0, 99, Alone(most=0)), (256, 2, Alone(most=0)), (256, 2, SMALL)]
@@ -144,7 +118,7 @@ def test_no_row_at_all() -> None:
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("k", [1, 32, 33, 128])
+@pytest.mark.parametrize(("_small_tiles", "k"), in_turn(TILES, (1, 32, 33, 128)), indirect=["_small_tiles"])
 def test_the_cut_between_equals_of_a_narrowed_row(k: int) -> None:
     scores = make_scores("distinct", (1, 1, 1100), 4).mul(3.0).round()
     expect_topk(scores, [1100], k, "position")
@@ -163,23 +137,6 @@ def test_a_view_without_the_sinks_and_scores_stored_by_position() -> None:
     expect_topk(scores[:, :, 5:], [1100, 1000], 50, "position")
     expect_topk(scores[:, :1].expand(-1, 2, -1), [1105, 7], 50, "position")
     expect_topk(scores.transpose(1, 2).contiguous().transpose(1, 2), [1105, 7], 50, "position")
-
-
-def expect_topk_and_last(
-    scores: Tensor, tokens: list[int], k: int, last: int, share: Share | None, unit: int = 1
-) -> None:
-    ends = torch.tensor(tokens, dtype=torch.int32)
-    ids, counts = topk_and_last(scores, ends, k, last, unit=unit, share=share, implementation="triton")
-    width = min(k, scores.shape[2]) + last
-    assert ids.shape == (*scores.shape[:2], width)
-    for row, length in enumerate(-(-number // unit) for number in tokens):
-        others = max(length - last, 0)
-        room = room_of(share, length, k, length - others)
-        for group in range(scores.shape[1]):
-            best = oracles.topk(scores[row, group].tolist(), others, room)
-            wanted = sorted(best) + list(range(others, length))
-            assert counts[row, group] == len(wanted)
-            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
 @drawn(40)

@@ -17,6 +17,7 @@ from ...checkpoints.unsupported import POSITION_BIAS
 from ...decode.attend import attend
 from ...errors import AttachmentError, KernelError, UnsupportedModelError
 from ...kernels.dense_pass.api import dense_pass
+from ...types import Softmax
 from .call import Call
 from .effect import require_shape
 from .session import AtHand, Session, lasting
@@ -99,10 +100,10 @@ def attention_forward(
     call = Call(0, total, total) if session is None else session.call
     if kwargs.get("position_bias") is not None:
         raise UnsupportedModelError(f"layer {module.layer_idx} passes position_bias: {POSITION_BIAS}")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # As stock has it: torch's function knows of no cap.
     cap = None if stock is sdpa_attention_forward else kwargs.get("softcap")
-    sinks, prompt = kwargs.get("s_aux"), call.prompt
+    softmax = Softmax(query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("s_aux"), cap)
+    prompt = call.prompt
     if session is not None:
         if total == 1 and prompt == call.queries and module.layer_idx not in session.keeping:
             prompt = 1  # a layer that keeps nothing may leave all of a prompt out but its last token
@@ -111,11 +112,11 @@ def attention_forward(
         session.answered.add(module.layer_idx)
     if session is not None and call.again:
         with _answering(module.layer_idx):
-            (view,) = session.views(key, value, attention_mask, sinks, cap)
+            (view,) = session.views(key, value, attention_mask)
             if session.slots is not None:
                 # A step that a graph holds takes in its own token and no others.
                 session.state.indexes.of(module.layer_idx, view)
-            return dense_pass(query, view, scale=scale), None
+            return dense_pass(query, view, softmax), None
     outputs = []
     if prompt > 0:
         mask, keys, values = attention_mask, key, value
@@ -123,16 +124,16 @@ def attention_forward(
             end = call.past + prompt
             mask = None if mask is None else mask[:, :, :prompt, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
-        given = {**kwargs, "dropout": dropout, "scaling": scale}
+        given = {**kwargs, "dropout": dropout, "scaling": softmax.scale}
         output, _ = stock(module, query[:, :, :prompt], keys, values, mask, **given)
         if prompt == total:
             return output, None
         outputs.append(output)
     assert session is not None, "only prompts are run again"
     with _answering(module.layer_idx):
-        for position, view in enumerate(session.views(key, value, attention_mask, sinks, cap)):
+        for position, view in enumerate(session.views(key, value, attention_mask)):
             q = query[:, :, prompt + position]
-            outputs.append(attend(session.state, module.layer_idx, q, view, scale=scale, position=position)[:, None])
+            outputs.append(attend(session.state, module.layer_idx, q, view, softmax, position=position)[:, None])
     if torch.is_grad_enabled() and query.requires_grad:
         decoded: Callable[..., Tensor] = _Decoded.apply
         outputs = [*outputs[: prompt > 0], *(decoded(query, output) for output in outputs[prompt > 0 :])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,12 @@ class Found:
         layers = (layer for layer in cache.keeping_of(self._held) if isinstance(layer, ours))
         self._rewritten = [(layer, places, [part[:, :, places].clone() for part in _parts(layer)]) for layer in layers]
 
-    def put_back(self) -> list[str]:
-        """Let the cache be as it was found; types of layers that cannot be, as they write into what they hold."""
+    def put_back(self, forget: Callable[[int], None]) -> list[str]:
+        """Let the cache be as it was found, and `forget` what was fed behind its slots.
+
+        Returns types of layers that cannot be, as they write into what they hold.
+        """
+        forget(self._slots)
         del self._held.layers[self._count :]
         for layer, state in self._others:
             layer.__dict__ = state

@@ -152,7 +152,7 @@ class GraphedStep:
                 first = min(past, past + self._left - again)
                 self._recorded[again] = self._record(again, first, lambda: self._upkeep.promise(again))
                 # The warm-ups' keys are gone, and bounds of them must go too.
-                session.state.indexes.begin(first)
+                session.state.indexes.begin(first, session.final.boundary)
             self._recorded[1] = self._record(1, past, lambda: self._upkeep.take_in(past))
         self._calls = session.calls
 

@@ -15,7 +15,8 @@ from ...decode.counters import Counters
 from ...decode.state import DecodeState, Observer
 from ...errors import AttachmentError, UnsupportedModelError
 from ...plans.plan import Plan
-from ...selection.history import TokenHistory
+from ...plans.rectify import Clean, Phase
+from ...text.history import TokenHistory
 from . import cache
 from .attention import EAGER, NAME, is_backward
 from .call import Call, Callers, named
@@ -60,6 +61,14 @@ class ForwardHook:
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
+        try:
+            return self._begin(module, args, kwargs)
+        except BaseException:
+            # Torch calls nobody behind what a hook raises.
+            self.leave()
+            raise
+
+    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         args, kwargs = (), named(self.takes, self.kept, args, kwargs)
         _refuse_call(module, kwargs)
         require_known(self.kept, kwargs)
@@ -93,7 +102,7 @@ class ForwardHook:
                 if at is None:
                     # What a model counts for itself when nobody tells it.
                     at = torch.arange(past, past + queries, device=module.device)[None]
-                session.state.history.record(past, queries, batch, tokens, at)
+                session.record(past, queries, batch, tokens, at)
         if isinstance(last, int) and last == 1 and call.prompt == queries and not session.fixed:
             kwargs["logits_to_keep"] = last
         caller.feed(call, session)
@@ -143,10 +152,10 @@ class ForwardHook:
     def _begin_fixed(self, held: Any, starts: Tensor, batch: int, queries: int) -> None:
         """Prepare a call whose lengths are on the device, without a look at it."""
         cache.refuse_moving(held)
-        session, selector = self.session_in(held), self.plan.selector
-        prepared = self.rectifier is not None or (selector is not None and selector.stays)
+        session = self.session_in(held)
+        prepared = self.rectifier is not None or self.plan.owns_index
         if prepared and not session.promised:
-            told = "runs tokens again" if self.rectifier is not None else "takes text in"
+            told = "runs tokens again" if self.rectifier is not None else "takes tokens in"
             raise UnsupportedModelError(
                 f"the policy {told} between steps, and nobody let it: decode with GraphedStep, or call "
                 "`upkeep(...).before` ahead of each step"
@@ -165,7 +174,7 @@ class ForwardHook:
             fed, session = cache.told(held), self._new_session(session)
             if fed is not None:
                 with lasting():
-                    session.state.history.tell(fed)
+                    session.tell(fed)
             cache.install(held, session, self.plan, None if self.rectifier is None else self.rectifier.phase.every)
         return session
 
@@ -174,8 +183,8 @@ class ForwardHook:
         with lasting():
             feed = earlier.state.history.continued(self.levels) if earlier is not None else TokenHistory(self.levels)
         state = DecodeState(self.plan, self.counters, self.observers, history=feed)
-        session = Session(state, rectified=self.rectifier is not None)
-        return session
+        final = Clean(Phase(None) if self.rectifier is None else self.rectifier.phase)
+        return Session(state, final if earlier is None else final.at(earlier.final.boundary))
 
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")

@@ -44,8 +44,7 @@ class Rectifier:
             return kwargs
         if unclean == 0 or not session.state.needs_selection(past):
             # Nothing to run again: a call of many tokens, or tokens that were dense because the budget covers them.
-            session.state.history.clean = past
-            session.begin(Call(past, call.queries, call.queries))
+            session.begin(Call(past, call.queries, call.queries), covered=True)
             return kwargs
         refuse_unmovable(kwargs, ids)
         start, history = past - unclean, session.state.history
@@ -54,28 +53,25 @@ class Rectifier:
         kwargs = placed(kwargs, past, start, again, positions)
         session.pending = past, start
         cache.end_at(held, start)
-        history.clean = start
         session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0))
         return kwargs
 
     def end(self, session: Session, output: Any) -> Any:
         """Take off what was run again: the caller gets hidden states for its own tokens only."""
-        if session.slots is not None:
-            # `Upkeep` has counted it, which a replay does not come back here for.
-            surplus = session.call.queries - 1
-        elif session.pending is None:
-            surplus = 0
-        else:
-            surplus = session.pending[0] - session.pending[1]
+        if session.slots is None and session.pending is None:
+            return output
+        # `Upkeep` has counted a step that a graph may hold, whose replay does not come back here.
+        surplus = session.call.queries - 1 if session.pending is None else session.pending[0] - session.pending[1]
+        if surplus:
+            rows, kept = output[0].shape[0], output[0].shape[1] - surplus
+            if isinstance(output, tuple):
+                output = tuple(_trimmed(part, rows, surplus, kept) for part in output)
+            else:
+                for name, part in output.items():
+                    output[name] = _trimmed(part, rows, surplus, kept)
+        if session.pending is not None:
             session.pending = None
             self.done.add(passes=1, rewritten=surplus)
-        if surplus == 0:
-            return output
-        rows, kept = output[0].shape[0], output[0].shape[1] - surplus
-        if isinstance(output, tuple):
-            return tuple(_trimmed(part, rows, surplus, kept) for part in output)
-        for name, part in output.items():
-            output[name] = _trimmed(part, rows, surplus, kept)
         return output
 
 

@@ -24,7 +24,7 @@ from ...errors import AttachmentError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...recipes.resolve import PolicyLike, resolve
-from ...selection.history import UNREAD
+from ...text.feed import UNREAD
 from . import attention, support
 from .cache import look_over
 from .call import Generate
@@ -52,7 +52,7 @@ class Run:
         self.policy, self.plan, self.model = policy, plan, model
         self._notes = (*plan.notes, *support.left_out(model), *support.slow_kernels(model))
         levels: Sequence[int] | None = None
-        if plan.selector is not None and plan.selector.reads_text:
+        if plan.reads_text:
             if tokenizer is None:
                 self._notes += (f"{policy.name}: no tokenizer was given, so chunks have a fixed length",)
             else:

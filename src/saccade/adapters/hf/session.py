@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...decode.state import DecodeState
 from ...errors import UnsupportedModelError
-from ...selection.history import ALL_CLEAN
+from ...plans.rectify import Clean
 from ...types import KVView, Rows
 from .call import Call
 
@@ -60,9 +60,8 @@ class Drafts:
 class Session:
     """What lives beside one cache: the decode state, the metadata of the step at hand, and drafted tokens.
 
-    `rectified`: sparse steps are made good, so that until then they count as unclean.
-
     Attributes:
+        final: how far the cache is clean.
         keeping: layers whose keys its cache holds; none where there is no cache.
         fixed: that cache is static, and shows more slots than are filled.
         put_back: undoes what the call at hand has changed in its cache; gives the types of layers of which it cannot.
@@ -76,18 +75,17 @@ class Session:
         promised: tokens of a row that the next such call brings, as `Upkeep` has prepared it; 0 if nobody has.
     """
 
-    def __init__(self, state: DecodeState, *, rectified: bool) -> None:
-        self.state, self.call, self.calls = state, Call(0, 0, 0), 0
+    def __init__(self, state: DecodeState, final: Clean) -> None:
+        self.state, self.final, self.call, self.calls = state, final, Call(0, 0, 0), 0
         self.answered, self.stored = set[int](), set[int]()
         self.keeping, self.fixed = tuple[int, ...](), False
-        self.put_back: Callable[[], Sequence[str]] | None = None
+        self.put_back: Callable[[Callable[[int], None]], Sequence[str]] | None = None
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
         self.slots: Tensor | None = None
         self.promised = 0
         self.spoilt: str | None = None
         self.latest: Latest | None = None
-        self._rectified = rectified
         self._steps: list[Rows] = []
 
     def __del__(self) -> None:
@@ -96,44 +94,58 @@ class Session:
 
     def unclean(self, past: int) -> int:
         """How many of the last of `past` slots were written by sparse steps; a cache found filled is clean."""
-        history = self.state.history
-        history.clean = min(history.clean, past)
-        return past - history.clean
+        self.final = self.final.taken_back(past)
+        return max(past - self.final.boundary, 0)
+
+    def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> None:
+        """Note what a call feeds, as `TokenHistory.record`; slots that were filled unseen count as clean."""
+        if self.state.history.record(past, queries, batch, ids, positions):
+            self.final = self.final.at(past)
+
+    def tell(self, ids: Tensor) -> None:
+        """Note which tokens int64 `[B, n]` somebody else has fed, densely; those that were seen here stay."""
+        known, stop = self.state.history.length, ids.shape[1]
+        if stop > known:
+            self.state.history.record(known, stop - known, ids.shape[0], ids[:, known:], None)
+            self.final = self.final.at(max(self.final.boundary, stop))
+
+    def settle(self, slots: int) -> None:
+        """The cache ends at slot `slots` and is clean; of what was fed behind it, some may be settled later."""
+        self.state.history.settle(slots)
+        self.final = self.final.at(slots)
 
     def make_up(self) -> None:
         """Put the cache back where a call has found it that did not come to its end; what was unclean is so again."""
         if self.pending is not None:
-            (_, self.state.history.clean), self.pending = self.pending, None
+            (_, start), self.pending = self.pending, None
+            self.final = self.final.at(start)
         if self.put_back is not None:
             put_back, self.put_back, self.spoilt = self.put_back, None, "its layers"
-            self.spoilt = ", ".join(put_back()) or None
+            self.spoilt = ", ".join(put_back(self.state.history.forget)) or None
 
-    def begin(self, call: Call) -> None:
-        """Start a forward call; rows are prepared when its first layer asks."""
-        self._start(call, None, [])
+    def begin(self, call: Call, *, covered: bool = False) -> None:
+        """Start a forward call; rows are prepared when its first layer asks. `covered` as in `Clean.after`."""
+        self.final = self.final.taken_back(call.past)
+        if call.prompt:
+            self.final = self.final.after(call.past, call.prompt, dense=True, covered=covered)
         if call.prompt and not call.again:
             self.state.history.prompt = call.past + call.prompt
-        if not self._rectified:
-            self.state.history.clean = ALL_CLEAN
-        elif self.unclean(call.past) == 0:
-            self.state.history.clean = call.past + call.prompt
+        self._start(call, None, [])
 
     def begin_fixed(self, slots: Tensor, rows: Rows) -> None:
         """Start a call whose lengths only the device knows: one decoded token per row, or a pass over the last ones.
 
         To the host every such call ends at the bound: all have the same shapes, and an index as many tokens to take in.
         `slots` are int64 `[n]`, where every layer puts the tokens; `rows` are as behind the call, their `bounds` None.
-        How far the cache of a rectified policy is clean, `Upkeep` has noted.
+        How far the cache is clean, `Upkeep` has noted.
         """
         count, again = slots.shape[0], slots.shape[0] > 1
         self._start(Call(rows.max_len - count, count, count if again else 0, again), slots, [rows])
-        if not self._rectified:
-            self.state.history.clean = ALL_CLEAN
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
-        self.state.indexes.permute(layer, rows)
         if layer == self.state.plan.roles.concerned[0]:
+            self.state.indexes.permute(rows)
             self.state.history.permute(rows)
             self.drafts = None
 
@@ -142,31 +154,23 @@ class Session:
         self.state = self.state.fresh()
         self.put_back = self.pending = self.drafts = self.spoilt = None
 
-    def views(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        sinks: Tensor | None = None,
-        soft_cap: float | None = None,
-    ) -> list[KVView]:
+    def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
         """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
 
         A call that runs tokens again is seen as a whole: there is one view, up to its last token.
 
-        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded; sinks and soft-cap
-        as `KVView` has them.
+        The mask is bool `[B, 1, queries, T]` as transformers made it, or None if nothing is padded.
         """
         self._steps = self._steps or self._prepare(keys, mask)
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
-        return [KVView(k, v, rows, sinks=sinks, soft_cap=soft_cap) for rows in self._steps]
+        return [KVView(k, v, rows) for rows in self._steps]
 
     def _start(self, call: Call, slots: Tensor | None, steps: list[Rows]) -> None:
         self.call, self.slots, self._steps = call, slots, steps
         self.answered, self.stored = set(), set()
         self.promised = 0
         self.calls += 1
-        self.state.begin(call.past)
+        self.state.begin(call.past, self.final.boundary)
 
     def _prepare(self, keys: Tensor, mask: Tensor | None) -> list[Rows]:
         call, batch = self.call, keys.shape[0]

@@ -1,4 +1,4 @@
-"""What the host does ahead of a step whose lengths only the device knows: indexes of text grow, passes become due."""
+"""What the host does ahead of a step whose lengths only the device knows: indexes take tokens in, passes become due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...decode.indexes import OwnIndexes
 from ...errors import UnsupportedModelError
-from ...selection.history import ALL_CLEAN
 from ...types import KVView, Rows
 from .cache import refuse_moving
 from .rectify import Rectifier
@@ -36,15 +35,17 @@ class Upkeep:
         with lasting():
             self._starts = starts.to(device)
             self._table = torch.arange(len(self._first), dtype=torch.int32, device=device)[:, None]
-            everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
-            indexes.stay(lambda layer: self._seen(everyone, longest, (layer,))[layer], longest)
-        self._layers, self._reserved = sorted(session.state.plan.refreshing), indexes.reserved
-        self._before = session.state.history.clean, 0
+            self._everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
+            self._layers = sorted(session.state.plan.refreshing)
+            indexes.fix(lambda: self._seen(self._everyone, longest)[self._layers[0]], longest)
+        self._slots, self._before = indexes.slots, (session.final, 0)
 
     @property
     def lost(self) -> bool:
         """Whether the indexes have left the memory that a graph knows."""
-        return self._session.state.indexes is not self._indexes or self._indexes.reserved is not self._reserved
+        state = self._session.state
+        moved = self._indexes.slots is not self._slots or (state.plan.owns_index and not self._indexes.fixed)
+        return state.indexes is not self._indexes or moved
 
     def before(self, past: int, tokens: Tensor) -> Tensor:
         """Prepare a step behind `past` slots that decodes `tokens`, int64 `[B, 1]`; gives what it is to be fed.
@@ -55,16 +56,16 @@ class Upkeep:
             UnsupportedModelError: if more tokens wait for a pass than `every`, as another policy may have left them.
         """
         state, passed = self._session.state, self._rectifier
-        history = state.history
-        self._before = history.clean, 0
+        session, history = self._session, state.history
+        self._before = session.final, 0
         with lasting():
             if passed is not None or history.levels is not None:
-                history.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
-            unclean = 0 if passed is None else self._session.unclean(past)
+                session.record(past, 1, len(self._first), tokens, (past - self._starts)[:, None])
+            unclean = session.unclean(past)
             due = passed is not None and passed.phase.due(unclean)
             if due and not state.needs_selection(past + 1):
                 # Nothing to run again: their sets held all tokens, as this one's will.
-                due, history.clean = False, past + 1
+                due, session.final = False, session.final.after(past, 1, dense=False)
             if passed is None or not due:
                 self.take_in(past)
                 return tokens
@@ -74,23 +75,20 @@ class Upkeep:
                     "decode the next token in an ordinary call"
                 )
             # An index of text has seen none of what is rewritten: it takes in clean text alone.
-            self._before = history.clean, unclean
-            history.clean = past + 1
+            self._before = session.final, unclean
+            session.final = session.final.after(past - unclean, unclean + 1, dense=True)
             self.promise(unclean + 1)
             passed.done.add(passes=1, rewritten=unclean)
             return history.fed(past - unclean, past + 1)
 
     def take_in(self, past: int) -> None:
-        """Prepare a sparse step behind `past` slots, of which text is taken in as far as it is known and clean."""
+        """Prepare a sparse step behind `past` slots, of which an index takes in what is clean."""
         self.promise(1)
-        if self._reserved is None:
-            return
-        history, length = self._session.state.history, past + 1
-        with lasting():
-            if self._rectifier is None:
-                history.clean = ALL_CLEAN
-            bounds = [(start, length - start) for start in self._first]
-            self._indexes.follow(bounds, length, lambda rows: self._seen(rows, length, self._layers))
+        if self._indexes.fixed:
+            with lasting():
+                self._indexes.begin(past, self._session.final.boundary)
+                bounds = [(start, past + 1 - start) for start in self._first]
+                self._indexes.follow(bounds, lambda rows: self._seen(rows, past + 1))
 
     def promise(self, count: int) -> None:
         """Let the next step bring `count` tokens of each row."""
@@ -102,8 +100,8 @@ class Upkeep:
 
     def undo(self) -> None:
         """Note that the step that `before` has prepared was not launched, or nobody knows: what was clean still is."""
-        self._session.state.history.clean, rewritten = self._before
-        self._before = self._session.state.history.clean, 0
+        self._session.final, rewritten = self._before
+        self._before = self._session.final, 0
         if rewritten and self._rectifier is not None:
             self._rectifier.done.add(passes=-1, rewritten=-rewritten)
         self.done()
@@ -118,21 +116,17 @@ class Upkeep:
 
     def catch_up(self, past: int) -> None:
         """Let bounds of keys take in what calls by others have left below slot `past`; the host may wait."""
-        if self._reserved is None and self._layers:
+        if self._layers and not self._indexes.fixed:
             with lasting():
-                self._indexes.begin(past)
-                for layer, view in self._seen([*range(len(self._first))], past, self._layers).items():
+                self._indexes.begin(past, self._session.final.boundary)
+                for layer, view in self._seen(self._everyone, past).items():
                     self._indexes.of(layer, view)
 
-    def _seen(self, rows: Sequence[int], length: int, layers: Sequence[int]) -> Mapping[int, KVView]:
-        """The caches of some layers as some rows see them."""
-        lengths = (length - self._starts).int()
+    def _seen(self, rows: Sequence[int], length: int) -> Mapping[int, KVView]:
+        """The caches of the layers that refresh, filled to `length` slots, as some rows see them."""
         bounds = tuple((start, length - start) for start in self._first)
-        caches = {layer: (self._cache.layers[layer].keys, self._cache.layers[layer].values) for layer in layers}
-        where = Rows(self._table, self._starts, lengths, length, bounds)
-        views = {
-            layer: KVView(keys.transpose(1, 2), values.transpose(1, 2), where)
-            for layer, (keys, values) in caches.items()
-        }
-        picked = views[layers[0]].picked([*rows]).rows
-        return {layer: KVView(view.k, view.v, picked) for layer, view in views.items()}
+        where = Rows(self._table, self._starts, (length - self._starts).int(), length, bounds)
+        held = (self._cache.layers[layer] for layer in self._layers)
+        views = [KVView(one.keys.transpose(1, 2), one.values.transpose(1, 2), where) for one in held]
+        picked = views[0].picked([*rows]).rows
+        return {layer: KVView(view.k, view.v, picked) for layer, view in zip(self._layers, views, strict=True)}

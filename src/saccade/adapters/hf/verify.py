@@ -125,7 +125,7 @@ class Verifier:
         """The token was run densely already: show it in the cache again and hand out its logits."""
         assert session.drafts is not None
         cache.end_at(held, past + 1)
-        session.state.history.settle(past + 1)
+        session.settle(past + 1)
         self._done.add(accepted=1)
         return self._output(session.drafts.take(), held)
 
@@ -148,7 +148,7 @@ class Verifier:
             end = past + 1
         finally:
             cache.end_at(held, end)
-            session.state.history.settle(end)
+            session.settle(end)
         seen = map(inputs.get, ("attention_mask", "position_ids"))
         session.drafts = Drafts(past + 1, past, tokens[:, 1:], logits[:, 1:], *seen)
         self._done.add(passes=1, rewritten=count, drafted=count)

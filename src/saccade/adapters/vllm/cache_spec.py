@@ -18,10 +18,12 @@ from . import clean
 class SaccadeAttentionSpec(FullAttentionSpec):
     """Full attention whose decoding steps may be sparse; made by `of`.
 
-    `policy` is a spec string; `covered` the longest row, of which every head attends to all (`clean.covered_length`).
+    `policy` is a spec string; `rectified` whether it makes sparse steps good, so that the scheduler says how far the
+    cache is clean; `covered` the longest row, of which every head attends to all (`clean.covered_length`).
     """
 
     policy: str
+    rectified: bool
     covered: int
 
     @classmethod
@@ -59,13 +61,9 @@ class SaccadeAttentionSpec(FullAttentionSpec):
         if spec.head_size_v != spec.head_size:
             raise ServingError(f"values of a layer are {spec.head_size_v} wide, its keys {spec.head_size}")
         page = spec.unpadded_page_size_bytes + extra_bytes if extra_bytes else spec.page_size_padded
-        made: SaccadeAttentionSpec = replace_as(spec, cls, policy=policy, covered=covered, page_size_padded=page)
+        ours = {"policy": policy, "rectified": Policy.from_spec(policy).rectify is not None, "covered": covered}
+        made: SaccadeAttentionSpec = replace_as(spec, cls, **ours, page_size_padded=page)
         return made
-
-    @property
-    def rectified(self) -> bool:
-        """Whether sparse steps are made good, so that the scheduler says how far the cache is clean."""
-        return Policy.from_spec(self.policy).rectify is not None
 
     @property
     def extra_page_bytes(self) -> int:
@@ -94,9 +92,9 @@ class SaccadeAttentionSpec(FullAttentionSpec):
             raise AssertionError("layers that decode sparsely and others cannot share a group")
         if len({(spec.policy, spec.covered) for spec in specs}) > 1:
             raise AssertionError("layers under different policies cannot share a group")
-        merged, first = FullAttentionSpec.merge(specs), specs[0]
-        ours: SaccadeAttentionSpec = replace_as(merged, cls, policy=first.policy, covered=first.covered)
-        return ours
+        ours = {name: getattr(specs[0], name) for name in ("policy", "rectified", "covered")}
+        merged: SaccadeAttentionSpec = replace_as(FullAttentionSpec.merge(specs), cls, **ours)
+        return merged
 
 
 class CleanPrefixManager(FullAttentionManager):

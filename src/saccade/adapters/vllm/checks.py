@@ -148,25 +148,20 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
         plan = plan_of(vllm_config, options)
     except PolicyError as error:
         return [str(error)]
-    selector = plan.selector
-    page = None if selector is None else selector.bounds_page
+    page = plan.bounds_page
     reasons, block = _room(vllm_config, page), vllm_config.cache_config.block_size
-    if selector is None:
-        return reasons
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
-    if selector.owns_index and not selector.stays:
-        reasons.append(f"{options.policy}: its index follows one cache; use it in transformers")
-    if selector.reads_text and vllm_config.scheduler_config.async_scheduling and not vllm_config.use_v2_model_runner:
+    if plan.reads_text and vllm_config.scheduler_config.async_scheduling and not vllm_config.use_v2_model_runner:
         reasons.append(
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
     held = vllm_config.cache_config.cache_dtype
-    if selector.owns_index and held in FP8:
+    if plan.owns_index and held in FP8:
         reasons.append(f"kv_cache_dtype={held}: {options.policy} keeps chunks in the cache's dtype; do not quantise it")
-    if selector.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
+    if plan.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"

@@ -39,11 +39,16 @@ class ServeOptions:
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServeOptions | None:
-        """Those of an engine, as `read` finds and refuses them; None if it was started without."""
+        """Those of an engine, read once, as `read` finds and refuses them; None if it was started without."""
         if not given_to(vllm_config):
             return None
-        model = str(vllm_config.model_config.model)
-        return cls.read(vllm_config.additional_config[KEY], model, lambda: shape_of(vllm_config))
+        given, config = vllm_config.additional_config[KEY], vllm_config.model_config
+        read: dict[Any, ServeOptions] = held_by(vllm_config).setdefault("_saccade_options", {})
+        # The shape depends on the longest row, which vLLM may yet change; and one engine's builders may be told apart.
+        key = repr(given), str(config.model), config.max_model_len
+        if key not in read:
+            read[key] = cls.read(given, str(config.model), lambda: shape_of(vllm_config))
+        return read[key]
 
     @classmethod
     def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:

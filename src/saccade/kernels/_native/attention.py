@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._native import library as native
-from saccade.types import Flags, KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax
 
 ITEM_SIZE = {torch.float32: 4, torch.bfloat16: 2}
 FAILURES = {
@@ -103,15 +103,14 @@ def attention(
     operation: str,
     q: Tensor,
     kv: KVView,
+    softmax: Softmax,
     *,
-    scores: Tensor | None = None,
-    scale: float = 1.0,
     pooling: Pooling | None = None,
     selection: Selection | None = None,
     heads: Heads | None = None,
     attends: bool = True,
-) -> Tensor:
-    """The output `[B, Hq, d]` in q's dtype, undefined unless it `attends`; fills `scores` (float32 `[B, G, max_len]`).
+) -> tuple[Tensor, Tensor | None]:
+    """The output `[B, Hq, d]` in q's dtype, undefined unless it `attends`; and scores, float32 `[B, G, max_len]`.
 
     With a selection all heads attend to their sets, or those that `heads` does not call dense. Only after
     `native_refusal` has found nothing.
@@ -123,22 +122,25 @@ def attention(
     table, starts, lengths = rows.page_table.contiguous(), rows.row_start.contiguous(), rows.seq_lens.contiguous()
     ids = None if selection is None else selection.ids.contiguous()
     counts = None if selection is None else selection.counts.contiguous()
-    sinks = None if kv.sinks is None else kv.sinks.float().contiguous()
+    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
     size = ITEM_SIZE[k.dtype]
     v_page, v_slot, v_head, _ = v.stride()
     batch, query_heads, dim = q.shape
     pages, page, kv_heads, _ = k.shape
+    kept, scores = kv_heads if heads is None else heads.kept_heads, None
+    if pooling is not None:
+        groups = kept * (query_heads // kv_heads if pooling == "each" else 1)
+        scores = torch.empty((batch, groups, rows.max_len), dtype=torch.float32, device="cpu")
     call = native.Call.pack(
         *native.addresses(queries, k, v, table, starts, lengths, ids, counts),
         *((0, 0) if heads is None else (ctypes.addressof(heads.dense), ctypes.addressof(heads.kept))),
         *native.addresses(out if attends else None, scores, sinks),
-        *(scale, kv.soft_cap or 0.0),
+        *(softmax.scale, softmax.cap or 0.0),
         *(*key_steps(kv), v_page * size, v_slot * size, v_head * size, kv.tiled),
         *(batch, query_heads, kv_heads, dim, size == 2, queries.dtype == torch.bfloat16),
         *(page, pages, table.shape[1], rows.max_len),
         *((1, 0, 1) if ids is None or selection is None else (ids.shape[1], ids.shape[2], selection.unit)),
-        kv_heads if heads is None else heads.kept_heads,
-        *(native.POOLING[pooling], torch.get_num_threads(), native.widest),
+        *(kept, native.POOLING[pooling], torch.get_num_threads(), native.widest),
     )
     native.check(operation, native.loaded().saccade_attention(call), FAILURES)
-    return out if out.dtype == q.dtype else out.to(q.dtype)
+    return out if out.dtype == q.dtype else out.to(q.dtype), scores

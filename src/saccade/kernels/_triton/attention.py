@@ -16,19 +16,20 @@ from saccade.kernels._triton.combine import MOST_JOINED, combine, join
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
-from saccade.types import Flags, KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax, Workspace
 
 
 def attend(
     q: Tensor,
     kv: KVView,
+    softmax: Softmax,
     *,
-    scale: float,
     out: Tensor | None = None,
     selection: Selection | None = None,
     dense: Flags | None = None,
     pooling: Pooling | None = None,
     scored: Flags | None = None,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of every row's query, and the raw scores of the heads flagged in `scored` (None: of all).
 
@@ -52,9 +53,9 @@ def attend(
     sums = out if direct else torch.empty((batch, query_heads, most), dtype=torch.float32, device=q.device)
     ids, counts = (None, None) if selection is None else (selection.ids, selection.counts)
     whole = None if selection is None else rows.whole
-    turns = None if any(flags) or direct or most > MOST_JOINED else rows.turns
+    turns = None if workspace is None or any(flags) or direct or most > MOST_JOINED else workspace.turns
     if turns is not None and turns.numel() < batch * query_heads:
-        raise KernelError(f"rows.turns holds {turns.numel()} numbers, and {batch * query_heads} are needed")
+        raise KernelError(f"the workspace holds {turns.numel()} numbers, and {batch * query_heads} are needed")
     table = rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
     registers = work.tuning.registers
@@ -65,11 +66,11 @@ def attend(
             q, *q.stride(),
             kv.k, *kv.k.stride(), kv.v, *kv.v.stride(),
             *head_factors(kv.k_scale, kv.kv_heads), *head_factors(kv.v_scale, kv.kv_heads),
-            scale * math.log2(math.e), (kv.soft_cap or 0.0) * math.log2(math.e),
+            softmax.scale * math.log2(math.e), (softmax.cap or 0.0) * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             ids, *set_steps(ids, 3), counts, *set_steps(counts, 2), 0 if ids is None else ids.shape[2], whole,
             parts, sums, most, turns, out,
-            kv.sinks, scores, 0 if scores is None else scores.shape[1], rows.max_len,
+            softmax.sinks, scores, 0 if scores is None else scores.shape[1], rows.max_len,
             batch, kv.kv_heads, as_bits(flags), as_bits(kept), work.dense_splits, work.sparse_splits,
             GROUP=group, LISTED_GROUP=1 if work.set_per_query else group,
             TILE=max(LEAST_TILE, triton.next_power_of_2(group)),
@@ -77,13 +78,13 @@ def attend(
             PAGE=0 if table.shape[1] == 1 else kv.page, UNIT=1 if selection is None else selection.unit,
             ALL=any(flags), LISTED=not all(flags),
             POOLING=pooling if pooling is not None and any(kept) else "",
-            WIDE=widened(q, kv.k, kv.v), DIRECT=direct, CAPPED=kv.soft_cap is not None,
+            WIDE=widened(q, kv.k, kv.v), DIRECT=direct, CAPPED=softmax.cap is not None,
             JOINED=1 if turns is None else triton.next_power_of_2(most),
             BLOCK=work.tuning.block, STAGES=work.tuning.stages,
             num_warps=work.tuning.warps, maxnreg=registers,
         )  # fmt: skip
         if not direct and turns is None:
-            combine(parts, sums, kv.sinks, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
+            combine(parts, sums, softmax.sinks, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
     return out, scores
 
 

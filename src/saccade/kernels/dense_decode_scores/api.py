@@ -5,30 +5,30 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._checks import check_out, check_pooling, check_query, placed
+from saccade.kernels._checks import check_attention, check_pooling, check_query, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.dense_decode_scores import cpu, native, reference
-from saccade.types import KVView, Pooling
+from saccade.types import KVView, Pooling, Softmax
 
 
 def dense_decode_scores(
     q: Tensor,
     kv: KVView,
+    softmax: Softmax,
     *,
-    scale: float,
     pooling: Pooling | None = None,
     out: Tensor | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to every token of each row; with a pooling, also return the scores (TidalDecode, selection layers).
 
-    `out[b, h] = Σ_j softmax_j(scale · q[b, h]·k[j]) v[j]`, softmax in float32. Query head `h` reads KV head
+    `out[b, h] = Σ_j softmax_j(q[b, h]·k[j]) v[j]`, softmax in float32. Query head `h` reads KV head
     `h // (Hq / Hkv)`. Slots outside a row's `[row_start, row_start + seq_len)` are never read.
 
     Args:
         q: queries `[B, Hq, d]`, floating point.
         kv: the layer's cache.
-        scale: factor of the scores inside the softmax, usually `d ** -0.5`.
+        softmax: what it makes of the scores.
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
         out: where the output goes, contiguous, q's dtype; None: memory of its own.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
@@ -41,18 +41,17 @@ def dense_decode_scores(
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
-    check_query("dense_decode_scores", q, kv)
+    check_attention("dense_decode_scores", q, kv, softmax, out)
     check_pooling("dense_decode_scores", pooling)
-    check_out("dense_decode_scores", q, kv, out)
     chosen, kv = choose_attention("dense_decode_scores", implementation, q, kv)
     if chosen == "triton":
         from saccade.kernels.dense_decode_scores import triton
 
-        return triton.dense_decode_scores(q, kv, scale, pooling, out)
+        return triton.dense_decode_scores(q, kv, softmax, pooling, out)
     run = {"native": native.dense_decode_scores, "cpu": cpu.dense_decode_scores}.get(
         chosen, reference.dense_decode_scores
     )
-    result, scores = run(q, kv, scale, pooling)
+    result, scores = run(q, kv, softmax, pooling)
     return placed(result, out), scores
 
 

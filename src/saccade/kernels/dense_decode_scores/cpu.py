@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._caps import capped
-from saccade.kernels._dot import KEY_BLOCK, score_keys, scratch, softmax, weigh_values
+from saccade.kernels._dot import KEY_BLOCK, score_keys, scratch, softened, weigh_values
 from saccade.kernels._flat import RowReader, host_bounds, shared_slice
 from saccade.kernels._pooling import grouped
-from saccade.kernels._sinks import beside_sinks
-from saccade.types import KVView, Pooling
+from saccade.kernels._softmax import beside_sinks, capped
+from saccade.types import KVView, Pooling, Softmax
 
 # Below this many numbers in the keys, the cost of calls outweighs that of passes through memory.
 _SMALL = 1 << 20
@@ -24,9 +23,11 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     return raw.amax(dim=2) if pooling == "max" else raw.flatten(1, 2)
 
 
-def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
-    if pooling is None and kv.sinks is None and kv.soft_cap is None:
-        together = _fused(q, kv, scale)
+def dense_decode_scores(
+    q: Tensor, kv: KVView, softmax: Softmax, pooling: Pooling | None
+) -> tuple[Tensor, Tensor | None]:
+    if pooling is None and softmax.sinks is None and softmax.cap is None:
+        together = _fused(q, kv, softmax.scale)
         if together is not None:
             return together, None
     queries = grouped(q, kv.kv_heads)
@@ -42,10 +43,10 @@ def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | 
         scores = raw[:, :, group].clone()
     elif pooling == "each":
         scores = raw.flatten(1, 2)
-    raw = raw[:, :, :group]
-    if kv.soft_cap is not None:
-        raw, scale = capped(raw * scale, kv.soft_cap), 1.0
-    kept = None if kv.sinks is None else beside_sinks(raw * scale, kv.sinks)
+    raw, scale = raw[:, :, :group], softmax.scale
+    if softmax.cap is not None:
+        raw, scale = capped(raw * scale, softmax.cap), 1.0
+    kept = None if softmax.sinks is None else beside_sinks(raw * scale, softmax.sinks)
     out = _mix(raw, kv, scale)
     if kept is not None:
         out = out * kept
@@ -89,13 +90,13 @@ def _mix(raw: Tensor, kv: KVView, scale: float) -> Tensor:
     """Outputs `[B, Hkv, g, d]` from raw scores `[B, Hkv, g, max_len]`."""
     together = shared_slice(kv.v, kv.rows)
     if together is not None and together.numel() <= _SMALL:
-        weights = softmax(raw[..., : together.shape[1]], scale)
+        weights = softened(raw[..., : together.shape[1]], scale)
         return weights @ together.transpose(1, 2).float()
     out = raw.new_empty((*raw.shape[:3], kv.head_dim))
     for row, (start, length) in enumerate(host_bounds(kv.rows)):
         values = RowReader(kv.v, kv.rows, row, start, length)
         for head in range(kv.kv_heads):
             # Head by head, so that the weights are still in cache when the values come.
-            weights = softmax(raw[row, head, :, :length], scale)
+            weights = softened(raw[row, head, :, :length], scale)
             out[row, head] = weigh_values(weights, values.read(head, 0, length))
     return out

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._caps import capped
 from saccade.kernels._gather import gather_tokens
 from saccade.kernels._pooling import grouped
-from saccade.kernels._sinks import beside_sinks
-from saccade.types import KVView, Pooling
+from saccade.kernels._softmax import capped, weights_of
+from saccade.types import KVView, Pooling, Softmax
 
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
@@ -20,18 +19,17 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
     return _hide_absent(_pool(raw, queries, keys, pooling), kv, positions)
 
 
-def dense_decode_scores(q: Tensor, kv: KVView, scale: float, pooling: Pooling | None) -> tuple[Tensor, Tensor | None]:
+def dense_decode_scores(
+    q: Tensor, kv: KVView, softmax: Softmax, pooling: Pooling | None
+) -> tuple[Tensor, Tensor | None]:
     positions = _positions(kv)
     keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
     queries = grouped(q, kv.kv_heads)
     raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
     absent = positions >= kv.rows.seq_lens[:, None]
-    logits = capped(raw * scale, kv.soft_cap).masked_fill(absent[:, None, None], -torch.inf)
-    weights = torch.softmax(logits, dim=-1)
-    if kv.sinks is not None:
-        weights = weights * beside_sinks(logits, kv.sinks)
+    logits = capped(raw * softmax.scale, softmax.cap).masked_fill(absent[:, None, None], -torch.inf)
     values = gather_tokens(kv.v, kv.v_scale, kv.rows, positions)
-    out = torch.einsum("bhgn,bnhd->bhgd", weights, values).flatten(1, 2).to(q.dtype)
+    out = torch.einsum("bhgn,bnhd->bhgd", weights_of(logits, softmax.sinks), values).flatten(1, 2).to(q.dtype)
     out = out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
     if pooling is None:
         return out, None

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from saccade.kernels._triton.attention import attend
 from saccade.kernels._triton.scoring import score
-from saccade.types import KVView, Pooling
+from saccade.types import KVView, Pooling, Softmax
 
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
@@ -14,6 +14,6 @@ def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
 
 
 def dense_decode_scores(
-    q: Tensor, kv: KVView, scale: float, pooling: Pooling | None, out: Tensor | None
+    q: Tensor, kv: KVView, softmax: Softmax, pooling: Pooling | None, out: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    return attend(q, kv, scale=scale, out=out, pooling=pooling)
+    return attend(q, kv, softmax, out=out, pooling=pooling)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._caps import capped
 from saccade.kernels._gather import locate
-from saccade.kernels._sinks import beside_sinks
-from saccade.types import KVView
+from saccade.kernels._softmax import capped, weights_of
+from saccade.types import KVView, Softmax
 
 
-def dense_pass(q: Tensor, kv: KVView, scale: float) -> Tensor:
+def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
     batch, heads, count, head_dim = q.shape
     group, device = heads // kv.kv_heads, q.device
     # Models in float64 exist to be compared with.
@@ -28,13 +27,9 @@ def dense_pass(q: Tensor, kv: KVView, scale: float) -> Tensor:
     own = kv.rows.seq_lens[:, None] - count + torch.arange(count, device=device)
     hidden = (positions[:, None] > own[..., None])[:, None, None].expand(-1, kv.kv_heads, group, -1, -1)
     raw = torch.einsum("bhrd,bnhd->bhrn", queries, keys)
-    logits = capped(raw * scale, kv.soft_cap).masked_fill(hidden.flatten(2, 3), -torch.inf)
+    logits = capped(raw * softmax.scale, softmax.cap).masked_fill(hidden.flatten(2, 3), -torch.inf)
+    sinks = None if softmax.sinks is None else softmax.sinks.repeat_interleave(count)
     # A place before the row's first token sees nothing: its softmax is of no numbers.
-    weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)
-    if kv.sinks is not None:
-        apart = logits.unflatten(2, (group, count)).transpose(2, 3).flatten(1, 2)
-        sinks = kv.sinks.view(kv.kv_heads, 1, group).expand(-1, count, -1).flatten()
-        kept = beside_sinks(apart, sinks).unflatten(1, (kv.kv_heads, count)).transpose(2, 3)
-        weights = weights * kept.flatten(2, 3)
+    weights = weights_of(logits, sinks).nan_to_num(0.0)
     out = torch.einsum("bhrn,bnhd->bhrd", weights, values)
     return out.view(batch, heads, count, -1).transpose(1, 2).contiguous().to(q.dtype)

@@ -16,7 +16,7 @@ from saccade.kernels._triton.heads import as_bits
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, widened
 from saccade.kernels._triton.paging import clamped_slots, only_page, storage_pages, storage_rows
 from saccade.kernels._triton.stream import load_tokens
-from saccade.types import KVView
+from saccade.types import KVView, Softmax
 
 
 class Tuning(NamedTuple):
@@ -44,7 +44,7 @@ def tuning(queries: int, head_dim: int, size: int) -> Tuning:
     return Tuning(min(64, tile), max(16, min(64, 8192 // head_dim)), 4, 3, 2)
 
 
-def dense_pass(q: Tensor, kv: KVView, scale: float) -> Tensor:
+def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
     batch, query_heads, count, head_dim = q.shape
     rows, group, table = kv.rows, query_heads // kv.kv_heads, kv.rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
@@ -62,16 +62,16 @@ def dense_pass(q: Tensor, kv: KVView, scale: float) -> Tensor:
             q, *q.stride(),
             kv.k, *kv.k.stride(), kv.v, *kv.v.stride(),
             *head_factors(kv.k_scale, kv.kv_heads), *head_factors(kv.v_scale, kv.kv_heads),
-            scale * math.log2(math.e), (kv.soft_cap or 0.0) * math.log2(math.e),
+            softmax.scale * math.log2(math.e), (softmax.cap or 0.0) * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             parts, sums, count, kv.kv_heads, splits,
             GROUP=group, TILE=chosen.tile, DIM=head_dim, INNER=inner,
             PAGE=0 if table.shape[1] == 1 else kv.page,
-            WIDE=widened(q, kv.k, kv.v), CAPPED=kv.soft_cap is not None, BLOCK=chosen.block, STAGES=chosen.stages,
+            WIDE=widened(q, kv.k, kv.v), CAPPED=softmax.cap is not None, BLOCK=chosen.block, STAGES=chosen.stages,
             num_warps=chosen.warps,
         )  # fmt: skip
         everything = as_bits((True,) * kv.kv_heads)
-        combine(parts, sums, kv.sinks, out.view(-1, query_heads, head_dim), group, everything, (splits, 1))
+        combine(parts, sums, softmax.sinks, out.view(-1, query_heads, head_dim), group, everything, (splits, 1))
     return out
 
 

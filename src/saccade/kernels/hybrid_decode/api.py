@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._checks import check_out, check_pooling, check_query, check_selection, placed
+from saccade.kernels._checks import check_attention, check_pooling, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.hybrid_decode import native, parts
-from saccade.types import Flags, KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax
 
 
 def hybrid_decode(
@@ -16,8 +16,8 @@ def hybrid_decode(
     kv: KVView,
     selection: Selection,
     dense: Flags,
+    softmax: Softmax,
     *,
-    scale: float,
     pooling: Pooling | None = None,
     scored: Flags | None = None,
     out: Tensor | None = None,
@@ -36,7 +36,7 @@ def hybrid_decode(
         selection: ids int32 `[B, G, M]` as in `sparse_decode`, G 1, Hkv or Hq. The sets of dense heads are not looked
             at: they may be empty or hold anything.
         dense: for each of the Hkv KV heads whether it attends to all tokens; constants on the host.
-        scale: factor of the scores inside the softmax, usually `d ** -0.5`.
+        softmax: what it makes of the scores.
         pooling: how query heads share a score (see `decode_scores`); None returns no scores.
         scored: for each KV head whether its scores are wanted, which only dense ones have; None with a pooling is all
             dense ones.
@@ -53,20 +53,19 @@ def hybrid_decode(
         KernelError: shapes, dtypes or devices do not fit, scores of a sparse head are wanted, or the requested
             implementation cannot run.
     """
-    check_query("hybrid_decode", q, kv)
+    check_attention("hybrid_decode", q, kv, softmax, out)
     check_pooling("hybrid_decode", pooling)
     check_selection("hybrid_decode", q, kv, selection)
-    check_out("hybrid_decode", q, kv, out)
     wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
     chosen, kv = choose_attention("hybrid_decode", implementation, q, kv, selection)
     if chosen == "native":
-        result, scores = native.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted)
+        result, scores = native.hybrid_decode(q, kv, selection, dense, softmax, pooling, wanted)
         return placed(result, out), scores
     if chosen == "triton":
         from saccade.kernels.hybrid_decode import triton
 
-        return triton.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, out)
-    result, scores = parts.hybrid_decode(q, kv, selection, dense, scale, pooling, wanted, chosen)
+        return triton.hybrid_decode(q, kv, selection, dense, softmax, pooling, wanted, out)
+    result, scores = parts.hybrid_decode(q, kv, selection, dense, softmax, pooling, wanted, chosen)
     return placed(result, out), scores
 
 

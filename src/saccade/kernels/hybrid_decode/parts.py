@@ -11,7 +11,7 @@ from torch import Tensor
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import Flags, KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax
 
 
 def hybrid_decode(
@@ -19,7 +19,7 @@ def hybrid_decode(
     kv: KVView,
     selection: Selection,
     dense: Flags,
-    scale: float,
+    softmax: Softmax,
     pooling: Pooling | None,
     scored: Flags,
     implementation: Implementation,
@@ -28,13 +28,14 @@ def hybrid_decode(
     outputs: list[Tensor] = []
     kept: list[Tensor] = []
     for start, stop, attends_to_all, wanted in _runs(dense, scored):
-        queries, heads = q[:, start * group : stop * group], kv.heads(start, stop)
+        first, last = start * group, stop * group
+        given = q[:, first:last], kv.heads(start, stop)
         if not attends_to_all:
             chosen = selection.heads(start, stop, kv.kv_heads)
-            outputs.append(sparse_decode(queries, heads, chosen, scale=scale, implementation=implementation))
+            outputs.append(sparse_decode(*given, chosen, softmax.heads(first, last), implementation=implementation))
             continue
         out, scores = dense_decode_scores(
-            queries, heads, scale=scale, pooling=pooling if wanted else None, implementation=implementation
+            *given, softmax.heads(first, last), pooling=pooling if wanted else None, implementation=implementation
         )
         outputs.append(out)
         if scores is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.kernels._triton.attention import attend
-from saccade.types import Flags, KVView, Pooling, Selection
+from saccade.types import Flags, KVView, Pooling, Selection, Softmax
 
 
 def hybrid_decode(
@@ -13,9 +13,9 @@ def hybrid_decode(
     kv: KVView,
     selection: Selection,
     dense: Flags,
-    scale: float,
+    softmax: Softmax,
     pooling: Pooling | None,
     scored: Flags,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    return attend(q, kv, scale=scale, out=out, selection=selection, dense=dense, pooling=pooling, scored=scored)
+    return attend(q, kv, softmax, out=out, selection=selection, dense=dense, pooling=pooling, scored=scored)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from saccade.kernels._checks import check_out, check_query, check_selection, placed
+from saccade.kernels._checks import check_attention, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
 from saccade.kernels.sparse_decode import cpu, native, reference
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax, Workspace
 
 
 def sparse_decode(
     q: Tensor,
     kv: KVView,
     selection: Selection,
+    softmax: Softmax,
     *,
-    scale: float,
     out: Tensor | None = None,
+    workspace: Workspace | None = None,
     implementation: Implementation = "auto",
 ) -> Tensor:
     """Attend to the selected tokens only: position-persistent sparse attention (TidalDecode, section 3.1).
 
-    `out[b, h] = Σ_{j∈S(b,h)} softmax_{j∈S(b,h)}(scale · q[b, h]·k[j]) v[j]`, softmax in float32. A selection of
+    `out[b, h] = Σ_{j∈S(b,h)} softmax_{j∈S(b,h)}(q[b, h]·k[j]) v[j]`, softmax in float32. A selection of
     `unit` n > 1 stands for the tokens `id·n .. id·n + n - 1` that lie below the row's length (ReSA, section 2.1).
 
     Args:
@@ -31,8 +32,9 @@ def sparse_decode(
         selection: ids int32 `[B, G, M]` in logical units, ascending, -1 after the counts; G is 1 (one set for all
             heads), Hkv or Hq. Every other row's set holds at least one unit that starts below its length: an empty
             one has no defined output.
-        scale: factor of the scores inside the softmax, usually `d ** -0.5`.
+        softmax: what it makes of the scores.
         out: where the output goes, contiguous, q's dtype; None: memory of its own.
+        workspace: with which "triton" needs one launch, not two.
         implementation: "native", "cpu" and "triton" need what `decode_scores` says; "auto" takes the first that can
             run.
 
@@ -42,13 +44,12 @@ def sparse_decode(
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
-    check_query("sparse_decode", q, kv)
+    check_attention("sparse_decode", q, kv, softmax, out)
     check_selection("sparse_decode", q, kv, selection)
-    check_out("sparse_decode", q, kv, out)
     chosen, kv = choose_attention("sparse_decode", implementation, q, kv, selection)
     if chosen == "triton":
         from saccade.kernels.sparse_decode import triton
 
-        return triton.sparse_decode(q, kv, selection, scale, out)
+        return triton.sparse_decode(q, kv, selection, softmax, out, workspace)
     run = {"native": native.sparse_decode, "cpu": cpu.sparse_decode}.get(chosen, reference.sparse_decode)
-    return placed(run(q, kv, selection, scale), out)
+    return placed(run(q, kv, selection, softmax), out)

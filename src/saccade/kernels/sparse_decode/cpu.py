@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._caps import capped
 from saccade.kernels._dot import HAS_BF16_DOT
 from saccade.kernels._flat import FlatCache, flatten, host_bounds
-from saccade.kernels._sinks import beside_sinks
-from saccade.types import KVView, Rows, Selection
+from saccade.kernels._softmax import capped, weights_of
+from saccade.types import KVView, Rows, Selection, Softmax
 
 # oneDNN compiles a kernel per shape; sets are cut to multiples of this so that few shapes occur.
 _STEP = 256
 
 
-def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> Tensor:
+def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Tensor:
     batch, query_heads, head_dim = q.shape
     heads = query_heads if selection.groups == query_heads else kv.kv_heads
     tokens, invalid = _tokens(selection, kv.rows)
@@ -27,13 +26,11 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> 
     if not flat_values.steps_like(flat_keys):
         index = _flat_index(tokens, kv, flat_values, heads)
     values = flat_values.table.index_select(0, index).view(shape)
-    queries = (q.float() * scale).reshape(batch * heads, -1, head_dim)
-    scores = capped(torch.bmm(queries, keys.transpose(1, 2)), kv.soft_cap)
+    queries = (q.float() * softmax.scale).reshape(batch * heads, -1, head_dim)
+    scores = capped(torch.bmm(queries, keys.transpose(1, 2)), softmax.cap).view(batch, heads, -1, width)
     if invalid is not None:
-        scores.view(batch, heads, -1, width).masked_fill_(invalid[:, :, None], -torch.inf)
-    weights = torch.softmax(scores, dim=-1)
-    if kv.sinks is not None:
-        weights *= beside_sinks(scores.view(batch, heads, -1, width), kv.sinks).view(*weights.shape[:2], 1)
+        scores.masked_fill_(invalid[:, :, None], -torch.inf)
+    weights = weights_of(scores, softmax.sinks).flatten(0, 1)
     if values.dtype == torch.bfloat16 and HAS_BF16_DOT and width % _STEP == 0:
         out = torch.bmm(weights.to(torch.bfloat16), values)
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.kernels._native.attention import attention
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax
 
 
-def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> Tensor:
-    return attention("sparse_decode", q, kv, scale=scale, selection=selection)
+def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Tensor:
+    return attention("sparse_decode", q, kv, softmax, selection=selection)[0]

@@ -6,26 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from saccade.kernels._caps import capped
 from saccade.kernels._gather import gather_tokens_per_head
-from saccade.kernels._sinks import beside_sinks
-from saccade.types import KVView, Rows, Selection
+from saccade.kernels._softmax import capped, weights_of
+from saccade.types import KVView, Rows, Selection, Softmax
 
 
-def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float) -> Tensor:
+def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Tensor:
     batch, query_heads, head_dim = q.shape
     heads = query_heads if selection.groups == query_heads else kv.kv_heads
     tokens, invalid = _tokens(selection, kv.rows)
     tokens, invalid = tokens.expand(batch, heads, -1), invalid.expand(batch, heads, -1)
     queries = q.float().reshape(batch, heads, query_heads // heads, head_dim)
     keys = gather_tokens_per_head(kv.k, kv.k_scale, kv.rows, tokens)
-    logits = capped(queries @ keys.transpose(-1, -2) * scale, kv.soft_cap)
+    logits = capped(queries @ keys.transpose(-1, -2) * softmax.scale, softmax.cap)
     scores = logits.masked_fill(invalid[:, :, None], -torch.inf)
     values = gather_tokens_per_head(kv.v, kv.v_scale, kv.rows, tokens)
-    weights = torch.softmax(scores, dim=-1)
-    if kv.sinks is not None:
-        weights = weights * beside_sinks(scores, kv.sinks)
-    out = (weights @ values).flatten(1, 2).to(q.dtype)
+    out = (weights_of(scores, softmax.sinks) @ values).flatten(1, 2).to(q.dtype)
     return out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
 
 

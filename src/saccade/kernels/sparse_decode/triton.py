@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.kernels._triton.attention import attend
-from saccade.types import KVView, Selection
+from saccade.types import KVView, Selection, Softmax, Workspace
 
 
-def sparse_decode(q: Tensor, kv: KVView, selection: Selection, scale: float, out: Tensor | None) -> Tensor:
-    return attend(q, kv, scale=scale, out=out, selection=selection)[0]
+def sparse_decode(
+    q: Tensor, kv: KVView, selection: Selection, softmax: Softmax, out: Tensor | None, workspace: Workspace | None
+) -> Tensor:
+    return attend(q, kv, softmax, out=out, selection=selection, workspace=workspace)[0]

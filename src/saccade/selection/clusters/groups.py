@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chunk_table import Change, ChunkTable
+from ...text.table import Change, ChunkTable
 from .settings import ClusterSettings
 
 

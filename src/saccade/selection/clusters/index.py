@@ -1,93 +1,161 @@
-"""The cluster index of one layer: groups of chunks, each planted anew when its chunks have changed."""
+"""The cluster index: groups of chunks, each planted anew when its chunks have changed, of many slots and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
-from ...kernels.chunk_keys.api import chunk_keys
+from ...kernels.chunk_keys.api import chunk_keys_of_layers
 from ...kernels.cluster_search.api import cluster_search
-from ...types import KVView, Rows, Selection
-from ..chunk_table import Change, ChunkTable
-from ..history import TokenHistory
-from ..selector import KeySizes, NewTokens
+from ...text.table import Change, ChunkTable
+from ...types import Intake, KVView, Rows, Selection
+from ..index import SlotSizes, Views
 from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
-from .tree import empty_tree, groups_of, with_room, write
+from .tree import empty_tree, groups_of, part_of, with_room, write
+
+TOGETHER = 1024
+"""Groups of a head that are planted together: each needs half a megabyte meanwhile, and fewer leave a device idle."""
 
 
-@dataclass(slots=True)
 class ClusterIndex:
-    """Clusters and units of one layer's rows, each in a slot of one tree.
+    """One tree for L layers of S slots each.
 
-    A row's index is a function of its clean tokens and its length alone: chunk i lies in group i // S, every group is
-    planted from its own chunks, and the text is looked at as far as whole buffers reach. So nothing drifts, what is
-    taken back leaves no trace, and it does not matter in which calls the tokens came.
+    What is in a slot is a function of its clean tokens and its length alone: chunk i lies in group i // places, every
+    group is planted from its own chunks, and the text is looked at as far as whole buffers reach. So nothing drifts,
+    what is taken back leaves no trace, and it does not matter in which calls the tokens came.
 
     Attributes:
         settings: sizes and choices.
-        table: where the text is cut; shared with the other layers.
-        tree: of all slots; grows with the longest row.
-        history: how far the cache is clean.
-        slots: where the batch's rows are in the tree, on the host and as int32 `[B]`; None: all, in order.
-        version: of the table that the tree was planted from.
+        table: where the text is cut, S rows.
+        tree: of L · S slots, one layer after the other; replaced when it grows, which a `fixed` one does not.
+        layers: each layer's part of it.
+        placed: slots of the steps' rows, on the host and as int32 `[B]`; None: all, in order.
         fixed: whether searches must not depend on lengths; rows that a set of the budget's size does not hold are then
             none of this index's.
     """
 
-    settings: ClusterSettings
-    table: ChunkTable
-    tree: ClusterTree
-    history: TokenHistory
-    slots: tuple[Sequence[int], Tensor] | None = None
-    version: int = 0
-    fixed: bool = False
+    def __init__(self, settings: ClusterSettings, sizes: SlotSizes) -> None:
+        self.settings, self.fixed = settings, sizes.fixed
+        self.table = ChunkTable(settings.cuts, sizes.text, sizes.slots, sizes.keys.device, longest=sizes.longest)
+        self.placed: tuple[Sequence[int], Tensor] | None = None
+        self._versions = dict.fromkeys(sizes.layers, 0)
+        self._groups: dict[tuple[object, ...], Groups] = {}
+        slots, edges, ends = len(sizes.layers) * sizes.slots, self.table.edges, self.table.ends
+        self._lay_out(empty_tree(settings, sizes.keys, slots, edges, ends, settings.groups(sizes.longest)))
 
-    @classmethod
-    def empty(cls, settings: ClusterSettings, table: ChunkTable, history: TokenHistory, kv: KVView) -> ClusterIndex:
-        """An index of no chunk yet, with a slot for every row of the table."""
-        tree = empty_tree(settings, KeySizes.of(kv), len(table.stops), table.edges, table.ends)
-        return cls(settings, table, tree, history)
-
-    def update(self, kv: KVView, new: NewTokens) -> None:
-        # Nearly always there is nothing to do, in every layer of every step.
-        if self.table.seen is not new.rows:
-            self.history.follow(self.table, new.rows, new.count, self.settings.stop)
-        if self.version != self.table.version:
-            self.plant(kv)
-
-    def plant(self, kv: KVView, slots: Sequence[int] | None = None) -> None:
-        """Plant the groups whose chunks the table has changed since the last time; `kv` has these rows.
-
-        They are in `slots`; None: all rows, in order.
-        """
-        change = self.table.since(self.version)
-        # Also for a row of which nothing is indexed.
-        self.tree = with_room(self.tree, self.settings, len(self.table.stops), 0)
-        if change is not None:
-            held = range(kv.rows.batch) if slots is None else slots
-            self._plant(kv.picked([held.index(slot) for slot in change.rows]), change)
+    def take_in(self, new: Sequence[Intake], views: Views) -> None:
+        if new:
+            self.table.take_in(new)
+            if self.tree.edges is not self.table.edges:
+                self._lay_out(replace(self.tree, edges=self.table.edges, ends=self.table.ends))
+        known = min(map(self._versions.__getitem__, views.layers))
+        change = self.table.since(known)
+        if change is None:
+            return
+        for part in self._parts(change):
+            kvs = views.of(part.rows)
+            self._plant(part, views.layers, [kvs[layer] for layer in views.layers], known)
         # Only now: who was interrupted plants again.
-        self.version = self.table.version
+        self._versions.update(dict.fromkeys(views.layers, self.table.version))
+        if len(views.layers) == len(self._versions):
+            self._groups.clear()
 
-    @property
-    def stale(self) -> bool:
-        return self.version != self.table.version or self.tree.radii.shape[0] < len(self.table.stops)
+    def place(self, slots: Sequence[int], on_device: Tensor) -> None:
+        self.placed = slots, on_device
+
+    def grow(self, slots: int, longest: int) -> None:
+        if slots > len(self.table.stops):
+            self.table.grow(slots)
+        grown = with_room(self.tree, self.settings, len(self._versions), slots, self.settings.groups(longest))
+        if grown is not self.tree:
+            self._lay_out(replace(grown, edges=self.table.edges, ends=self.table.ends))
 
     def clear(self, slot: int) -> None:
+        self.table.clear(slot)
         # A unit without tokens is none, whatever else is left of it.
-        self.tree.unit_tokens[slot].zero_()
+        self.tree.unit_tokens.unflatten(0, (len(self._versions), -1))[:, slot].zero_()
+
+    def permute(self, rows: Tensor) -> None:
+        self.table.permute(rows)
+        moved = {
+            name: held.unflatten(0, (len(self._versions), -1)).index_select(1, rows).flatten(0, 1)
+            for name, held in self.tree.tensors().items()
+            if held.dim() > 2
+        }
+        self._lay_out(replace(self.tree, **moved, edges=self.table.edges, ends=self.table.ends))
+
+    def warm_up(self, views: Views) -> None:
+        nothing, last = self.table.counts[-1:].long(), len(self.table.stops) - 1
+        kvs = views.of((last,))
+        self._plant(Change((last,), nothing, nothing, 1), views.layers, [kvs[layer] for layer in views.layers], -1)
+        self._groups.clear()
+
+    @property
+    def nbytes(self) -> int:
+        return self.tree.nbytes + self.table.counts.nbytes
+
+    def _lay_out(self, tree: ClusterTree) -> None:
+        slots, numbered = len(self.table.stops), enumerate(self._versions)
+        # What was found by rows and slots that were others since is found again.
+        self._groups.clear()
+        layers = {layer: ClusterLayer(self, part_of(tree, number * slots, slots)) for number, layer in numbered}
+        # Both at once: who was interrupted lays out again.
+        self.tree, self.layers = tree, layers
+
+    def _parts(self, change: Change) -> Iterator[Change]:
+        """A change in pieces whose groups in one layer are not too many at once."""
+        size, heads = self.settings.group_size, self.tree.radii.shape[1]
+        groups = min(-(-change.most // size) + 1, groups_of(self.tree, self.settings))
+        return change.parts(max(TOGETHER // (groups * heads), 1))
+
+    def _plant(self, change: Change, layers: Sequence[int], kvs: Sequence[KVView], known: int) -> None:
+        """Plant the groups of a change since version `known`, whose rows are those of each of `kvs`, some layers at a
+        time."""
+        settings, slots, numbers = self.settings, len(self.table.stops), [*self._versions]
+        first, one = numbers.index(layers[0]), self._touched(change, 1, known)
+        assert [*layers] == numbers[first : first + len(layers)], "layers are neighbours in the tree"
+        step = max(TOGETHER // one.chunks.numel(), 1)
+        for start in range(0, len(kvs), step):
+            some = kvs[start : start + step]
+            groups = self._touched(change, len(some), known)
+            keys = chunk_keys_of_layers(some, one.edges, longest=settings.chunk_max, pooling=settings.pooling)
+            dtype = self.tree.centroids.dtype
+            planted = plant(keys.view(-1, settings.group_size, keys.shape[-1]), groups, settings, dtype)
+            write(part_of(self.tree, (first + start) * slots, len(some) * slots), settings, planted, groups)
+
+    def _touched(self, change: Change, layers: int, known: int) -> Groups:
+        """The groups of a change, found once for all layers that ask one after the other."""
+        held, heads = groups_of(self.tree, self.settings), self.tree.radii.shape[1]
+        key = self.table.version, known, change.rows, layers, held
+        if key not in self._groups:
+            self._groups = {other: found for other, found in self._groups.items() if other[0] == key[0]}
+            self._groups[key] = Groups.touched(self.settings, self.table, change, held, heads, layers)
+        return self._groups[key]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterLayer:
+    """One layer's part of a cluster index: its tree, of all KV heads or of some."""
+
+    owner: ClusterIndex
+    tree: ClusterTree
+
+    @property
+    def settings(self) -> ClusterSettings:
+        return self.owner.settings
+
+    @property
+    def table(self) -> ChunkTable:
+        return self.owner.table
 
     def search(self, q: Tensor, kv: KVView) -> Selection:
-        """The set of every KV head for queries `[B, Hq, d]`."""
-        settings, table = self.settings, self.table
-        if self.tree.edges is not table.edges or self.tree.ends is not table.ends:
-            self.tree = replace(self.tree, edges=table.edges, ends=table.ends)
+        settings, placed = self.settings, self.owner.placed
         return cluster_search(
             q,
             self.tree,
@@ -95,28 +163,20 @@ class ClusterIndex:
             budget=settings.budget,
             sinks=settings.sinks,
             widths=self._widths(kv.rows),
-            slots=None if self.slots is None else self.slots[1],
+            slots=None if placed is None else placed[1],
         )
 
-    def permute(self, rows: Tensor) -> None:
-        own = {name: held.index_select(0, rows) for name, held in self.tree.tensors().items() if held.dim() > 2}
-        self.tree = replace(self.tree, **own)
-
-    def heads(self, start: int, stop: int) -> ClusterIndex:
+    def heads(self, start: int, stop: int) -> ClusterLayer:
         if (start, stop) == (0, self.tree.radii.shape[1]):
             return self
-        return replace(self, tree=self.tree.heads(start, stop))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(held.nbytes for held in self.tree.tensors().values() if held.dim() > 2)
+        return ClusterLayer(self.owner, self.tree.heads(start, stop))
 
     def _widths(self, rows: Rows) -> SearchWidths:
         """Bounds that follow from the settings and, for a row of which too little is clean, from its length."""
-        settings, stops = self.settings, self.table.stops
+        owner, settings, stops = self.owner, self.settings, self.owner.table.stops
         tokens = settings.budget
-        if not self.fixed:
-            slots = range(rows.batch) if self.slots is None else self.slots[0]
+        if not owner.fixed:
+            slots = range(rows.batch) if owner.placed is None else owner.placed[0]
             for slot, (_, length) in zip(slots, host_bounds(rows), strict=True):
                 tokens = max(tokens, settings.always(length, stops[slot]) if length > settings.budget else 1)
         units = 4 * settings.budget // settings.chunk_min + 1
@@ -125,16 +185,3 @@ class ClusterIndex:
             chunks=max(settings.budget // settings.chunk_min, 1),
             tokens=tokens,
         )
-
-    def _plant(self, kv: KVView, change: Change) -> None:
-        """Plant the groups of a change, whose rows are those of `kv`."""
-        settings, table, heads = self.settings, self.table, kv.kv_heads
-        most = table.cuts.most(max(table.stops)) // settings.group_size + 1
-        self.tree = with_room(self.tree, settings, len(table.stops), most)
-        held = groups_of(self.tree, settings)
-        groups = table.once(
-            (self.version, settings, held, heads), lambda: Groups.touched(settings, table, change, held, heads)
-        )
-        keys = chunk_keys(kv, groups.edges, longest=settings.chunk_max, pooling=settings.pooling)
-        planted = plant(keys.reshape(-1, settings.group_size, kv.head_dim), groups, settings, kv.k.dtype)
-        write(self.tree, settings, planted, groups)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from ...types import KVView, Selection
-from ..history import TokenHistory
-from ..selector import Bytes, Index, KeySizes, Selector
-from .index import ClusterIndex
+from ..costs import Bytes
+from ..index import Index, SlotSizes
+from ..selector import Selector
+from .index import ClusterIndex, ClusterLayer
 from .settings import ClusterSettings
-from .stack import ClusterStack
 from .traffic import ClusterTraffic
 
 
@@ -21,23 +20,16 @@ class ClusterSelector(ClusterSettings, Selector):
     """Sinks, the best chunks by upper bounds on q·k, what is in no chunk yet, and the current token, per KV head."""
 
     owns_index = True
-    stays = True
 
     @property
     def reads_text(self) -> bool:
         return self.chunking == "text"
 
-    def new_index(self, kv: KVView, history: TokenHistory) -> Index:
-        table = history.chunks(self.cuts, kv, text=self.reads_text)
-        return ClusterIndex.empty(self, table, history, kv)
-
-    def reserve(
-        self, layers: Sequence[int], keys: KeySizes, rows: int, longest: int, history: TokenHistory
-    ) -> ClusterStack:
-        return ClusterStack.empty(self, layers, keys, rows, longest, history)
+    def new_slots(self, sizes: SlotSizes) -> ClusterIndex:
+        return ClusterIndex(self, sizes if self.reads_text else replace(sizes, text=None))
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        assert isinstance(index, ClusterIndex), "chunks are chosen through their own index"
+        assert isinstance(index, ClusterLayer), "chunks are chosen through their own index"
         return index.search(q, kv)
 
     @property

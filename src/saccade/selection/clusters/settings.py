@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from ...errors import PolicyError
 from ...kernels.chunk_keys.api import ChunkPooling
-from ..chunk_table import Cuts
+from ...text.table import Cuts
 
 Chunking = Literal["text", "fixed"]
 
@@ -73,6 +73,10 @@ class ClusterSettings:
     def group_size(self) -> int:
         """Chunks of a group."""
         return self.replant
+
+    def groups(self, length: int) -> int:
+        """Room for the groups of a row of `length` tokens."""
+        return self.cuts.most(length) // self.group_size + 1
 
     @property
     def clusters(self) -> int:

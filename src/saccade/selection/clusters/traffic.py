@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..selector import INTEGER_BYTES, SCORE_BYTES, Bytes
+from ..costs import INTEGER_BYTES, SCORE_BYTES, Bytes
 from .settings import ClusterSettings
 
 _RADIUS = 4

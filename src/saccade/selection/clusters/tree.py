@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels._cluster_tree import ClusterTree, Planted
-from ..selector import KeySizes
+from ..index import KeySizes
 from .groups import Groups
 from .settings import ClusterSettings
 
@@ -52,17 +52,24 @@ def groups_of(tree: ClusterTree, settings: ClusterSettings) -> int:
     return tree.members.shape[2] // settings.group_size
 
 
-def with_room(tree: ClusterTree, settings: ClusterSettings, rows: int, groups: int) -> ClusterTree:
-    """The tree with room for so many rows, and for so many groups of each and an eighth more."""
-    more_rows, held = rows - tree.radii.shape[0], groups_of(tree, settings)
+def part_of(tree: ClusterTree, start: int, slots: int) -> ClusterTree:
+    """The tree of some slots; shares memory."""
+    own = {name: held[start : start + slots] for name, held in tree.tensors().items() if held.dim() > 2}
+    return replace(tree, **own)
+
+
+def with_room(tree: ClusterTree, settings: ClusterSettings, layers: int, slots: int, groups: int) -> ClusterTree:
+    """The tree of so many layers with room for `slots` of each, and for so many groups of a slot and an eighth more."""
+    more_slots, held = slots - tree.radii.shape[0] // layers, groups_of(tree, settings)
     more = groups + groups // 8 - held if groups > held else 0
-    if more == 0 and more_rows == 0:
+    if more == 0 and more_slots <= 0:
         return tree
     grown = {}
     for name, tensor in tree.tensors().items():
         if tensor.dim() > 2:
             inner = (0, 0) * (tensor.dim() - 3)
-            grown[name] = pad(tensor, (*inner, 0, more * _places(name, settings), 0, 0, 0, more_rows))
+            wider = (*inner, 0, more * _places(name, settings), 0, 0, 0, max(more_slots, 0))
+            grown[name] = pad(tensor.unflatten(0, (layers, -1)), wider).flatten(0, 1)
     return replace(tree, **grown)
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from ...kernels.dense_decode_scores.api import decode_scores
 from ...types import KVView, Pooling
-from ..selector import Bytes, Index, Scorer
+from ..costs import Bytes
+from ..index import Index
+from ..selector import Scorer
 
 
 @dataclass(frozen=True, slots=True)

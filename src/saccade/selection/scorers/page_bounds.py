@@ -9,7 +9,9 @@ from torch import Tensor
 
 from ...kernels.page_bounds.api import page_scores, update_page_bounds
 from ...types import KVView, Pooling
-from ..selector import Bytes, Index, NewTokens, Scorer
+from ..costs import Bytes
+from ..index import Index, NewTokens
+from ..selector import Scorer
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from ....errors import ServingError
+from ....plans.rectify import Clean
 from .. import clean, metrics
 from ..cache_spec import SaccadeAttentionSpec
 from ..checks import SCHEDULER, reasons_against_rectifying
@@ -175,12 +176,10 @@ class RectifyingScheduler(Scheduler):
                 # What it found in the prefix cache, or kept from the last input of its session.
                 known = clean.settle(request, start)
             dense = count > 1 or opted_out(request.sampling_params)
-            # Its turn, and it was not set back: so far the sets were all tokens, and this step's is too.
-            exact = self._phase.due(start - known)
-            end = start + count
-            if exact or (dense and start <= known < end):
-                clean.settle(request, end)
-                self.kv_cache_manager.cache_blocks(request, min(end, request.num_tokens))
+            moved = Clean(self._phase, known).after(start, count, dense=dense).boundary
+            if moved != known:
+                clean.settle(request, moved)
+                self.kv_cache_manager.cache_blocks(request, min(moved, request.num_tokens))
 
     def _resend(self, output: SchedulerOutput) -> None:
         """Send requests that were set back as new ones.

@@ -277,15 +277,13 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
         if (args.async_scheduling, args.cudagraph_capture_sizes) != before:
             config = _made(args)
     try:
-        selector = plan_of(config, options).selector
+        plan = plan_of(config, options)
     except SaccadeError:
         return config  # the checks to come say it with all other reasons
-    if selector is None:
-        return config
-    page, before = selector.bounds_page, (args.block_size, args.async_scheduling)
+    page, before = plan.bounds_page, (args.block_size, args.async_scheduling)
     if ours and page is not None:
         args.block_size = math.lcm(page, args.block_size or unit())
-    if selector.reads_text and args.async_scheduling is None and not config.use_v2_model_runner:
+    if plan.reads_text and args.async_scheduling is None and not config.use_v2_model_runner:
         args.async_scheduling = False
     return config if (args.block_size, args.async_scheduling) == before else _made(args)
 

@@ -16,12 +16,12 @@ from vllm.model_executor.models.utils import extract_layer_index
 from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Softmax
 from ..cache_dtype import FP8, VALID, bounds_bytes
 from ..cache_spec import SaccadeAttentionSpec
-from .groups import Groups
 from .mixed_step import prepare
 from .page_bounds import BlockBounds
+from .sparse import SparseRows
 from .step import BuildParent, Step, Written
 from .worker import Serving, serving_of
 
@@ -65,7 +65,7 @@ class SparseBuilder:
 
     vllm_config: Any
     layer_names: list[str]
-    groups: Groups
+    sparse: SparseRows
     _layers: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,13 +97,15 @@ class SparseBuilder:
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The step that vLLM's `CommonAttentionMetadata` describes."""
-        return prepare(self.groups, common, build_parent)
+        return prepare(self.sparse, common, build_parent)
 
 
 class SparseLayer:
     """Mixed into an attention implementation; a subclass says how its cache lies in memory."""
 
     scale: float
+    sinks: Tensor | None
+    logits_soft_cap: float | None
     num_kv_heads: int
     kv_cache_dtype: str
 
@@ -168,13 +170,14 @@ class SparseLayer:
             mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
             self.stock(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
             output.index_copy_(0, tokens, own_output)
-        for group in part.groups:
-            own = group.tokens
-            kv, count = self.view(layer, kv_cache, group.rows), step.num_actual_tokens
+        sparse, count = part.sparse, step.num_actual_tokens
+        if sparse is not None:
+            own, kv = sparse.tokens, self.view(layer, kv_cache, sparse.rows)
+            softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
             if own is None:
-                attend(group.state, number, query[:count], kv, scale=self.scale, out=output[:count])
+                attend(sparse.state, number, query[:count], kv, softmax, out=output[:count])
             else:
-                answered = attend(group.state, number, query.index_select(0, own), kv, scale=self.scale)
+                answered = attend(sparse.state, number, query.index_select(0, own), kv, softmax)
                 output.index_copy_(0, own, answered)
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)

@@ -17,7 +17,8 @@ from ....kernels._native.library import reads_tiles
 from ....types import KVView, Rows
 from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
-from .groups import Groups
+from .room import Room, text_of
+from .sparse import SparseRows
 
 
 class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):
@@ -44,7 +45,7 @@ class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = Groups(self.vllm_config, self.view)
+        self.sparse = SparseRows(self.vllm_config, self.view, Room(text_of(self.vllm_config)))
         group = self.num_heads // self.num_kv_heads
         if self.isa == "amx" and (self.kv_cache_dtype in FP8 or not reads_tiles(self.head_dim, group)):
             # Tiles that our library does not read: another layout, for which vLLM has slower kernels.
@@ -65,5 +66,4 @@ class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
         k, v = kv_cache.view(blocks, heads, 2, block, d).permute(2, 0, 3, 1, 4)
         if not tiled:
             k = kv_cache.view(blocks, heads, width, block)[:, :, :d].permute(0, 3, 1, 2)
-        cap = self.logits_soft_cap or None
-        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=cap, tiled=tiled)
+        return KVView(k, v, rows, *self.scales(layer), tiled=tiled)

@@ -17,12 +17,12 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from ....decode.capture import reasons_against_capture
-from ....types import KVView, Rows
+from ....types import KVView, Rows, Workspace
 from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .decode_step import DecodeSteps
-from .groups import Groups
 from .room import room_of
+from .sparse import SparseRows
 from .step import BuildParent, Step
 from .worker import serving_of
 
@@ -54,16 +54,16 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         reasons, longest, room = reasons_of(vllm_config), vllm_config.model_config.max_model_len, room_of(vllm_config)
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         most = max(vllm_config.scheduler_config.max_num_seqs, captured)
-        self.groups = Groups(
+        self.sparse = SparseRows(
             vllm_config,
             self.view,
+            room,
             longest=None if reasons else longest,
-            reserved=room.reserved,
             rows=most,
-            turns=None if reasons else torch.zeros(most * self.num_heads_q, dtype=torch.int32, device=device),
+            workspace=None if reasons else Workspace.of(most, self.num_heads_q, device),
         )
         if not reasons:
-            self._decode_steps = DecodeSteps(self.groups, most, longest, device)
+            self._decode_steps = DecodeSteps(self.sparse, most, longest, device)
         if vllm_config.parallel_config.rank == 0:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"
             logger.info("saccade: decoding steps are %s", told)
@@ -76,7 +76,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         # What this step writes may lie where the step before has read.
-        self.groups.measure_kept()
+        self.sparse.sampling.measure_kept()
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)
@@ -107,7 +107,7 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
         kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
         k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return KVView(k, v, rows, *self.scales(layer), sinks=self.sinks, soft_cap=self.logits_soft_cap or None)
+        return KVView(k, v, rows, *self.scales(layer))
 
 
 def _quantised(query: Tensor, scale: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....types import Rows
-from .groups import Group, Groups
-from .mixed_step import batch_of
+from .sparse import Sparse, SparseRows
 from .step import BuildParent, Part, Written
 
 
@@ -20,43 +19,41 @@ class DecodeStep:
 
     Attributes:
         parent: metadata of vLLM's own kernel for all rows, in layers whose heads are all dense.
-        group: all rows; those that do not decode under the policy are `whole`.
+        sparse: all rows; those that do not decode under the policy are `whole`.
     """
 
     parent: Any
-    group: Group
+    sparse: Sparse
     written: tuple[Written, ...]
     num_actual_tokens: int
 
     def part(self, layer: int) -> Part:
-        state = self.group.state
+        state = self.sparse.state
         if state.plan.roles.passive[layer]:
-            state.passed(layer, self.group.rows)
-            return Part(self.parent, None, ())
-        return Part(None, None, (self.group,))
+            state.passed(layer, self.sparse.rows)
+            return Part(self.parent, None, None)
+        return Part(None, None, self.sparse)
 
 
 class DecodeSteps:
     """Makes the metadata of decoding steps, in the same memory for all of them.
 
     Args:
-        groups: which requests select, and who measures them.
+        sparse: which rows decode under the policy.
         rows: the most that a batch has, with its padding.
         longest: tokens that a row may have, the bound of buffers and grids; programs leave early by true lengths.
     """
 
-    def __init__(self, groups: Groups, rows: int, longest: int, device: torch.device) -> None:
-        self._groups, self._longest = groups, longest
+    def __init__(self, sparse: SparseRows, rows: int, longest: int, device: torch.device) -> None:
+        self._sparse, self._longest = sparse, longest
         self._starts, self._first_new = torch.zeros((2, rows), dtype=torch.int32, device=device)
         self._whole = torch.zeros(rows, dtype=torch.bool, device=device)
         self._flags = [False] * rows
-        groups.keep(rows)
 
     def prepare(self, common: Any, build_parent: BuildParent) -> DecodeStep:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
-        groups, count, batch = self._groups, common.num_reqs, batch_of(common)
-        groups.follow(batch, common.block_table_tensor, common.seq_lens)
-        whole = groups.whole(batch)
+        count, batch = common.num_reqs, self._sparse.batch(common)
+        whole = self._sparse.whole(batch)
         self._flag(whole)
         rows = Rows(
             page_table=common.block_table_tensor[:count],
@@ -64,13 +61,11 @@ class DecodeSteps:
             seq_lens=common.seq_lens[:count],
             max_len=self._longest,
             whole=self._whole[:count],
-            turns=groups.turns,
         )
         first_new = torch.sub(rows.seq_lens, 1, out=self._first_new[:count])
         written = (Written(rows, first_new, 1),)
-        groups.sample(batch, whole, rows)
         # A position for every row: those that pad the batch come last.
-        return DecodeStep(build_parent(common, False), groups.all_of(batch, whole, rows), written, count)
+        return DecodeStep(build_parent(common, False), self._sparse.all_of(batch, whole, rows), written, count)
 
     def _flag(self, whole: list[bool]) -> None:
         """Say which rows attend to everything; those behind them pad the batch, and read nothing whatever they are."""

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from ....selection.history import ABSENT, UNKNOWN
+from ....text.feed import ABSENT, UNKNOWN, TokenFeed
 from .requests import RequestRow
 
 _GROWTH = 256
 
 
-class Fed(Protocol):
-    """Token ids of the requests in slots."""
+class RequestFeed(TokenFeed):
+    """What a worker's requests were fed, each told with its place in vLLM's batch.
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
-        """Let the first `stop` tokens be read of a request, which is at `place` in vLLM's batch."""
-        ...
+    `ids` gives those of all places where model runner V2 keeps them, None under V1; asked when the first is here.
+    """
 
-    def read(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """As `TokenHistory.read`."""
-        ...
+    def __init__(
+        self, levels: Sequence[int] | None, ids: Callable[[], Tensor | None], device: torch.device | None = None
+    ) -> None:
+        super().__init__(levels)
+        self._ask, self._device = ids, device
+        self._kept: HostIds | DeviceIds | None = None
+
+    def hold(self, row: int, source: tuple[RequestRow, int], stop: int) -> None:
+        if self._kept is None:
+            ids = self._ask()
+            self._kept = HostIds(self._device) if ids is None else DeviceIds(ids)
+        self._kept.hold(row, *source, stop)
+
+    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
+        assert self._kept is not None, "only what is held is read"
+        return self._kept.read(rows, slots)
 
 
-class FedByHost:
+class HostIds:
     """Copied from the host's lists, as model runner V1 keeps them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device | None) -> None:
         self._ids = torch.empty((0, 0), dtype=torch.int32, device=device)
         self._held: dict[int, tuple[RequestRow, int]] = {}
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
+    def hold(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
         held, known = self._held.get(slot, (None, 0))
         first = known if held is request else 0
         if stop <= first:
@@ -51,7 +63,7 @@ class FedByHost:
         return self._ids[slots[:, None], positions.clamp(max=self._ids.shape[1] - 1)].long()
 
 
-class FedByDevice:
+class DeviceIds:
     """Read where model runner V2 keeps them, int32 `[requests, positions]`; the host never sees them."""
 
     def __init__(self, ids: Tensor) -> None:
@@ -59,7 +71,7 @@ class FedByDevice:
         self._places = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         self._known = [-1] * ids.shape[0]
 
-    def feed(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
+    def hold(self, slot: int, request: RequestRow, place: int, stop: int) -> None:
         if self._known[slot] != place:
             self._known[slot] = place
             self._places[slot].fill_(place)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from .groups import Batch, Groups
+from .batch import Batch
+from .sparse import SparseRows
 from .step import BuildParent, Part, Written
 
 
@@ -30,34 +31,31 @@ class MixedStep:
     dense: Any | None = None
 
     def part(self, layer: int) -> Part:
-        groups = self.same.groups
-        if self.dense is None or not groups[0].state.plan.roles.passive[layer]:
+        sparse = self.same.sparse
+        if self.dense is None or sparse is None or not sparse.state.plan.roles.passive[layer]:
             return self.same
-        for group in groups:
-            group.state.passed(layer, group.rows)
-        return Part(self.dense, None, ())
+        sparse.state.passed(layer, sparse.rows)
+        return Part(self.dense, None, None)
 
 
-def prepare(groups: Groups, common: Any, build_parent: BuildParent) -> MixedStep:
+def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedStep:
     """Split a step's rows."""
-    batch = batch_of(common)
-    table, lengths = common.block_table_tensor, common.seq_lens
-    groups.follow(batch, table, lengths)
-    sparse = groups.sparse_rows(batch)
+    batch, table, lengths = rows.batch(common), common.block_table_tensor, common.seq_lens
+    sparse = rows.chosen(batch)
     written = _written(common, batch)
     total = common.num_actual_tokens
     if not sparse:
         return MixedStep(
-            Part(build_parent(common, False), None, groups.of(batch, [], table, lengths, None)), written, total
+            Part(build_parent(common, False), None, rows.of(batch, [], table, lengths, None)), written, total
         )
     # What captured steps leave to vLLM's kernel is left to it here: ours was not compiled.
-    dense = build_parent(common, True) if groups.leaves_layers else None
+    dense = build_parent(common, True) if rows.leaves_layers else None
     if len(sparse) == common.num_reqs:
-        found = groups.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
+        found = rows.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
         return MixedStep(Part(None, None, found), written, total, dense)
     chosen = async_tensor_h2d(sparse, table.device, torch.int64)
     tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
-    found = groups.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
+    found = rows.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
     gone = set(sparse)
     # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
     rest = [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
@@ -65,22 +63,6 @@ def prepare(groups: Groups, common: Any, build_parent: BuildParent) -> MixedStep
         return MixedStep(Part(None, None, found), written, total, dense)
     others, rest_tokens = _only(common, batch, rest)
     return MixedStep(Part(build_parent(others, False), rest_tokens, found), written, total, dense)
-
-
-def batch_of(common: Any) -> Batch:
-    """A step's rows on the host, where vLLM keeps a copy of everything asked for here."""
-    starts = common.query_start_loc_cpu.tolist()
-    queries = [stop - start for start, stop in pairwise(starts)]
-    lengths = common.seq_lens_cpu_upper_bound
-    count = common.num_reqs
-    lengths = (common.seq_lens if lengths is None else lengths)[:count].tolist()
-    slots = list(range(count)) if common.req_idx is None else common.req_idx.tolist()
-    prefilling = common.is_prefilling[:count].tolist()
-    # Rows that pad a captured batch are nobody's; model runner V2 says nothing of them.
-    lengths, prefilling, slots = (
-        [*known, *[absent] * (count - len(known))] for known, absent in ((lengths, 0), (prefilling, False), (slots, -1))
-    )
-    return Batch(lengths, queries[:count], prefilling, slots, placed=common.req_idx is not None)
 
 
 def _written(common: Any, batch: Batch) -> tuple[Written, ...]:

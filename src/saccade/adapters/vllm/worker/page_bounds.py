@@ -71,14 +71,14 @@ class PagedIndexes:
     def __init__(self) -> None:
         self.layers: dict[int, BlockBounds] = {}
 
-    def begin(self, past: int) -> None:
+    def begin(self, past: int, clean: int) -> None:
         """Nothing to forget: bounds are recomputed with the keys that they bound."""
 
     def of(self, layer: int, kv: KVView) -> PageBounds | None:
         bounds = self.layers.get(layer)
         return None if bounds is None else bounds.of(kv.rows)
 
-    def permute(self, layer: int, rows: Tensor) -> None:
+    def permute(self, rows: Tensor) -> None:
         """Nothing to move: bounds lie with their blocks, and rows bring their block tables."""
 
     @property

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from ....types import Rows
-from .groups import Group
+from .sparse import Sparse
 
 BuildParent = Callable[[Any, bool], Any]
 """Makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`.
@@ -40,12 +40,12 @@ class Part:
     Attributes:
         parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
         parent_tokens: int64, their positions in the flat batch; None: all.
-        groups: rows that decode under the policy.
+        sparse: the rows that decode under the policy; None if there are none.
     """
 
     parent: Any | None
     parent_tokens: Tensor | None
-    groups: Sequence[Group]
+    sparse: Sparse | None
 
 
 class Step(Protocol):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ....plans.plan import Plan
 from ....plans.roles import RoleMap
-from ....selection.selector import Index, ScoredSelector
+from ....selection.index import Index
+from ....selection.selector import ScoredSelector
 from ....types import KVView, Selection
 
 Gather = Callable[[Tensor], Tensor]

@@ -102,7 +102,7 @@ class Serving:
     @property
     def page(self) -> int | None:
         """The page of bounds that lie in the cache; None if there are none."""
-        return None if self.plan.selector is None else self.plan.selector.bounds_page
+        return self.plan.bounds_page
 
     @property
     def filled(self) -> bool:
@@ -171,7 +171,7 @@ def _gather(scores: Tensor) -> Tensor:
 
 def _levels(vllm_config: Any, plan: Plan) -> Sequence[int] | None:
     """Delimiter levels of the vocabulary, where a policy reads text."""
-    if plan.selector is None or not plan.selector.reads_text:
+    if not plan.reads_text:
         return None
     from vllm.tokenizers import cached_tokenizer_from_config
 

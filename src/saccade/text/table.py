@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..types import Rows
-from .chunking import WEAKEST
-
-T = TypeVar("T")
+from ..types import Intake
+from .feed import TokenFeed
+from .levels import WEAKEST
 
 _REMEMBERED = 64
 """Changes: a call of several tokens brings one layer through all of them before the next layer sees the first."""
-
-
-class LevelSource(Protocol):
-    """Who knows the delimiter levels of the tokens in a cache."""
-
-    def window(self, rows: Tensor, first: Tensor, width: int) -> Tensor:
-        """Levels int8 `[n, width]` from slot `first[i]` of row `rows[i]` (int64 `[n]`) on; -1: unknown, or no token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +32,6 @@ class Cuts:
     def most(self, stop: int) -> int:
         """How many chunks there can be before position `stop`."""
         return max(stop - self.first, 0) // self.shortest
-
-
-class Feed(NamedTuple):
-    """A row of the table, the slot of its first token, how many tokens are as they were, and how many to cut."""
-
-    row: int
-    start: int
-    kept: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +64,32 @@ class ChunkTable:
     were fed. Rows of at most `longest` tokens never move it in memory.
 
     Attributes:
-        cuts, source: sizes, and who knows levels; without a source all text is unknown.
+        cuts, text: sizes, and who knows levels; without text all of it is unknown.
         edges: int32 `[R, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`.
         counts: int32 `[R]`, chunks of each row.
         ends: int32 `[R]`, where each row's last chunk ends; 0 without any.
         stops: on the host, the tokens of each row that were looked at.
-        seen: the rows of the step that this was last brought up to; other layers need not ask again. In a call of
-            several tokens each layer begins with the first of them, and cuts again.
         version: how many changes there were.
     """
 
     def __init__(
-        self, cuts: Cuts, source: LevelSource | None, rows: int, device: torch.device, *, longest: int = 0
+        self, cuts: Cuts, text: TokenFeed | None, rows: int, device: torch.device, *, longest: int = 0
     ) -> None:
-        self.cuts, self.source = cuts, source
+        self.cuts, self.text = cuts, text
         room = max(cuts.most(longest), 1)
         self.edges = torch.full((rows, room + 1), cuts.first, dtype=torch.int32, device=device)
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
         self.stops = [0] * rows
-        self.seen: Rows | None = None
         self.version = 0
         self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
-        self._found: tuple[object, Any] | None = None
 
-    def bring(self, rows: Iterable[Feed]) -> None:
+    def take_in(self, new: Iterable[Intake]) -> None:
         """Bring rows up to date with what they were fed."""
         changed = [
-            (row, start, min(self.stops[row], kept, stop), stop, max(self.stops[row], stop))
-            for row, start, kept, stop in rows
-            if stop != self.stops[row] or kept < self.stops[row]
+            (one.slot, one.origin, min(held, one.kept, one.stop), one.stop, max(held, one.stop))
+            for one, held in ((one, self.stops[one.slot]) for one in new)
+            if one.stop != held or one.kept < held
         ]
         if not changed:
             return
@@ -153,13 +130,6 @@ class ChunkTable:
         self.ends[row].zero_()
         self.stops[row] = 0
 
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` finds for these chunks, found once for all layers that ask with the same key."""
-        if self._found is None or self._found[0] != (self.version, key):
-            self._found = (self.version, key), make()
-        found: T = self._found[1]
-        return found
-
     def permute(self, rows: Tensor) -> None:
         """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
         self.edges, self.counts, self.ends = (
@@ -168,14 +138,13 @@ class ChunkTable:
         self.stops = [self.stops[row] for row in rows.tolist()]
         # Of changes before nobody can tell any more which rows they were in.
         self._changes.clear()
-        self._found = None
 
-    def add_row(self) -> None:
-        """Make room for one more row."""
-        self.edges = pad(self.edges, (0, 0, 0, 1), value=self.cuts.first)
-        self.counts, self.ends = pad(self.counts, (0, 1)), pad(self.ends, (0, 1))
-        self.stops.append(0)
-        self._found = None
+    def grow(self, rows: int) -> None:
+        """Make room for so many rows."""
+        more = rows - len(self.stops)
+        self.edges = pad(self.edges, (0, 0, 0, more), value=self.cuts.first)
+        self.counts, self.ends = pad(self.counts, (0, more)), pad(self.ends, (0, more))
+        self.stops += [0] * more
 
     @property
     def nbytes(self) -> int:
@@ -220,10 +189,10 @@ class ChunkTable:
         it long enough (LycheeCluster, section 4.3).
         """
         cuts = self.cuts
-        if self.source is None:
+        if self.text is None:
             levels = torch.full((len(rows), width), -1, dtype=torch.int8, device=first.device)
         else:
-            levels = self.source.window(rows, first, width)
+            levels = self.text.window(rows, first, width)
         ends = levels[:, cuts.shortest - 1 :].long()
         ends = torch.where(ends > 0, ends, WEAKEST).unfold(1, cuts.longest - cuts.shortest + 1, 1)
         choices = ends.shape[2]

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__
+from .. import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +45,8 @@ def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> di
 
 def kernels_on(device: torch.device) -> str:
     """Which kernels `auto` takes on a device, in words."""
-    from .kernels._native.library import description
-    from .kernels._triton.refusals import installed
+    from ..kernels._native.library import description
+    from ..kernels._triton.refusals import installed
 
     if device.type == "cpu":
         return description()

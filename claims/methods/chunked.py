@@ -1,0 +1,89 @@
+"""Indexes of chunks of text that keep a thing for each slot and layer, and make it anew when its chunks change."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from saccade.selection.index import LayerIndex, SlotSizes, Views
+from saccade.text.feed import TokenFeed
+from saccade.text.table import ChunkTable, Cuts
+from saccade.types import Intake, KVView
+
+Held = TypeVar("Held")
+
+
+class ChunkedIndex:
+    """A `saccade.selection.index.SlotIndex` whose layers are of class `layer`, which `settings` are handed to."""
+
+    def __init__(self, settings: Any, cuts: Cuts, layer: type[ChunkedLayer[Any]], sizes: SlotSizes) -> None:
+        self.keys, self.text = sizes.keys, sizes.text
+        self.table = ChunkTable(cuts, sizes.text, sizes.slots, sizes.keys.device)
+        self.layers = {number: layer(self, settings, [None] * sizes.slots) for number in sizes.layers}
+        self._versions = dict.fromkeys(sizes.layers, 0)
+        self._placed: Sequence[int] | None = None
+
+    def take_in(self, new: Sequence[Intake], views: Views) -> None:
+        self.table.take_in(new)
+        for number in views.layers:
+            change, layer = self.table.since(self._versions[number]), self.layers[number]
+            for slot, first in () if change is None else zip(change.rows, change.first.tolist(), strict=True):
+                chunks, kv = int(self.table.counts[slot]), views.of((slot,))[number]
+                edges = self.table.edges[slot, : chunks + 1]
+                layer.held[slot] = layer.planted(slot, kv, edges, first, self.text) if chunks else None
+            self._versions[number] = self.table.version
+
+    def place(self, slots: Sequence[int], on_device: Tensor) -> None:
+        self._placed = slots
+
+    def slots_of(self, batch: int) -> Sequence[int]:
+        """Where the rows of a step are."""
+        return range(batch) if self._placed is None else self._placed
+
+    def grow(self, slots: int, longest: int) -> None:
+        more = slots - len(self.table.stops)
+        if more > 0:
+            self.table.grow(slots)
+            for layer in self.layers.values():
+                layer.held += [None] * more
+
+    def clear(self, slot: int) -> None:
+        self.table.clear(slot)
+        for layer in self.layers.values():
+            layer.held[slot] = None
+
+    def permute(self, rows: Tensor) -> None:
+        self.table.permute(rows)
+        for layer in self.layers.values():
+            layer.held[:] = [layer.held[row] for row in rows.tolist()]
+
+    def warm_up(self, views: Views) -> None:
+        """Nothing is compiled."""
+
+    @property
+    def nbytes(self) -> int:
+        held = (one for layer in self.layers.values() for one in layer.held if one is not None)
+        total: int = self.table.nbytes + sum(one.nbytes for one in held)
+        return total
+
+
+class ChunkedLayer(LayerIndex, ABC, Generic[Held]):
+    """One layer: what is `held` for each slot, None where there are no chunks."""
+
+    def __init__(self, owner: ChunkedIndex, settings: Any, held: list[Held | None]) -> None:
+        self.owner, self.settings, self.held = owner, settings, held
+
+    @abstractmethod
+    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> Held:
+        """From the chunks between `edges` `[C + 1]` of the only row, those before `first` as they were."""
+
+    @abstractmethod
+    def narrowed(self, held: Held, start: int, stop: int) -> Held:
+        """Of KV heads `start..stop`."""
+
+    def heads(self, start: int, stop: int) -> ChunkedLayer[Held]:
+        some = [None if one is None else self.narrowed(one, start, stop) for one in self.held]
+        return type(self)(self.owner, self.settings, some)

@@ -1,0 +1,103 @@
+"""What was fed to a model, slot by slot of its cache: token ids and their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .feed import ABSENT, UNKNOWN, TokenFeed
+
+_GROWTH = 256
+
+
+class TokenHistory(TokenFeed):
+    """Token ids and position ids beside one cache, by slot; unknown where a model was fed embeddings.
+
+    Attributes:
+        length: slots of which this knows that they are filled.
+        prompt: slots below it were fed as prompt, or in calls before one.
+    """
+
+    def __init__(self, levels: Sequence[int] | None = None) -> None:
+        super().__init__(levels)
+        self.length = self.prompt = 0
+        self._fed: Tensor | None = None
+
+    def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> bool:
+        """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes.
+
+        Returns whether some of those slots were filled unseen.
+        """
+        stop = past + queries
+        fed = self._room(batch, stop, ids if ids is not None else positions)
+        unseen = self.length < past
+        fed[:, :, self.length : past] = UNKNOWN
+        for row, given in enumerate((ids, positions)):
+            fed[row, :, past:stop] = UNKNOWN if given is None else given
+        self.length = stop
+        return unseen
+
+    def forget(self, slots: int) -> None:
+        """What was fed from slot `slots` on was taken back; others may come there unseen."""
+        self.length = min(self.length, slots)
+
+    def settle(self, slots: int) -> None:
+        """The cache ends at slot `slots`; of what was fed behind it, some may be settled later."""
+        self.length = slots
+
+    def ids(self, start: int, stop: int) -> Tensor | None:
+        """Token ids int64 `[B, stop - start]`; None if one of them is unknown."""
+        return self._slice(0, start, stop)
+
+    def fed(self, start: int, stop: int) -> Tensor:
+        """As `ids`, of slots whose ids are known to be known: nothing waits for the device."""
+        assert self._fed is not None and stop <= self.length, "they were recorded"
+        return self._fed[0, :, start:stop]
+
+    def positions(self, start: int, stop: int) -> Tensor | None:
+        """Position ids int64 `[B, stop - start]`; None if one of them is unknown."""
+        return self._slice(1, start, stop)
+
+    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
+        if self._fed is None:
+            return torch.full_like(slots, UNKNOWN)
+        ids = self._fed[0].to(slots.device)[rows[:, None], slots.clamp(max=self._fed.shape[2] - 1)]
+        return torch.where(slots < self.length, ids, ABSENT)
+
+    def hold(self, row: int, source: Any, stop: int) -> None:
+        """Nothing to fetch: all was recorded."""
+
+    def continued(self, levels: Sequence[int] | None) -> TokenHistory:
+        """The same feed for another run on the same cache, which may know other levels."""
+        other = TokenHistory(levels)
+        other.prompt, other.length = self.prompt, self.length
+        other._fed = None if self._fed is None else self._fed.clone()
+        return other
+
+    def permute(self, rows: Tensor) -> None:
+        """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
+        if self._fed is not None:
+            self._fed = self._fed.index_select(1, rows.to(self._fed.device))
+
+    def _slice(self, row: int, start: int, stop: int) -> Tensor | None:
+        if self._fed is None or not 0 <= start <= stop <= self.length:
+            return None
+        part = self._fed[row, :, start:stop]
+        return None if bool((part == UNKNOWN).any()) else part.clone()
+
+    def _room(self, batch: int, slots: int, like: Tensor | None) -> Tensor:
+        """The buffer `[2, B, capacity]`; a cache whose batch has changed unasked is another one."""
+        held = self._fed
+        if held is None or held.shape[1] != batch:
+            device = None if like is None else like.device
+            held = torch.empty((2, batch, 0), dtype=torch.int64, device=device)
+            self.length = 0
+        if held.shape[2] < slots:
+            wider = held.new_full((2, batch, slots + max(_GROWTH, slots // 8)), UNKNOWN)
+            wider[:, :, : self.length] = held[:, :, : self.length]
+            held = wider
+        self._fed = held
+        return held

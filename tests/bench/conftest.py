@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from commands import fails, invoke
+
+__all__ = ["fails", "invoke"]
