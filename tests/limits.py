@@ -9,7 +9,7 @@ LIMITS = {
     "rows of the import table beside adapters.vllm": 19,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    "lines of Python in src": 30_831,
+    "lines of Python in src": 30_827,
     "of them measuring": 9_735,
     "lines of C in src": 3_665,
     "longest file outside kernels": 400,

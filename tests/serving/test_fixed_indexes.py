@@ -216,7 +216,9 @@ def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(index_module, "plant", spied)
     for _ in range(2):
         lengths = torch.tensor([world.lengths[3]], dtype=torch.int32)
-        fixed.slots.warm_up(Batch([world.lengths[3]], [1], [False], [0], [], False), torch.tensor([[3]]), lengths)
+        fixed.slots.warm_up(
+            Batch([world.lengths[3]], [1], [False], [0], [fixed.made(3)], False), torch.tensor([[3]]), lengths
+        )
     assert len(planted) == 1
     assert not planted[0].any()
     assert not fixed.index.tree.unit_tokens.any()

@@ -43,7 +43,7 @@ class Groups:
         cls, settings: ClusterSettings, slots: Tensor, first: Tensor, edges: Tensor, counts: Tensor, heads: int
     ) -> Groups:
         """As told by `slots`, `first` and `edges`; `counts`, int64 `[n]`, are all chunks of the rows."""
-        size, clusters = settings.group_size, settings.clusters
+        size, clusters = settings.replant, settings.clusters
         group = first[:, None] + torch.arange((edges.shape[1] - 1) // size, device=edges.device)
         chunks = (counts[:, None] - group * size).clamp(0, size)
         present = (chunks + settings.cluster_size - 1) // settings.cluster_size
@@ -79,7 +79,7 @@ class Groups:
 
         `layers`: the tree has the table's rows so many times, one layer after the other, and all are touched alike.
         """
-        size = settings.group_size
+        size = settings.replant
         slots = torch.tensor(change.rows, device="cpu").to(table.edges.device, non_blocking=True)
         first, number = change.first // size, (change.most + size - 1) // size + 1
         if slots.is_cpu:

@@ -110,7 +110,7 @@ class ClusterIndex:
 
     def _parts(self, change: Change) -> Iterator[Change]:
         """A change in pieces whose groups in one layer are not too many at once."""
-        size, heads = self.settings.group_size, self.tree.radii.shape[1]
+        size, heads = self.settings.replant, self.tree.radii.shape[1]
         groups = min(-(-change.most // size) + 1, groups_of(self.tree, self.settings))
         return change.parts(max(TOGETHER // (groups * heads), 1))
 
@@ -126,7 +126,7 @@ class ClusterIndex:
             groups = self._touched(change, len(some), known)
             keys = chunk_keys_of_layers(some, one.edges, longest=settings.chunk_max, pooling=settings.pooling)
             dtype = self.tree.centroids.dtype
-            planted = plant(keys.view(-1, settings.group_size, keys.shape[-1]), groups, settings, dtype)
+            planted = plant(keys.view(-1, settings.replant, keys.shape[-1]), groups, settings, dtype)
             write(part_of(self.tree, (first + start) * slots, len(some) * slots), settings, planted, groups)
 
     def _touched(self, change: Change, layers: int, known: int) -> Groups:

@@ -69,19 +69,14 @@ class ClusterSettings:
     def cuts(self) -> Cuts:
         return Cuts(self.sinks, self.chunk_min, self.chunk_max)
 
-    @property
-    def group_size(self) -> int:
-        """Chunks of a group."""
-        return self.replant
-
     def groups(self, length: int) -> int:
         """Room for the groups of a row of `length` tokens."""
-        return self.cuts.most(length) // self.group_size + 1
+        return self.cuts.most(length) // self.replant + 1
 
     @property
     def clusters(self) -> int:
         """Clusters of a group."""
-        return -(-self.group_size // self.cluster_size)
+        return -(-self.replant // self.cluster_size)
 
     def stop(self, length: int, clean: int) -> int:
         """How much of the first `clean` tokens of a row of `length` is looked at: whole buffers."""

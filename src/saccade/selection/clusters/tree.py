@@ -49,7 +49,7 @@ def empty_tree(
 
 def groups_of(tree: ClusterTree, settings: ClusterSettings) -> int:
     """How many groups of a row there is room for."""
-    return tree.members.shape[2] // settings.group_size
+    return tree.members.shape[2] // settings.replant
 
 
 def part_of(tree: ClusterTree, start: int, slots: int) -> ClusterTree:
@@ -108,7 +108,7 @@ def _put(target: Tensor, values: Tensor, groups: Groups, places: int) -> None:
 def _sizes(settings: ClusterSettings) -> dict[str, int]:
     """Units, clusters and chunks of a group."""
     clusters = settings.clusters
-    return {"units": settings.units(clusters), "clusters": clusters, "chunks": settings.group_size}
+    return {"units": settings.units(clusters), "clusters": clusters, "chunks": settings.replant}
 
 
 def _places(name: str, settings: ClusterSettings) -> int:

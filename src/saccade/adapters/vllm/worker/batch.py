@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ class Batch:
         places: where the row is among the worker's requests.
         requests: what is known of each.
         announced: whether the batch is of requests; else it is a warm-up, or metadata for a capture.
+        decoding: which rows decode under the policy, whatever their length: one token behind the prompt, not opted out.
     """
 
     lengths: list[int]
@@ -34,6 +35,12 @@ class Batch:
     places: list[int]
     requests: Sequence[RequestRow]
     announced: bool
+    decoding: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = zip(self.queries, self.prefilling, self.requests, strict=True)
+        decoding = [queries == 1 and not prefilling and request.sparse for queries, prefilling, request in rows]
+        object.__setattr__(self, "decoding", decoding)
 
     @classmethod
     def of(cls, common: Any, known: RequestRows | None) -> Batch:
@@ -60,12 +67,6 @@ class Batch:
             )
         )
         return cls(lengths, queries, prefilling, places, requests, announced)
-
-    @property
-    def decoding(self) -> list[bool]:
-        """Which rows decode under the policy, whatever their length: one token behind the prompt, not opted out."""
-        rows = zip(self.queries, self.prefilling, self.requests, strict=True)
-        return [queries == 1 and not prefilling and request.sparse for queries, prefilling, request in rows]
 
     def rows(self, chosen: list[int], table: Tensor, lengths: Tensor, *, longest: int | None = None) -> Rows:
         """Some rows, whose blocks and lengths are given.
