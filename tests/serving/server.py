@@ -93,6 +93,8 @@ def running(folder: Path, *arguments: str) -> Iterator[Running]:
     # oneDNN keeps a matrix product's code for every number of tokens that a step has had, 1024 of them, 20 MiB in each
     # round of load; stock vLLM grows by as much. Its growth would hide ours.
     environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16"
+    # Memory of a block that was freed goes back at once: else a leak fills what a busy moment has left in the heap.
+    environment["MALLOC_MMAP_THRESHOLD_"] = environment["MALLOC_TRIM_THRESHOLD_"] = str(2**16)
     command = [sys.executable, "-m", "saccade", "serve", "--port", str(port), *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(
