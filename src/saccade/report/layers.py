@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from rich.table import Table
 
-from ..calibrate.layers import name
+from ..calibrate.reselecting import name
 from ..files import replace_text
 from .drawing import as_svg, canvas, headline, heat_map, number_places
 from .labels import full_layers
@@ -33,11 +32,11 @@ _POINTS = 72
 
 
 def layer_table(results: Mapping[str, Any]) -> Table:
-    """Right answers of every candidate and budget, beside the means and the cheap guesses; the verdict below."""
+    """Right answers of every candidate and budget, beside the means; the verdict below."""
     dense, chosen = results["dense"], tuple(results["chosen"])
     asked_of = f"{about(results)}, {asked(results, dense['n'], dense['correct'])}"
     counts = [f"right\nof {dense['n']:,}\nat {budget:,}" for budget in results["budgets"]]
-    columns = ("layer", *counts, RECALL, "gold\nmass", "predicted\nrecall", "")
+    columns = ("layer", *counts, RECALL, "")
     title = f"layers that select again under {results['policy']}: {asked_of}"
     table = new_table(title, columns, ("layer", ""), _verdict(results))
     size = 1
@@ -45,10 +44,7 @@ def layer_table(results: Mapping[str, Any]) -> Table:
         if len(candidate) > size:
             table.add_section()
         size = max(size, len(candidate))
-        predicted = results["predicted_recall"].get(name(candidate))
-        gold = results["gold_mass"][candidate[0]] if results["gold_mass"] and len(candidate) == 1 else None
-        means = (mean_recall(rows), gold, predicted and fmean(predicted))
-        cells = (*(f"{row['correct']:,}" for row in rows), *(number(mean, "{:.3f}") for mean in means))
+        cells = (*(f"{row['correct']:,}" for row in rows), number(mean_recall(rows), "{:.3f}"))
         taken = candidate == chosen
         table.add_row(name(candidate), *cells, "chosen" if taken else "", style="bold" if taken else None)
     return table
@@ -60,26 +56,13 @@ def _verdict(results: Mapping[str, Any]) -> list[str]:
     for step in results["further_layers"]:
         taken = "taken" if step["taken"] else "not taken: 0.05 or more"
         lines.append(f"further layer: {name(step['from'])} -> {name(step['to'])}, p = {step['p']:.3g}, {taken}")
-    if results["rank_correlation"]:
-        lines.append("rank correlation over single layers, of what one dense pass says with what was measured:")
-    for proxy, found in results["rank_correlation"].items():
-        lines.append(
-            f"  {proxy.replace('_', ' ')}: {number(found['with_accuracy'], '{:+.2f}')} with right answers, "
-            f"{number(found['with_recall'], '{:+.2f}')} with recall; its best layer is {found['its_best']}"
-        )
-    if results["gold_mass"] is None:
-        lines.append("no gold mass: no answer stands in its text")
     return lines
 
 
 def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw the search into the results folder; returns the picture's path.
-
-    Measured heat maps, layer by budget, and beside them what one dense pass says of the same layers.
-    """
+    """Draw the search into the results folder, heat maps, layer by budget; returns the picture's path."""
     budgets, dense, outcomes = results["budgets"], results["dense"], _outcomes(results)
     layers = full_layers(results.get("environment", {}), len(dense["recall_per_layer"]))
-    heads = results["gold_mass_per_head"]
     # No layer, every layer with full attention whether tried or not, and the best of each further round.
     shown = [(), *((layer,) for layer in layers), *(tuple(step["to"]) for step in results["further_layers"])]
     unknown = [numpy.nan] * len(budgets)
@@ -88,27 +71,17 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
         for what in ("accuracy", "recall")
     )
     counts = [[str(row["correct"]) for row in outcomes.get(one, ())] for one in shown]
-    predicted = numpy.array([results["predicted_recall"].get(name(one)) or unknown for one in shown])
-    widths = [max(0.55 * len(budgets), 1.3)] * 3 + ([] if heads is None else [min(max(0.12 * len(heads[0]), 1.6), 3.2)])
+    widths = [max(0.55 * len(budgets), 1.3)] * 2
     height = min(_ROW * len(shown), _TALLEST)
     with canvas(sum(widths) + 0.3 * len(widths) + 1.4, max(height, 1.2) + 1.3) as figure:
-        # Right answers, recall, predicted recall, gold mass if any answer has a place.
         panels = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
         points = _POINTS * height / len(shown)
         _shares(panels[0], f"right of {dense['n']:,}\n(dense: {dense['correct']:,})", right, "Blues", points, counts)
         _shares(panels[1], RECALL, recall, "Greens", points, _written(recall))
-        _shares(panels[2], "predicted\nrecall", predicted, "Greens", points, _written(predicted))
-        for axes in panels[:3]:
+        for axes in panels:
             slanted = {"rotation": 45} if len(budgets) > 3 else {}
             number_places(axes, budgets, **slanted)
             axes.set_xlabel("budget")
-        if heads is not None:
-            mass = numpy.full((len(shown), len(heads[0])), numpy.nan)
-            mass[1 : 1 + len(layers)] = [heads[layer] for layer in layers]
-            image = _shares(panels[3], "attention on the answer\n(gold mass)", mass, "Oranges", points)
-            panels[3].set_xlabel("query head")
-            panels[3].xaxis.get_major_locator().set_params(integer=True)
-            figure.colorbar(image, ax=panels[3], fraction=0.08, aspect=30, shrink=min(1.0, 3 / height))
         chosen = shown.index(tuple(results["chosen"]))
         frame: dict[str, Any] = {"fill": False, "edgecolor": FACT, "linewidth": 1.8, "clip_on": False, "zorder": 5}
         for axes in panels:
@@ -119,11 +92,9 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
     return folder / PICTURE
 
 
-def _shares(
-    axes: Axes, title: str, values: Values, colors: str, points: float, texts: Sequence[Sequence[str]] = ()
-) -> Any:
+def _shares(axes: Axes, title: str, values: Values, colors: str, points: float, texts: Sequence[Sequence[str]]) -> None:
     """Shares as colours, grey where there are none; `points` is the height of a row."""
-    image = heat_map(axes, values, matplotlib.colormaps[colors].with_extremes(bad=GRID), vmin=0, vmax=1)
+    heat_map(axes, values, matplotlib.colormaps[colors].with_extremes(bad=GRID), vmin=0, vmax=1)
     axes.set_title(title)
     axes.tick_params(length=0)
     size = min(0.62 * points, 8)
@@ -132,7 +103,6 @@ def _shares(
             color = "white" if values[line, column] > 0.6 else INK
             if text and size >= 4:
                 axes.text(column, line, text, ha="center", va="center", fontsize=size, color=color)
-    return image
 
 
 def _layer_ticks(axes: Axes, names: Sequence[str], chosen: int, points: float) -> None:

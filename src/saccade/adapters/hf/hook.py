@@ -24,6 +24,7 @@ from .effect import require_all, require_known
 from .found import Found
 from .rectify import Rectifier
 from .session import AtHand, Latest, Session, lasting
+from .shared import SharedIndexes, SharedRows
 from .support import COMPILED, NO_CACHE
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -78,6 +79,9 @@ class ForwardHook:
         held, caller = kwargs.get(self.kept), self.callers.calling()
         if caller.starts is not None:
             self._begin_fixed(held, caller.starts, batch, queries)
+            return args, kwargs
+        if isinstance(held, SharedRows):
+            self._begin_shared(held)
             return args, kwargs
         if held is None:
             if not self._uses_cache(module, kwargs) or self.own_cache:
@@ -166,6 +170,16 @@ class ForwardHook:
                 f"this call has {batch} x {queries} tokens; {promised} for each of {starts.shape[0]} rows was promised"
             )
         self._enter(session).begin_fixed(*cache.advance(held, starts, again=queries - 1))
+
+    def _begin_shared(self, held: SharedRows) -> None:
+        """Prepare a step of rows that share a text, on a session of its own: nothing of it is kept."""
+        if self.rectifier is not None:
+            raise UnsupportedModelError("rows that share a text decode one clean step: leave rectify out of the policy")
+        session = self._new_session()
+        with lasting():
+            session.state.indexes = SharedIndexes(self.plan, held, session.state.history)
+        session.paged = True
+        self._enter(session).begin_shared(held.rows)
 
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""
