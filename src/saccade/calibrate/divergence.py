@@ -47,6 +47,11 @@ class Divergence:
         return sum(text[kind]["keys"] for text in self.texts for kind in KINDS)
 
     @property
+    def kept(self) -> float:
+        """Share of key tokens whose likeliest token is dense attention's, of the kind that keeps fewest."""
+        return min((share for share in self.mean("equal", key=True).values() if share is not None), default=0.0)
+
+    @property
     def sums(self) -> Sums:
         """Of key tokens, `[texts, 4]`: divergence and number of natural text, then of repeated."""
         return numpy.array([[text[kind][what] for kind in KINDS for what in ("key_kl", "keys")] for text in self.texts])

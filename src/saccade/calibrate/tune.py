@@ -19,7 +19,7 @@ from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
-from .layers import LayerSearch, LayerSettings
+from .layers import SHORTEST, TIMES, LayerSearch, LayerSettings
 from .problems import NeedleProblems, Problems, needles_in
 from .promise import (
     ALPHA,
@@ -49,7 +49,6 @@ Ladders = Mapping[str, Mapping[str, float]]
 """Bytes per token of every family's specs, most expensive first."""
 
 RESULTS, SEARCH = "tune.json", "layers"
-SEARCHED_QUESTIONS = 96
 PARTS = 16, 4, 1
 """After which parts of the texts candidates are left out that can no longer pass."""
 
@@ -119,7 +118,7 @@ class Tuning:
         target = Target.check(settings.common)
         known = target.earlier(target.subject.shape)
         # A file has one set of texts: what chose a layer must not judge it.
-        searches = not settings.policies and known.reselect is None and not target.from_file
+        searches = not settings.policies and known.reselect is None and settings.common.context >= SHORTEST
         most = len(families(known, settings.policies)) + 3 * searches
         named = () if settings.budgets is None else parse_budgets(settings.budgets)
         target, problems, screening = _texts(target, quality, most, full=settings.full)
@@ -128,9 +127,9 @@ class Tuning:
         search = None
         if searches:
             folder = common.output_dir / SEARCH
-            questions = min(SEARCHED_QUESTIONS, common.questions)
-            other = replace(common, output_dir=folder, recipe=None, questions=questions)
-            search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
+            other = replace(common, output_dir=folder, recipe=None, task="")
+            fitting = [budget for budget in budgets if TIMES * budget <= common.context] or [min(budgets)]
+            search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, fitting)), 1))
         tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, screening, known, search, most)
         for family in families(known, settings.policies):
             for policy in rungs(family, tuning.budgets, common.context):

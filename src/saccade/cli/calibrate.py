@@ -35,7 +35,8 @@ def layers(
     ] = "tidal",
     most: Annotated[int, count("Most layers to choose; a further one is taken if it is better.", maximum=8)] = 1,
     task: Annotated[
-        str | None, words("NAME_OR_FILE", "Choose by questions instead: kv, listing, records, passkey, or a file.")
+        str | None,
+        words("NAME_OR_FILE", "Ask questions too, and choose by them: kv, listing, records, passkey, or a file."),
     ] = None,
     questions: options.Questions = 144,
     output_dir: options.OutputDir = Path("results/layers"),
@@ -49,7 +50,7 @@ def layers(
 
     The probe reads texts densely and tells the model their last tokens under each candidate: the layer stays whose
     steps are nearest to dense attention's on tokens that need a long context, in the text as it is and in a passage
-    that is repeated. No question is asked, unless --task is given.
+    that is repeated. With --task questions are asked under each, too, and the one with most right answers stays.
 
     Examples:
 
@@ -58,19 +59,14 @@ def layers(
       saccade calibrate layers --model ./Qwen3-8B --texts ./documents --context 16384 --budgets 1024
     """
     from ..calibrate.layers import LayerSearch, LayerSettings
-    from ..calibrate.probing import ProbeSearch, ProbeSettings
     from ..calibrate.target import TargetSettings
     from ..report.layers import layer_report, layer_table
-    from ..report.probe import probe_report, probe_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = TargetSettings(model, task or "", context, questions, output_dir, recipe, device, dtype, seed, threads)
-    if task:
-        run_and_show(LayerSearch.check(LayerSettings(shared, policy, budgets, most)), layer_table, layer_report)
-    else:
-        settings = ProbeSettings(shared, policy, budgets, most, texts, passages)
-        run_and_show(ProbeSearch.check(settings), probe_table, probe_report)
+    settings = LayerSettings(shared, policy, budgets, most, texts, passages)
+    run_and_show(LayerSearch.check(settings), layer_table, layer_report)
 
 
 @calibrate.command(cls=NeedsEval)

@@ -24,7 +24,7 @@ from .effect import require_all, require_known
 from .found import Found
 from .rectify import Rectifier
 from .session import AtHand, Latest, Session, lasting
-from .shared import SharedIndexes, SharedRows
+from .shared import SharedRows
 from .support import COMPILED, NO_CACHE
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -177,7 +177,7 @@ class ForwardHook:
             raise UnsupportedModelError("rows that share a text decode one clean step: leave rectify out of the policy")
         session = self._new_session()
         with lasting():
-            session.state.indexes = SharedIndexes(self.plan, held, session.state.history)
+            session.record(0, held.fed.shape[1], held.fed.shape[0], held.fed, None)
         session.paged = True
         self._enter(session).begin_shared(held.rows)
 

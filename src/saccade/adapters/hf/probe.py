@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import lcm
 from typing import Any, Literal
 
 import torch
@@ -24,7 +23,7 @@ from ...methods.policy import Policy
 from .cache import tell
 from .run import Run
 from .session import lasting
-from .shared import PAGE, SharedRows, SharedText
+from .shared import SharedRows, SharedText
 from .support import cached, empty_cache
 
 logger = logging.getLogger("saccade")
@@ -54,7 +53,7 @@ class Passage:
     @property
     def shortest(self) -> int:
         """What it must have: a passage in its middle is neither told nor in the short context."""
-        return self.start + 2 * (SHORT + TOLD)
+        return self.start + 2 * SHORT + 3 * TOLD + 1
 
     @property
     def common(self) -> tuple[int, ...]:
@@ -96,7 +95,6 @@ class Probe:
     Args:
         model: not attached, in eval mode.
         passage: at least as long as its `shortest`.
-        pages: selection pages of the policies that will be tried.
         keys_alone: only key tokens are told, which costs less.
         held: a stock dynamic cache for one row that holds `passage.common`; None: it is read.
 
@@ -111,7 +109,6 @@ class Probe:
         model: Any,
         passage: Passage,
         *,
-        pages: Sequence[int] = (),
         keys_alone: bool = False,
         held: Any = None,
         kinds: Sequence[Kind] = KINDS,
@@ -119,9 +116,7 @@ class Probe:
         self._model, self._passage, self.kinds = model, passage, tuple(kinds)
         shape = shape_of(model.config)
         self._held = self._read() if held is None else held
-        text = (
-            None if shape.kinds or shape.sources else SharedText(model, self._held, passage.common, lcm(PAGE, *pages))
-        )
+        text = None if shape.kinds or shape.sources else SharedText(model, self._held, passage.common)
         with torch.no_grad():
             self.key = {kind: self._needs_long(text, kind) for kind in self.kinds}
         chosen = [key.nonzero()[:, 0].tolist() if keys_alone else [*range(TOLD)] for key in self.key.values()]

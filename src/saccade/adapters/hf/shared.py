@@ -11,18 +11,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ...decode.slots import Arrival, Slots
-from ...errors import UnsupportedModelError
-from ...plans.plan import Plan
-from ...selection.index import Index, NewTokens
-from ...selection.scorers.page_bounds import PageBounds
-from ...text.history import TokenHistory
-from ...types import KVView, Rows
+from ...types import Rows
 from .session import lasting
 from .support import cached
 
 PAGE = 16
-"""Tokens of a storage page, or the next multiple of a selection page: of its last page a row has a copy."""
+"""Tokens of a storage page; of its last one a row has a copy."""
 
 
 class SharedLayer(DynamicLayer):
@@ -65,7 +59,6 @@ class SharedRows(Cache):
         self.own = rows.page_table.gather(1, (last // page)[:, None])[:, 0].long()
         self.places = last % page
         super().__init__(layers=[SharedLayer(keys, values, self) for keys, values in layers])
-        self._bounds: dict[tuple[int, int], PageBounds] = {}
 
     @property
     def ids(self) -> Tensor:
@@ -76,24 +69,6 @@ class SharedRows(Cache):
     def positions(self) -> Tensor:
         """Of those tokens, int64 `[B, 1]`."""
         return (self.rows.seq_lens - 1).long()[:, None]
-
-    def view(self, layer: int) -> KVView:
-        """A layer's cache as all rows see it."""
-        keys, values = self._pool[layer]
-        return KVView(keys.transpose(1, 2), values.transpose(1, 2), self.rows)
-
-    def bounds(self, layer: int, page: int) -> PageBounds:
-        """Bounds of a layer's pages of `page` tokens; of the text's they are kept, for whatever is fed."""
-        kv, known = self.view(layer), self._bounds.get((layer, page))
-        if known is None:
-            shape = kv.k.shape[0], kv.kv_heads, kv.page // page, kv.head_dim
-            lower, upper = kv.k.new_empty(shape), kv.k.new_empty(shape)
-            known = self._bounds[layer, page] = PageBounds(lower, upper, page, self.rows.page_table)
-            text = kv.picked([0])
-            known_of_text = replace(known, table=text.rows.page_table)
-            known_of_text.update(text, NewTokens(text.rows, text.rows.max_len))
-        known.update(kv, NewTokens(self.rows, self.rows.max_len - self.common))
-        return known
 
     def part(self, first: int, last: int) -> SharedRows:
         """Some of the rows, on the same pages."""
@@ -111,69 +86,6 @@ class SharedRows(Cache):
         return SharedRows(self._pool, self.fed[first:last], some, self.common)
 
 
-class SharedIndexes:
-    """Indexes of such rows: bounds of the text's pages are kept for all steps, an index of its own is made for one.
-
-    Args:
-        plan: whose selector they serve.
-        cache: whose rows search.
-        text: what the rows are fed, of whoever reads text.
-
-    Raises:
-        UnsupportedModelError: the plan's selector keeps something else beside a cache.
-    """
-
-    build_seconds = 0.0
-
-    def __init__(self, plan: Plan, cache: SharedRows, text: TokenHistory) -> None:
-        self._plan, self._cache, self._seen = plan, cache, dict[int, Index]()
-        self._slots = self._taken_in(text) if plan.owns_index else None
-
-    def begin(self, past: int, clean: int) -> None:
-        self._seen.clear()
-
-    def of(self, layer: int, kv: KVView) -> Index | None:
-        layer = self._plan.sources.get(layer, layer)
-        if layer not in self._plan.refreshing or self._plan.selector is None:
-            return None
-        if self._slots is not None:
-            return self._slots.of(layer, kv)
-        if layer not in self._seen:
-            page = self._plan.bounds_page
-            if page is not None:
-                self._seen[layer] = self._cache.bounds(layer, page)
-            elif self._plan.selector.new_index(kv) is not None:
-                raise UnsupportedModelError("steps that share a text know page bounds and indexes in slots, no others")
-        return self._seen.get(layer)
-
-    def permute(self, rows: Tensor) -> None:
-        raise UnsupportedModelError("rows that share a text stay in order")
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self._slots is None else self._slots.nbytes
-
-    def _taken_in(self, text: TokenHistory) -> Slots:
-        """An index in slots, a row in each: what is the same for all is taken in once."""
-        cache, common = self._cache, self._cache.common
-        layers = sorted(self._plan.refreshing)
-
-        def seen(rows: Sequence[int]) -> dict[int, KVView]:
-            return {layer: cache.view(layer).picked([*rows]) for layer in layers}
-
-        at = torch.arange(cache.fed.shape[1], device=cache.fed.device)[None]
-        slots, batch = Slots(self._plan, text, slots=1), cache.rows.batch
-        text.record(0, common, 1, cache.fed[:1, :common], at[:, :common])
-        slots.follow([Arrival(0, common, common + 1, 0, common)], seen)
-        everyone = torch.zeros(batch, dtype=torch.int64, device=cache.fed.device)
-        text.permute(everyone)
-        slots.permute(everyone)
-        text.record(common, cache.fed.shape[1] - common, batch, cache.fed[:, common:], at[:, common:])
-        lengths = [length for _, length in cache.rows.bounds or ()]
-        slots.follow([Arrival(row, n - 1, n, common, n - 1) for row, n in enumerate(lengths)], seen)
-        return slots
-
-
 class SharedText:
     """A text that a stock cache holds for one row, densely read, and what may follow it.
 
@@ -181,11 +93,10 @@ class SharedText:
         model: not attached.
         cache: dynamic; it is as it was after each call.
         tokens: of the text.
-        page: tokens of a storage page; a multiple of every selection page.
     """
 
-    def __init__(self, model: Any, cache: Any, tokens: Sequence[int], page: int = PAGE) -> None:
-        self._model, self._cache, self._page = model, cache, page
+    def __init__(self, model: Any, cache: Any, tokens: Sequence[int]) -> None:
+        self._model, self._cache = model, cache
         self._tokens, self._followed = tuple(tokens), list[tuple[int, ...]]()
         self._tails: list[list[tuple[Tensor, Tensor]]] = []
 
@@ -196,7 +107,7 @@ class SharedText:
         at = torch.arange(common, common + count, device=device)[None]
         inputs = {"position_ids": at, **cached(self._model, self._cache)}
         logits: Tensor = self._model(torch.tensor([tokens], device=device), **inputs).logits[0]
-        first = common - common % self._page
+        first = common - common % PAGE
         tail = [(layer.keys[0, :, first:], layer.values[0, :, first:]) for layer in self._cache.layers]
         self._tails.append([(self._paged(keys), self._paged(values)) for keys, values in tail])
         self._followed.append(tuple(tokens))
@@ -207,7 +118,7 @@ class SharedText:
     @lasting()
     def rows(self, at: Sequence[Sequence[int]]) -> SharedRows:
         """Steps that decode some tokens of each that followed, by their numbers in it, ascending."""
-        common, page, device = len(self._tokens), self._page, self._model.device
+        common, page, device = len(self._tokens), PAGE, self._model.device
         whole, first = common // page, common - common % page
         counts = [tails[0][0].shape[0] for tails in self._tails]
         starts = [whole + sum(counts[:number]) for number in range(len(counts))]
@@ -236,5 +147,5 @@ class SharedText:
     def _paged(self, held: Tensor) -> Tensor:
         """Keys or values `[Hkv, n, d]` as pages `[n / page, Hkv, page, d]`, the last one filled up with zeros."""
         heads, count, width = held.shape
-        filled = pad(held, (0, 0, 0, -count % self._page))
-        return filled.view(heads, -1, self._page, width).transpose(0, 1).contiguous()
+        filled = pad(held, (0, 0, 0, -count % PAGE))
+        return filled.view(heads, -1, PAGE, width).transpose(0, 1).contiguous()
