@@ -32,7 +32,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of claims", 447, 45),
     ("lines of Python in src", 45, 46),
     ("lines of tests", 80, 46),
-    ("words by hand, the log left out", 57, 46),
+    ("words by hand, the log left out", 58, 46),
 )
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"
