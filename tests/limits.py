@@ -30,6 +30,9 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("cases of make test and make walk", 120, 44),
     ("words by hand, the log left out", 600, 44),
     ("lines of claims", 447, 45),
+    ("lines of testbed", 150, 46),
+    ("lines of tests", 120, 46),
+    ("words by hand, the log left out", 40, 46),
 )
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"
