@@ -30,9 +30,11 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("cases of make test and make walk", 120, 44),
     ("words by hand, the log left out", 600, 44),
     ("lines of claims", 447, 45),
-    ("lines of Python in src", 45, 46),
-    ("lines of tests", 80, 46),
-    ("words by hand, the log left out", 58, 46),
+    ("lines of Python in src", 300, 46),
+    ("lines of testbed", 150, 46),
+    ("lines of tests", 600, 46),
+    ("cases of make test and make walk", 60, 46),
+    ("words by hand, the log left out", 400, 46),
 )
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"
