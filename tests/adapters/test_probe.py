@@ -14,6 +14,7 @@ from adapters import tiny
 from adapters.test_layer_kinds import HYBRIDS, hybrid
 from saccade.adapters.hf import probe as probing
 from saccade.adapters.hf.probe import KINDS, Kind, Passage, Probe
+from saccade.adapters.hf.run import attached
 from saccade.adapters.hf.shared import SharedText
 from saccade.errors import UnsupportedModelError
 from saccade.methods.policy import Policy
@@ -155,13 +156,13 @@ def test_what_is_measured(model: Any, kind: Kind, most: int, monkeypatch: pytest
     """However many are told at once; logits are compared in float32, whose error is 1e-6 of numbers near 10."""
     monkeypatch.setattr(probing, "_LOGITS", most * tiny.VOCABULARY)
     wanted = naive(model, POLICY, kind)
-    told = Probe(model, PASSAGE).measure(Policy.from_spec(f"{POLICY},rectify=4"))[kind]
+    told = Probe(model, PASSAGE, attach=attached).measure(Policy.from_spec(f"{POLICY},rectify=4"))[kind]
     assert told.divergence.tolist() == pytest.approx(wanted["divergence"], abs=1e-4)
     assert told.likelihood.tolist() == pytest.approx(wanted["likelihood"], abs=1e-4)
     assert told.equal.tolist() == wanted["equal"]
     assert told.key.tolist() == wanted["key"]
     assert 0 < sum(wanted["key"]) < TOLD and max(wanted["divergence"]) > 0.01, "or nothing is shown"
-    alone = Probe(model, PASSAGE, keys_alone=True).measure(Policy.from_spec(POLICY))[kind]
+    alone = Probe(model, PASSAGE, attach=attached, keys_alone=True).measure(Policy.from_spec(POLICY))[kind]
     assert alone.key.all()
     assert alone.divergence.tolist() == pytest.approx(told.divergence[told.key].tolist(), abs=1e-5)
 
@@ -170,7 +171,7 @@ def test_what_is_measured(model: Any, kind: Kind, most: int, monkeypatch: pytest
 def test_layers_of_other_kinds(name: str) -> None:
     """There steps are separate calls; a covering policy is dense attention, a sparse one is not."""
     model = hybrid(name)
-    probe = Probe(model, PASSAGE, kinds=("natural",))
+    probe = Probe(model, PASSAGE, attach=attached, kinds=("natural",))
     full = probe.measure(Policy.from_spec(f"less_is_more:budget={tiny.LARGE},dense_layers=1,reselect=5"))["natural"]
     assert len(full.divergence) == TOLD and full.divergence.max() < 1e-4 and full.equal.all()
     assert (
@@ -182,7 +183,7 @@ def test_layers_of_other_kinds(name: str) -> None:
 def test_out_of_memory_tells_fewer_at_once(
     model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = Probe(model, PASSAGE).measure(Policy.from_spec(POLICY))
+    wanted = Probe(model, PASSAGE, attach=attached).measure(Policy.from_spec(POLICY))
     stock = Probe._step
 
     def narrow(probe: Probe, rows: Any) -> torch.Tensor:
@@ -191,7 +192,7 @@ def test_out_of_memory_tells_fewer_at_once(
         return stock(probe, rows)
 
     monkeypatch.setattr(Probe, "_step", narrow)
-    found = Probe(model, PASSAGE).measure(Policy.from_spec(POLICY))
+    found = Probe(model, PASSAGE, attach=attached).measure(Policy.from_spec(POLICY))
     assert "6 tokens are told at once" in caplog.text
     for kind in KINDS:
         assert found[kind].divergence.tolist() == pytest.approx(wanted[kind].divergence.tolist(), abs=1e-5)
@@ -199,5 +200,5 @@ def test_out_of_memory_tells_fewer_at_once(
 
 def test_a_text_without_key_tokens(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "KEY", 1e9)
-    told = Probe(model, PASSAGE, keys_alone=True).measure(Policy.from_spec(POLICY))
+    told = Probe(model, PASSAGE, attach=attached, keys_alone=True).measure(Policy.from_spec(POLICY))
     assert [len(one.divergence) for one in told.values()] == [0, 0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters.hf.probe import Passage, Probe
+from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
 from ..methods.policy import Policy
@@ -139,7 +140,7 @@ class LayerSearch:
         specs, places = self.layers.specs(candidates), range(len(self.passages))
         for number, passage in enumerate(self.passages):
             missing = [spec for spec in specs if (number, spec) not in ledger.records]
-            probe = Probe(model, passage, keys_alone=True) if missing else None
+            probe = Probe(model, passage, attach=attached, keys_alone=True) if missing else None
             for spec in missing:
                 assert probe is not None, "something is missing"
                 told = probe.measure(Policy.from_spec(spec), self.target.subject.tokenizer)

@@ -10,6 +10,7 @@ from ..errors import SaccadeError
 from ..eval.entry import parse_budgets
 from ..methods.policy import Policy
 from ..methods.registry import policies
+from ..plans.plan import candidates
 from ..types import ModelShape
 
 Candidate = tuple[int, ...]
@@ -42,10 +43,8 @@ class Reselecting:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """What is tried first: no further layer, then each one above the first selection layer."""
-        # Layers with full attention above the dense ones, as the model counts them.
-        selecting = self.shape.full_layers[int(self.policy.options.model_dump()["dense_layers"]) :]
-        return ((), *((layer,) for layer in selecting[1:]))
+        """What is tried first."""
+        return candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
 
     def wider(self, chosen: Candidate) -> list[Candidate]:
         """Those with one layer more."""

@@ -140,3 +140,8 @@ def refuse_all_dense(shape: ModelShape, dense_layers: int) -> None:
     if dense_layers >= layers:
         valid = f"this model has {layers} layers with full attention, so 0 to {layers - 1} are valid"
         raise PolicyError(f"dense_layers={dense_layers} leaves no layer to select at; {valid}")
+
+
+def candidates(shape: ModelShape, dense_layers: int) -> tuple[tuple[int, ...], ...]:
+    """What may select again: no layer, and each one above the first that selects."""
+    return ((), *((layer,) for layer in shape.full_layers[dense_layers + 1 :]))

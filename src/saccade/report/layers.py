@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 from rich.table import Table
 
-from ..adapters.hf.probe import KINDS
 from ..calibrate.reselecting import name
 from ..files import replace_text
 from .drawing import as_svg, canvas, headline
@@ -19,7 +18,8 @@ from .wording import number
 
 PICTURE = "layers.svg"
 UNIT = "KL(dense ‖ policy) of key tokens, nats"
-_COLORS = {"natural": "#4c78a8", "repeat": "#54a24b"}
+KINDS = {"natural": "#4c78a8", "repeat": "#54a24b"}
+"""Of text, and their colours."""
 
 
 def layer_table(results: Mapping[str, Any]) -> Table:
@@ -60,7 +60,7 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
             places, below = numpy.arange(len(rows)), numpy.zeros(len(rows))
             for kind in KINDS:
                 heights = numpy.array([row["key_kl"][kind] or 0.0 for row in rows])
-                axes.bar(places, heights, bottom=below, color=_COLORS[kind], width=0.7, label=f"{kind} text")
+                axes.bar(places, heights, bottom=below, color=KINDS[kind], width=0.7, label=f"{kind} text")
                 below += heights
             if all(row["interval"] is not None for row in rows):
                 ends = numpy.array([row["interval"] for row in rows]).T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -31,7 +31,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ForwardHook:
     """Finds or installs the session of a call's cache, and tells it which positions of the call are prompt.
 
@@ -45,6 +45,7 @@ class ForwardHook:
         verified: decoding calls are verification's, and no others.
         at_hand: knows the session of the call at hand; the attention modules hold it too.
         latest: knows that of the latest call of any thread.
+        look: looks at a prompt's ids and mask for what the plan lacks; the plan from then on, None to go on looking.
     """
 
     plan: Plan
@@ -59,6 +60,7 @@ class ForwardHook:
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
     latest: Latest = field(default_factory=Latest)
+    look: Callable[[Tensor, Tensor | None], Plan | None] | None = None
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
@@ -83,6 +85,10 @@ class ForwardHook:
         if isinstance(held, SharedRows):
             self._begin_shared(held)
             return args, kwargs
+        if self.look is not None and tokens is not None and queries > 1 and self.at_hand.session is None:
+            look, self.look = self.look, None
+            plan = look(tokens, kwargs.get("attention_mask"))
+            self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
         if held is None:
             if not self._uses_cache(module, kwargs) or self.own_cache:
                 call = Call(0, queries, queries)
@@ -127,7 +133,8 @@ class ForwardHook:
             if output is not None:
                 require_all(self.plan.roles.concerned, session.answered, f"did not call the attention {NAME!r}")
                 require_all(session.keeping, session.stored, "stored no keys in the cache of the call")
-                output = output if self.rectifier is None else self.rectifier.end(session, output)
+                if self.rectifier is not None and not session.paged:
+                    output = self.rectifier.end(session, output)
                 session.put_back = None
             return output
         finally:
@@ -173,10 +180,14 @@ class ForwardHook:
 
     def _begin_shared(self, held: SharedRows) -> None:
         """Prepare a step of rows that share a text, on a session of its own: nothing of it is kept."""
-        if self.rectifier is not None:
+        if held.plan is None and self.rectifier is not None:
             raise UnsupportedModelError("rows that share a text decode one clean step: leave rectify out of the policy")
-        session = self._new_session()
         with lasting():
+            if held.plan is None:
+                session = self._new_session()
+            else:
+                counters, feed = Counters(len(held.plan.roles.layers)), TokenHistory(held.levels)
+                session = Session(DecodeState(held.plan, counters, history=feed), Clean(Phase(None)))
             session.record(0, held.fed.shape[1], held.fed.shape[0], held.fed, None)
         session.paged = True
         self._enter(session).begin_shared(held.rows)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ...checkpoints.shape import shape_of
+from ...checkpoints.text import delimiter_table
 from ...checkpoints.versions import cache_argument
 from ...methods.policy import Policy
 from .cache import tell
-from .run import Run
 from .session import lasting
 from .shared import SharedRows, SharedText
 from .support import cached, empty_cache
@@ -34,6 +34,9 @@ TOLD, SHORT, KEY = 96, 256, 1.0
 Kind = Literal["natural", "repeat"]
 KINDS: tuple[Kind, ...] = ("natural", "repeat")
 """A text as it is; and one that ends with a passage from its middle, word for word."""
+
+Attach = Callable[[Any, Policy, Any], AbstractContextManager[Any]]
+"""Of a model, a policy and a tokenizer; `run.attached`."""
 
 _LOGITS = 2**28
 """Numbers that the logits of a batch may be."""
@@ -93,10 +96,10 @@ class Probe:
     """One text, read densely once, and steps behind it under any policy.
 
     Args:
-        model: not attached, in eval mode.
+        model: in eval mode.
         passage: at least as long as its `shortest`.
         keys_alone: only key tokens are told, which costs less.
-        held: a stock dynamic cache for one row that holds `passage.common`; None: it is read.
+        attach: attaches a policy to the model; None: it is attached, densely.
 
     Attributes:
         key: which told tokens are key tokens, bool `[TOLD]`, by kind.
@@ -110,17 +113,18 @@ class Probe:
         passage: Passage,
         *,
         keys_alone: bool = False,
-        held: Any = None,
+        attach: Attach | None,
         kinds: Sequence[Kind] = KINDS,
     ) -> None:
         self._model, self._passage, self.kinds = model, passage, tuple(kinds)
         shape = shape_of(model.config)
-        self._held = self._read() if held is None else held
+        self._held, self._attach = self._read(), attach
         text = None if shape.kinds or shape.sources else SharedText(model, self._held, passage.common)
         with torch.no_grad():
             self.key = {kind: self._needs_long(text, kind) for kind in self.kinds}
         chosen = [key.nonzero()[:, 0].tolist() if keys_alone else [*range(TOLD)] for key in self.key.values()]
         self._at = dict(zip(self.kinds, chosen, strict=True))
+        self._shares = text is not None
         self._rows = None if text is None or not any(chosen) else text.rows(chosen)
         self._dense: list[Tensor] | None = None
         self._split(max(_LOGITS // model.get_input_embeddings().weight.shape[0], 1))
@@ -155,11 +159,14 @@ class Probe:
 
     def _steps(self, policy: Policy, tokenizer: Any) -> Iterator[Tensor]:
         """Logits `[b, V]` of some rows after the others."""
-        if self._rows is None:
+        if not self._shares:
             yield from self._separate_steps(policy, tokenizer)
             return
-        with attached(self._model, policy, tokenizer):
+        plan = clean(policy).plan(shape_of(self._model.config))
+        levels = delimiter_table(tokenizer) if plan.reads_text and tokenizer is not None else None
+        with nullcontext() if self._attach is None else self._attach(self._model, Policy.from_spec("dense"), None):
             for part in self._parts:
+                part.plan, part.levels = plan, levels
                 yield self._step(part)
 
     def _densely(self) -> list[Tensor]:
@@ -184,6 +191,7 @@ class Probe:
     @torch.no_grad()
     def _separate_steps(self, policy: Policy, tokenizer: Any) -> Iterator[Tensor]:
         """The same, a call for each."""
+        assert self._attach is not None, "layers of other kinds are not probed on a prompt"
         for kind, places in self._at.items():
             held, fed = copy.deepcopy(self._held), self._passage.fed(kind)
             for place, token in enumerate(fed):
@@ -191,7 +199,7 @@ class Probe:
                 if place in places:
                     twin = copy.deepcopy(held)
                     tell(twin, torch.tensor([(*self._passage.common, *fed[:place])], device=self._model.device))
-                    with attached(self._model, policy, tokenizer):
+                    with self._attach(self._model, clean(policy), tokenizer):
                         yield self._model(ids, **cached(self._model, twin)).logits[:, -1]
                 self._model(ids, **cached(self._model, held))
 
@@ -224,11 +232,8 @@ class Probe:
         return torch.gt(long - alone, KEY)
 
 
-@contextmanager
-def attached(model: Any, policy: Policy, tokenizer: Any) -> Iterator[Run]:
-    """A run under a policy without its rectification; what is to be known of it, nobody is told."""
-    shape = shape_of(model.config)
-    options = policy.options.model_copy(update={"rectify": None}) if policy.rectify is not None else policy.options
-    clean = replace(policy, options=options)
-    with Run(model, clean, clean.plan(shape), tokenizer=tokenizer, recall=False, observers=()) as run:
-        yield run
+def clean(policy: Policy) -> Policy:
+    """A policy without its rectification."""
+    if policy.rectify is None:
+        return policy
+    return replace(policy, options=policy.options.model_copy(update={"rectify": None}))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicLayer
 
+from ...plans.plan import Plan
 from ...types import Rows
 from .session import lasting
 from .support import cached
@@ -50,7 +51,13 @@ class SharedRows(Cache):
         fed: what rows are fed up to their own token and behind it, int64 `[B, N]`.
         rows: where their tokens lie, the last in a page of the row's own.
         common: tokens that are the same for all rows.
+
+    Attributes:
+        plan, levels: under which they decode, and delimiter levels where it reads text; None: that of the attached run.
     """
+
+    plan: Plan | None = None
+    levels: Sequence[int] | None = None
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], fed: Tensor, rows: Rows, common: int) -> None:
         self.rows, self.fed, self.common, self._pool = rows, fed, common, layers
