@@ -40,7 +40,7 @@ def test_found_on_the_first_long_prompt(way: str, caplog: pytest.LogCaptureFixtu
     with saccade.sparsify(model, policy) as run:
         assert "no layer is known for this model" in run.notes[0]
         assert said(model, SHORT, **WAYS[way]) == stock
-        with pytest.raises(PolicyError, match="there is no recipe yet"):
+        with pytest.raises(PolicyError, match="there is none yet"):
             run.recipe()
         steps = run.stats().steps
         found = said(model, LONG, **WAYS[way])

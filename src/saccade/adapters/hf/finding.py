@@ -94,7 +94,7 @@ class Finding:
     def recipe(self) -> Recipe:
         """What was found, or a PolicyError before."""
         if self.found is None:
-            raise PolicyError(f"{self.note}; there is no recipe yet")
+            raise PolicyError(f"{self.note}; there is none yet: name one, reselect=LAYER, or calibrate layers")
         layers = tuple(self.found.options.model_dump()["reselect"])
         return Recipe(self.shape, self.found, layers, found={"sparsify": self.about})
 

@@ -107,9 +107,12 @@ class Run:
     def decoding(self) -> Iterator[None]:
         """Inside, every position decodes sparsely, also when several come at once or `generate` reads them.
 
-        In a generator the block ends before each `yield`; a call of the model while it is suspended raises.
+        In a generator the block ends before each `yield`; a call of the model while it is suspended raises. So does a
+        policy whose layer the probe has not found yet.
         """
         self._require_attached()
+        if self._finding is not None:
+            self._finding.recipe()
         with self._hook.callers.holding(decoding=True):
             yield
 
@@ -125,6 +128,8 @@ class Run:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
         """
         self._require_attached()
+        if self._finding is not None:
+            self._finding.recipe()
         self.refuse_capture()
         with self._hook.callers.holding(starts=starts):
             yield
