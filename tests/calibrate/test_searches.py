@@ -56,7 +56,6 @@ def nothing(_: str) -> None:
 
 EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
     ({"context": 4000}, ["--context 4000", str(POSITIONS)]),
-    ({"context": 10}, ["--context 10", "128"]),
     ({"model": "/absent/model"}, ["/absent/model"]),
     ({"device": "abacus"}, ["abacus", "cpu"]),
     ({"dtype": "int3"}, ["int3", "bfloat16"]),
@@ -69,6 +68,7 @@ ASKING: list[tuple[dict[str, Any], list[str]]] = [
     ({"task": "riddles"}, ["riddles", "passkey", "FILE.jsonl"]),
     ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
     ({"context": POSITIONS}, [f"--context {POSITIONS}", str(POSITIONS)]),
+    ({"context": 10}, ["--context 10", "128"]),
 ]
 OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "heads": [
