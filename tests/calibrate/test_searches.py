@@ -100,7 +100,6 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     ],
     "probe": [
         ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
-        ({"policy": "tidal:budget=64"}, ["budget"]),
         ({"context": POSITIONS + 1}, [f"--context {POSITIONS + 1}", str(POSITIONS)]),
         ({"context": 700}, ["--context 700", "704 tokens or more"]),
         ({"budgets": "185"}, ["--context 720", "740 tokens or more"]),
@@ -236,9 +235,8 @@ def test_a_tuned_policy_stays(
     earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores})
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
-    table, report = {
-        "layers": (layer_table, layer_report), "probe": (probe_table, probe_report), "heads": (head_table, head_report)
-    }[command]  # fmt: skip
+    reports = {"layers": (layer_table, layer_report), "probe": (probe_table, probe_report)}
+    table, report = reports.get(command, (head_table, head_report))
     run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), table, report)
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
     command = command.replace("probe", "layers")
