@@ -47,7 +47,7 @@ _PASSES = (
     "python -m benchmarks.gpu.passes docs/results/passes_h200.json --heads 32x8x128,32x4x128 "
     "--points 131072x1,131072x4,32768x8"
 )
-_LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
+_LAYERS = "saccade calibrate layers --task kv --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
 

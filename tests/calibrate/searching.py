@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from commands import write_model
 from saccade.adapters.hf.support import decoder_of
-from saccade.calibrate import heads, layers, tune
+from saccade.calibrate import heads, layers, probing, tune
 from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
 
-POSITIONS = 700
+POSITIONS = 760
 TOGETHER = 32
 """Questions that are tried in one call."""
 UNLUCKY = 4
@@ -100,6 +100,13 @@ def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.
     names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
     return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, **changes})
+
+
+def probe_settings(folder: Path | None, output: Path, **changes: Any) -> probing.ProbeSettings:
+    names = TargetSettings.__dataclass_fields__
+    given = {"context": 720, **{name: changes.pop(name) for name in list(changes) if name in names}, "task": ""}
+    options: dict[str, Any] = {"policy": "tidal", "budgets": "16,32", "most": 1, "texts": None, "passages": 3}
+    return probing.ProbeSettings(common(folder, output, **given), **{**options, **changes})
 
 
 def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:

@@ -141,7 +141,7 @@ def test_a_run_that_is_taken_up_asks_as_many_together_as_it_began_with(
     assert widths_of(monkeypatch, lambda: fresh.run(nothing)) == {2}
 
 
-def test_a_search_that_is_taken_up_in_its_dense_passes_asks_as_many_together(
+def test_a_search_that_is_taken_up_asks_as_many_together(
     folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -160,9 +160,8 @@ def test_a_search_that_is_taken_up_in_its_dense_passes_asks_as_many_together(
         search("parts").run(stop)
     monkeypatch.setattr(asking, "free_memory", lambda _: 2**40)
     assert widths_of(monkeypatch, lambda: search("parts").run(nothing)) == {1}
-    for file in ("dense_passes.jsonl", "answers.jsonl"):
-        whole, parts = ((tmp_path / name / file).read_text() for name in ("whole", "parts"))
-        assert parts == whole and json.loads(whole.partition("\n")[0])["settings"]["rows"] == 1
+    assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
+    assert json.loads(lines_of(tmp_path / "whole")[0])["settings"]["rows"] == 1
 
 
 # --- what is left out ---------------------------------------------------------------------------------------------

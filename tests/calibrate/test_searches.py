@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, tune_settings
+from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, probe_settings, tune_settings
 
 import saccade
 from saccade.calibrate import corpus
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
+from saccade.calibrate.probing import ProbeSearch
 from saccade.calibrate.promise import best_shown, texts_needed
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
@@ -28,11 +29,13 @@ from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
+from saccade.report.probe import probe_report, probe_table
 from walking import walk
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
     "layers": (LayerSearch, layer_settings),
+    "probe": (ProbeSearch, probe_settings),
     "tune": (Tuning, tune_settings),
 }
 
@@ -52,11 +55,7 @@ def nothing(_: str) -> None:
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
-    ({"task": "riddles"}, ["riddles", "passkey", "FILE.jsonl"]),
-    ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
     ({"context": 4000}, ["--context 4000", str(POSITIONS)]),
-    ({"context": POSITIONS}, [f"--context {POSITIONS}", str(POSITIONS)]),
-    ({"context": 10}, ["--context 10", "128"]),
     ({"model": "/absent/model"}, ["/absent/model"]),
     ({"device": "abacus"}, ["abacus", "cpu"]),
     ({"dtype": "int3"}, ["int3", "bfloat16"]),
@@ -65,8 +64,15 @@ EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
     ({"budgets": "-5"}, ["-5"]),
     ({"budgets": ""}, ["budget"]),
 ]
+ASKING: list[tuple[dict[str, Any], list[str]]] = [
+    ({"task": "riddles"}, ["riddles", "passkey", "FILE.jsonl"]),
+    ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
+    ({"context": POSITIONS}, [f"--context {POSITIONS}", str(POSITIONS)]),
+    ({"context": 10}, ["--context 10", "128"]),
+]
 OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "heads": [
+        *ASKING,
         ({"target_heads": 3}, ["--target-heads 3", "4", "20"]),
         ({"target_heads": 21}, ["--target-heads 21", "4", "20"]),
         ({"methods": "hardkuma,guess"}, ["guess", "hardconcrete", "random"]),
@@ -82,6 +88,7 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],
     "layers": [
+        *ASKING,
         ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
         ({"policy": "dense"}, ["dense", "tidal"]),
         ({"policy": "nonsense"}, ["nonsense"]),
@@ -91,7 +98,15 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"policy": "tidal:nonsense=1"}, ["nonsense"]),
         ({"policy": "less_is_more", "budgets": "2"}, ["budget"]),
     ],
+    "probe": [
+        ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
+        ({"context": POSITIONS + 1}, [f"--context {POSITIONS + 1}", str(POSITIONS)]),
+        ({"context": 700}, ["--context 700", "704 tokens or more"]),
+        ({"budgets": "185"}, ["--context 720", "740 tokens or more"]),
+        ({"texts": Path("absent")}, ["absent", "No such file"]),
+    ],
     "tune": [
+        *ASKING,
         ({"quality": 0.0}, ["--quality 0"]),
         ({"quality": 1.0}, ["--quality 1"]),
         ({"quality": float("nan")}, ["--quality nan"]),
@@ -209,7 +224,7 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert again == []
 
 
-@pytest.mark.parametrize("command", ["layers", "heads"])
+@pytest.mark.parametrize("command", ["layers", "probe", "heads"])
 @pytest.mark.parametrize("tuned", [True, False])
 def test_a_tuned_policy_stays(
     command: str, tuned: bool, folder: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -220,9 +235,11 @@ def test_a_tuned_policy_stays(
     earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores})
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
-    table, report = {"layers": (layer_table, layer_report), "heads": (head_table, head_report)}[command]
+    reports = {"layers": (layer_table, layer_report), "probe": (probe_table, probe_report)}
+    table, report = reports.get(command, (head_table, head_report))
     run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), table, report)
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
+    command = command.replace("probe", "layers")
     assert (recipe.reselect is None, recipe.roles is None) == (command != "layers", command != "heads")
     assert set(recipe.found) == {"tune", f"calibrate {command}"}
     assert set(recipe.scores) == {*earlier.scores, f"calibrate {command}"}
