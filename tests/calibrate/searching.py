@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from commands import write_model
 from saccade.adapters.hf.support import decoder_of
-from saccade.calibrate import heads, layers, probing, tune
+from saccade.calibrate import heads, layers, tune
 from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
 
@@ -102,11 +102,8 @@ def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.
     return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, **changes})
 
 
-def probe_settings(folder: Path | None, output: Path, **changes: Any) -> probing.ProbeSettings:
-    names = TargetSettings.__dataclass_fields__
-    given = {"context": 720, **{name: changes.pop(name) for name in list(changes) if name in names}, "task": ""}
-    options: dict[str, Any] = {"policy": "tidal", "budgets": "16,32", "most": 1, "texts": None, "passages": 3}
-    return probing.ProbeSettings(common(folder, output, **given), **{**options, **changes})
+def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
+    return layer_settings(folder, output, **{"passages": 3, **changes, "task": ""})
 
 
 def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:

@@ -19,7 +19,6 @@ import saccade
 from saccade.calibrate import corpus
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
-from saccade.calibrate.probing import ProbeSearch
 from saccade.calibrate.promise import best_shown, texts_needed
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
@@ -29,13 +28,12 @@ from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
-from saccade.report.probe import probe_report, probe_table
 from walking import walk
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
     "layers": (LayerSearch, layer_settings),
-    "probe": (ProbeSearch, probe_settings),
+    "probe": (LayerSearch, probe_settings),
     "tune": (Tuning, tune_settings),
 }
 
@@ -235,7 +233,7 @@ def test_a_tuned_policy_stays(
     earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores})
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
-    reports = {"layers": (layer_table, layer_report), "probe": (probe_table, probe_report)}
+    reports = {"layers": (layer_table, layer_report), "probe": (layer_table, layer_report)}
     table, report = reports.get(command, (head_table, head_report))
     run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), table, report)
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out

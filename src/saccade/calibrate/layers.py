@@ -20,7 +20,6 @@ from .sweep import Outcome
 from .target import Target, TargetSettings
 
 PROBED, RESULTS = "probe.jsonl", "layers.json"
-SHORTEST = Passage(()).shortest
 TIMES, FEWEST_TEXTS, FEWEST_KEYS = 4, 16, 256
 """A text is as many times as long as a budget; what a choice rests on at least, or it is said."""
 ENOUGH = 0.99
@@ -55,7 +54,7 @@ class LayerSearch:
         target = Target.check(settings.common)
         layers = Reselecting.check(settings.policy, settings.budgets, target.subject.shape)
         context, positions = settings.common.context, target.subject.positions
-        least = max(TIMES * max(layers.budgets), SHORTEST)
+        least = max(TIMES * max(layers.budgets), Passage(()).shortest)
         if not least <= context <= positions:
             raise SaccadeError(
                 f"--context {context} is not valid: the probe reads texts of {least:,} tokens or more, {TIMES} times "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 
+from ..adapters.hf.probe import Passage
 from ..adapters.hf.support import refuse_rewinding
 from ..checkpoints.shape import shape_of_model
 from ..checkpoints.traffic import state_bytes, weights_read
@@ -19,7 +20,7 @@ from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
-from .layers import SHORTEST, TIMES, LayerSearch, LayerSettings
+from .layers import TIMES, LayerSearch, LayerSettings
 from .problems import NeedleProblems, Problems, needles_in
 from .promise import (
     ALPHA,
@@ -118,7 +119,7 @@ class Tuning:
         target = Target.check(settings.common)
         known = target.earlier(target.subject.shape)
         # A file has one set of texts: what chose a layer must not judge it.
-        searches = not settings.policies and known.reselect is None and settings.common.context >= SHORTEST
+        searches = not settings.policies and known.reselect is None and settings.common.context >= Passage(()).shortest
         most = len(families(known, settings.policies)) + 3 * searches
         named = () if settings.budgets is None else parse_budgets(settings.budgets)
         target, problems, screening = _texts(target, quality, most, full=settings.full)
