@@ -9,8 +9,8 @@ LIMITS = {
     "rows of the import table beside adapters.vllm": 19,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    "lines of Python in src": 30_827,
-    "of them measuring": 9_735,
+    "lines of Python in src": 30_504,
+    "of them measuring": 9_412,
     "lines of C in src": 3_665,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
@@ -35,6 +35,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of tests", 600, 46),
     ("cases of make test and make walk", 60, 46),
     ("words by hand, the log left out", 400, 46),
+    ("lines of benchmarks", 363, 52),
 )
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"

@@ -203,7 +203,7 @@ def test_a_rectified_policy_answers_as_in_generation(
                         said.append(int(logits[0, -1].argmax()))
                         logits = model(torch.tensor([said[-1:]]), past_key_values=cache).logits
                     assert run.stats().dense_passes == 1
-            key = (row["spec"], number, f"What is the code of the {question.fact.key}?")
+            key = (row["spec"], number, question.asked)
             assert job.subject.tokenizer.decode(said).strip().startswith(answers_of(folder)[key])
 
 
