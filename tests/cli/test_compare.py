@@ -229,9 +229,8 @@ def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]
     assert len([line for line in lines if "less_is_more:reselect=2 " in line]) == 2
     assert lines[-1] == f"report: {folder / 'report.html'}"
     assert all(len(line.rstrip()) <= 100 for line in lines[:-1])
-    assert lines[lines.index(next(line for line in lines if set(line.strip()) == {"─"})) - 1].split()[:3] == [
-        "policy", "budget", "right"
-    ]  # fmt: skip
+    rule = next(number for number, line in enumerate(lines) if set(line.strip()) == {"─"})
+    assert lines[rule - 1].split()[:3] == ["policy", "budget", "right"]
     # Each note once, however many budgets and contexts there are.
     job = ComparisonJob.check(settings_of(model_folder, folder, "tidal"))
     assert len([note for note in job.notes if "tidal: no reselect given" in note]) == 1
