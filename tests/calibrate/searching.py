@@ -103,7 +103,7 @@ def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.
 
 
 def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
-    return layer_settings(folder, output, **{"passages": 3, **changes, "task": ""})
+    return layer_settings(folder, output, **{**changes, "task": ""})
 
 
 def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:

@@ -75,12 +75,12 @@ def test_layers_are_searched_among_those_with_full_attention(folder: Path, task:
     assert {tuple(row["reselect"]) for row in results["rows"]} == {(), (4,), (5,)}
     assert results["dense"]["correct"] == results["dense"]["n"] == 8, "the task was made so"
     assert results["environment"]["full_layers"] == list(FULL_LAYERS)
-    for row in (results["dense"], *results["rows"]):
+    for row in (results["dense"], *(row["asked"] for row in results["rows"])):
         shares = row["heads_with_set_per_layer"]
         assert [layer for layer, share in enumerate(shares) if share is not None] == list(FULL_LAYERS)
-    (first,) = (row for row in results["rows"] if row["reselect"] == [4] and row["budget"] == 16)
+    (first,) = (row["asked"] for row in results["rows"] if row["reselect"] == [4] and row["budget"] == 16)
     assert [first["heads_with_set_per_layer"][layer] for layer in FULL_LAYERS] == [0, 0, 0, 1]
-    assert layer_table(results).row_count == 3
+    assert layer_table(results).row_count == 6
     layer_report(results, tmp_path)
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert list(recipe.reselect or ()) == results["chosen"] and set(results["chosen"]) <= {4, 5}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import layer_settings, make_task, tune_settings
+from searching import layer_settings, make_task, probe_settings, tune_settings
 
 from saccade.calibrate import asking
 from saccade.calibrate.asking import Reading, Sheet
@@ -154,6 +154,8 @@ def test_a_search_that_is_taken_up_asks_as_many_together(
     def search(name: str) -> LayerSearch:
         return LayerSearch.check(layer_settings(folder, tmp_path / name, task=str(task), budgets="16"))
 
+    for name in ("whole", "parts"):
+        LayerSearch.check(probe_settings(folder, tmp_path / name, budgets="16")).run(nothing)
     monkeypatch.setattr(asking, "free_memory", lambda _: 0)
     search("whole").run(nothing)
     with pytest.raises(StoppedError):

@@ -99,8 +99,8 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "probe": [
         ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
         ({"context": POSITIONS + 1}, [f"--context {POSITIONS + 1}", str(POSITIONS)]),
-        ({"context": 700}, ["--context 700", "704 tokens or more"]),
-        ({"budgets": "185"}, ["--context 720", "740 tokens or more"]),
+        ({"context": 127}, ["--context 127", "128 tokens or more"]),
+        ({"budgets": "185"}, ["--context 200", "740 tokens or more"]),
         ({"texts": Path("absent")}, ["absent", "No such file"]),
     ],
     "tune": [
@@ -205,12 +205,12 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert len(units) <= search.units
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert recipe.policy.name == "tidal" and list(recipe.reselect) == results["chosen"]
-    # The chosen layers are those with most right answers, then recall; computed from the rows.
+    # The chosen layers are those with most right answers, then nearest to dense; computed from the rows.
     merit: dict[tuple[int, ...], list[float]] = {}
     for row in results["rows"]:
         sums = merit.setdefault(tuple(row["reselect"]), [0, 0.0])
-        sums[0] += row["correct"]
-        sums[1] += row["recall"] / 2
+        sums[0] += row["asked"]["correct"]
+        sums[1] -= row["merit"]
     singles = {one: tuple(sums) for one, sums in merit.items() if len(one) <= 1}
     assert set(singles) == {(), (3,), (4,)}
     assert singles[tuple(results["chosen"])] == max(singles.values())
@@ -450,7 +450,7 @@ def test_a_full_disk_leaves_the_recipe_that_was_there(
     assert "\n" not in str(refused.value)
     assert recipe.read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "out"]  # nothing half-written beside it
-    monkeypatch.undo()
+    monkeypatch.setattr(os, "replace", replaced)
     search.check(settings(folder, tmp_path / "out", recipe=recipe, **changes)).run(nothing)
     assert Recipe.read(recipe).policy == Recipe.from_json(content.decode()).policy
 

@@ -232,8 +232,8 @@ def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]
     rule = next(number for number, line in enumerate(lines) if set(line.strip()) == {"─"})
     assert lines[rule - 1].split()[:3] == ["policy", "budget", "right"]
     # Each note once, however many budgets and contexts there are.
-    job = ComparisonJob.check(settings_of(model_folder, folder, "tidal"))
-    assert len([note for note in job.notes if "tidal: no reselect given" in note]) == 1
+    job = ComparisonJob.check(settings_of(model_folder, folder, "lychee_decode:roles=every:2"))
+    assert len([note for note in job.notes if "a stand-in that nobody calibrated" in note]) == 1
 
 
 def test_a_finished_run_is_shown_again_from_its_folder(

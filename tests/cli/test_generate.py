@@ -74,7 +74,7 @@ def test_sampling_follows_the_seed(invoke: Invoke, model_folder: Path) -> None:
 
 def test_notes_go_to_standard_error(invoke: Invoke, model_folder: Path) -> None:
     result = invoke("generate", PROMPT, "--model", model_folder, "--policy", "tidal", "--max-new-tokens", 2)
-    assert "note: tidal: no reselect given" in result.stderr
+    assert "note: tidal: no layer is known for this model; it decodes densely until" in result.stderr
     assert "note:" not in result.stdout
 
 

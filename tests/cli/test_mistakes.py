@@ -139,12 +139,12 @@ def test_a_results_folder_that_holds_another_run(
 ) -> None:
     """The model is random and answers nothing; its folder is taken all the same."""
     fixed = ("calibrate", "layers", "--model", model_folder, "--budgets", 64, *given, "--output-dir", tmp_path)
-    invoke(*fixed, "--context", 720)
+    invoke(*fixed, "--context", 802)
     assert (tmp_path / file).is_file()
-    result = invoke(*fixed, "--context", 800)
+    result = invoke(*fixed, "--context", 900)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert "holds a run with context=720, this one has 800; choose another --output-dir" in line
+    assert "holds a run with context=802, this one has 900; choose another --output-dir" in line
 
 
 def refused_model(folder: Path, config: Any) -> Path:

@@ -78,8 +78,8 @@ class LayerSearch:
         """Search, write the results and the recipe; what the folder already holds is not done again."""
         model, layers = self.target.subject.load(), self.layers
         earlier = self.target.earlier(shape_of_model(model))
-        about = {**self.target.about(), "policy": str(layers.policy), "texts": self.texts.name}
-        about["passages"] = self.texts.sha256(self.passages)
+        about = {name: self.target.about()[name] for name in ("model", "weights", "context", "dtype")}
+        about |= {"policy": str(layers.policy), "texts": self.texts.name, "passages": self.texts.sha256(self.passages)}
         with Ledger(self.target.settings.output_dir / PROBED, about, ("text", "spec")) as ledger:
             tried, steps = self._probed(model, ledger, layers.candidates, advance), list[dict[str, Any]]()
             chosen = min(tried, key=lambda one: _merit(tried[one]))

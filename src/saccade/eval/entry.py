@@ -45,7 +45,7 @@ def with_known_layers(policy: Policy, source: ModelSource) -> tuple[Policy, str]
         PolicyError: nobody has found one.
     """
     shape = source.decoder()
-    if policy.plan(shape).guessed is None:
+    if policy.plan(shape).guessed is None or against_rewinding(policy, shape):
         return policy, ""
     found = already_found(policy, source.location, shape)
     if found is None:

@@ -16,7 +16,8 @@ from .palette import FACT, GRID, INK
 from .table import new_table
 from .wording import number
 
-PICTURE = "layers.svg"
+PICTURE, MOST = "layers.svg", 100
+"""The picture's file; names of layers in it."""
 UNIT = "KL(dense ‖ policy) of key tokens, nats"
 KINDS = {"natural": "#4c78a8", "repeat": "#54a24b"}
 """Of text, and their colours."""
@@ -53,7 +54,8 @@ def layer_table(results: Mapping[str, Any]) -> Table:
 def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Draw the measure by layer, both kinds of text stacked, a panel for each budget; returns the picture's path."""
     budgets = results["budgets"]
-    with canvas(1.5 + max(4.5, 0.3 * len(results["rows"]) / len(budgets)), 2.2 * len(budgets) + 0.8) as figure:
+    width = min(max(6.0, 1.5 + 0.3 * len(results["rows"]) / len(budgets)), 30.0)
+    with canvas(width, 2.2 * len(budgets) + 0.8) as figure:
         panels = figure.subplots(len(budgets), 1, squeeze=False)[:, 0]
         for axes, budget in zip(panels, budgets, strict=True):
             rows = [row for row in results["rows"] if row["budget"] == budget]
@@ -68,10 +70,10 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
             axes.set_ylabel(f"nats at {budget:,}")
             axes.grid(axis="y", color=GRID, linewidth=0.6)
             axes.set_axisbelow(True)
-            axes.set_xticks(places, [name(row["reselect"]) for row in rows])
-            for label, row in zip(axes.get_xticklabels(), rows, strict=True):
-                if row["reselect"] == results["chosen"]:
-                    label.set(color=FACT, fontweight="bold")
+            chosen, step = [row["reselect"] for row in rows].index(results["chosen"]), -(-len(rows) // MOST)
+            shown = [n for n in range(len(rows)) if n == chosen or (n % step == 0 and abs(n - chosen) >= step)]
+            axes.set_xticks(shown, [name(rows[place]["reselect"]) for place in shown])
+            axes.get_xticklabels()[shown.index(chosen)].set(color=FACT, fontweight="bold")
         panels[0].legend(frameon=False)
         panels[-1].set_xlabel("layer that selects again")
         headline(figure, f"{results['policy']}, {results['model']}: {UNIT}; chosen: {_named(results['chosen'])}")
