@@ -24,7 +24,7 @@ LIMITS = {
 """A row shrinks. It grows by an allowance, which stands below, and by nothing else; a test reads the history."""
 
 ALLOWANCES: tuple[tuple[str, int, int], ...] = (
-    ("lines of Python in src", 118, 44),
+    ("lines of Python in src", 250, 44),
     ("lines of C in src", 132, 44),
     ("lines of tests", 900, 44),
     ("cases of make test and make walk", 120, 44),

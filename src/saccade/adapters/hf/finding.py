@@ -65,8 +65,9 @@ class Finding:
 
     def look(self, ids: Tensor, mask: Tensor | None) -> bool:
         """Look for the layer on a prompt int64 `[B, n]`, if it is long enough; whether it was found."""
-        row = 0 if mask is None else int(mask.sum(-1).argmax())
-        tokens = ids[row] if mask is None else ids[row][mask[row, -ids.shape[1] :].bool()]
+        real = None if mask is None or mask.dim() != 2 else mask[:, -ids.shape[1] :].bool()
+        row = 0 if real is None else int(real.sum(-1).argmax())
+        tokens = ids[row] if real is None else ids[row][real[row]]
         if len(tokens) < self.least:
             return False
         begun = time.perf_counter()

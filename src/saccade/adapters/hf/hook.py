@@ -87,7 +87,8 @@ class ForwardHook:
             return args, kwargs
         if self.look is not None and tokens is not None and queries > 1 and self.at_hand.session is None:
             look, self.look = self.look, None
-            plan = look(tokens, kwargs.get("attention_mask"))
+            mask = kwargs.get("attention_mask")
+            plan = look(tokens, mask if isinstance(mask, Tensor) else None)
             self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
         if held is None:
             if not self._uses_cache(module, kwargs) or self.own_cache:

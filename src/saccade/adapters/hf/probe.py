@@ -136,18 +136,21 @@ class Probe:
         """
         if self._dense is None:
             self._dense = self._densely()
-        wanted = torch.tensor([self._passage.told(kind)[at] for kind in self.kinds for at in self._at[kind]])
+        told = [self._passage.told(kind)[at] for kind in self.kinds for at in self._at[kind]]
+        wanted = torch.tensor(told, device=self._model.device)
         found, first = list[tuple[Tensor, ...]](), 0
         for part, logits in enumerate(self._steps(policy, tokenizer)):
             dense = self._dense[part].float().log_softmax(-1)
             here = logits.float().log_softmax(-1)
-            target = wanted[first : first + len(here)].to(here.device)[:, None]
+            target = wanted[first : first + len(here)][:, None]
             first += len(here)
             divergence = (dense.exp() * (dense - here)).sum(-1).clamp(min=0)
             equal = dense.argmax(-1) == here.argmax(-1)
             found.append((divergence, -here.gather(1, target)[:, 0], equal))
         divergence, likelihood, equal = (
-            (torch.cat(parts).cpu() for parts in zip(*found, strict=True)) if found else 3 * [torch.zeros(0)]
+            (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+            if found
+            else 3 * [torch.zeros(0, device="cpu")]
         )
         results, first = dict[Kind, Told](), 0
         for kind, places in self._at.items():
