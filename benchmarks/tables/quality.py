@@ -57,7 +57,7 @@ def layers(results: Results) -> list[str]:
     budgets, dense = results["budgets"], results["dense"]
     body = []
     for chosen, rows in grouped(results["rows"], lambda row: tuple(row["reselect"])).items():
-        found = {row["budget"]: row for row in rows}
+        found = {row["budget"]: row.get("asked", row) for row in rows}
         layer = "+".join(map(str, chosen)) or "none"
         bold = "**" if list(chosen) == results["chosen"] else ""
         body.append([f"{bold}{layer}{bold}", *(f"{bold}{found[one]['correct']}{bold}" for one in budgets)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import saccade
 from adapters import tiny
@@ -84,25 +86,22 @@ def test_the_best_of_all_layers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_padded_rows_and_loops_by_hand() -> None:
     """The longest row is looked at, behind its padding; a loop of the caller's own is a prompt too."""
-    model = tiny.fresh("llama", num_hidden_layers=6)
-    batch = tiny.padded([SHORT, LONG])
+    model, batch = tiny.fresh("llama", num_hidden_layers=6), tiny.padded([SHORT, LONG])
     with saccade.sparsify(model, POLICY) as run, torch.no_grad():
         model(**batch)
-        first = run.policy
-    (kept,) = (finding.Path(finding.os.environ["SACCADE_CACHE"]) / "recipes").iterdir()
-    assert Recipe.read(kept).policy == first
+    (kept,) = Path(os.environ["SACCADE_CACHE"], "recipes").iterdir()
+    assert Recipe.read(kept).policy == run.policy
     kept.unlink()
-    with saccade.sparsify(model, POLICY) as run, torch.no_grad():
+    with saccade.sparsify(model, POLICY) as again, torch.no_grad():
         model(batch["input_ids"][1:])
-        assert run.policy == first
+        assert again.policy == run.policy
 
 
 def test_a_recipe_beside_the_model_is_taken(tmp_path: Path) -> None:
-    model = tiny.fresh("llama", num_hidden_layers=6)
-    model.save_pretrained(tmp_path / "model")
-    loaded = type(model).from_pretrained(tmp_path / "model").eval()
+    tiny.fresh("llama", num_hidden_layers=6).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with saccade.sparsify(loaded, "tidal:budget=12,reselect=4") as run:
-        run.recipe().write(tmp_path / "model" / "saccade.json")
+        run.recipe().write(tmp_path / "saccade.json")
     with saccade.sparsify(loaded, POLICY) as run:
         assert run.policy.options.model_dump()["reselect"] == (4,)
         assert any("recipe beside" in note for note in run.notes)

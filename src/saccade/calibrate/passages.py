@@ -65,7 +65,9 @@ class Texts:
         if self.path is None:
             yield library_sources(held_out=True, characters=2 * count * self.length * _CHARACTERS)
         elif self.path.is_dir():
-            files = sorted(one for one in self.path.rglob("*") if one.is_file())
+            found = sorted(self.path.rglob("*"))
+            hidden = (any(part.startswith(".") for part in one.relative_to(self.path).parts) for one in found)
+            files = [one for one, left_out in zip(found, hidden, strict=True) if one.is_file() and not left_out]
             if not files:
                 raise DocumentError(f"folder {str(self.path)!r} holds no texts")
             yield from map(read_document, files)
