@@ -20,8 +20,7 @@ from saccade.errors import UnsupportedModelError
 from saccade.methods.policy import Policy
 from walking import among
 
-COMMON, FED = 83, 20
-"""No multiples of a page."""
+COMMON, FED = 83, 20  # no multiples of a page
 BUDGET = 24
 EXACT = 1e-9
 """Of logits near 10 in float64, through 4 layers: rounding is 1e-15 of them, a token more or less in a set is 1e-2."""

@@ -226,7 +226,7 @@ def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path
     new, old = (json.loads(path.read_text()) for path in (file, RESULTS / "serve_clients_long_h200.json"))
     assert (new.keys(), new["rows"][0].keys()) == (old.keys(), old["rows"][0].keys())
     assert new["settings"].keys() == old["settings"].keys()
-    assert new["command"].startswith("python -m benchmarks ")
+    assert new["command"].startswith("python -m benchmarks")
     assert [row["clients"] for row in new["rows"]] == [2] * 3
 
 

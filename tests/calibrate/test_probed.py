@@ -23,8 +23,7 @@ from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 
 LENGTH, LEAST = 60, 40
-PASSAGES = Texts.passages
-"""All of them; the conftest lets searches read two."""
+PASSAGES = Texts.passages  # of which the conftest lets searches read two
 
 
 @pytest.fixture(scope="module")

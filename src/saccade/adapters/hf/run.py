@@ -286,12 +286,12 @@ def sparsify(
     if plan.guessed is not None and (known := already_found(policy, name, shape)) is not None:
         policy, chosen = known[0], replace(chosen, notes=(*chosen.notes, known[1]))
         plan = policy.plan(shape)
+    support.refuse_rewinding(policy, shape)
     if plan.guessed is not None and (shape.kinds or shape.sources):
         advice = f"find it with `saccade calibrate layers --policy {policy.name}`, or name one by hand, reselect=LAYER"
         raise PolicyError(
             f"{policy}: no layer is known for this model, whose kinds of layers no prompt tells: {advice}"
         )
-    support.refuse_rewinding(policy, shape)
     plan = replace(plan, notes=(*chosen.notes, *plan.notes))
     run = Run(model, policy, plan, tokenizer=tokenizer, recall=recall, observers=observers)
     for note in run.notes:
