@@ -30,7 +30,7 @@ VLLM_STAMP := $(VENV)/.installed-vllm
 NEXT := $(VENV)/vllm-next
 NEXT_STAMP := $(NEXT)/.installed
 NEXT_LOCK := tests/acceptance/vllm_next.py benchmarks/gpu/vllm/versions.txt
-NEXT_TESTS := $(patsubst %,tests/serving/test_%.py,interfaces cache_spec scheduler passes serve no_sync metrics vllm_types)
+NEXT_TESTS := $(patsubst %,tests/serving/test_%.py,interfaces cache_spec scheduler passes serve guess no_sync metrics vllm_types)
 # Every worker takes a stretch of the tests, whose neighbours share models, and at the end some of what others have left.
 WORKERS := --numprocesses auto --dist worksteal
 # Tests of one engine stay together, in the order of tests/serving/conftest.py.

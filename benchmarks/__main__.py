@@ -9,20 +9,22 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from saccade.cli import options
+from saccade.cli.bench import BUDGET, SERVED_CONTEXTS, SERVED_POLICIES, time_engines
 from saccade.cli.group import INTERRUPTED, OneLineErrors
-from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, words
+from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, count, number, words
 from saccade.cli.terminal import Work, output, quiet_libraries, say, time_and_show, until_stopped
 from saccade.eval.output import check_file, write_json
 from saccade.files import replace_text
 
 CONTEXTS, AUTO = ["32768,131072"], ["auto"]
+CLIENTS = ["4"]
 
 app = typer.Typer(name="benchmarks", cls=OneLineErrors, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
 def _benchmarks() -> None:
-    """Time single operations, long decoding, the growth of an index, and drafts."""
+    """Time single operations, long decoding, the growth of an index, drafts, and requests under a load."""
 
 
 @app.command()
@@ -183,6 +185,51 @@ def speculation(
         threads=threads, dtype=dtype, device=device, seed=seed,
     )  # fmt: skip
     _run(Speculation.check(settings), json, None, lambda results: [speculation_table(results)], lambda _: "")
+
+
+@app.command()
+def serve(
+    shape: options.Shape = "smollm2-135m",
+    context: Annotated[list[str], words("N,N", "Lengths of prompts, in turn.")] = SERVED_CONTEXTS,
+    clients: Annotated[list[str], words("N,N", "So many clients, each asking again at once.")] = CLIENTS,
+    new_tokens: Annotated[int, count("Tokens of an answer.", 2)] = 128,
+    shared: Annotated[float, number("SHARE", "Share of each prompt that all have in common.")] = 0.0,
+    requests: Annotated[int | None, count("Requests that count. Default: 4 per client.")] = None,
+    threads: options.VllmThreads = 2,
+    policy: options.Policies = SERVED_POLICIES,
+    budget: options.TimedBudgets = BUDGET,
+    block: options.Block = None,
+    memory: options.Memory = 0.9,
+    tensor_parallel: options.TensorParallel = 1,
+    rectify_together: options.RectifyTogether = False,
+    kv_cache_dtype: options.CacheDtype = "auto",
+    dtype: RandomDtype = "bfloat16",
+    device: options.VllmDevice = "auto",
+    json: JsonFile = None,
+    resume: options.Resume = False,
+) -> None:
+    """Time requests of vLLM with random weights, stock and under policies, under a load that does not let up.
+
+    Prompts of random tokens are prefilled, found in the prefix cache and answered. Engines run one after another, stock
+    first and last: a number of clients at which the two differ by more than 5% is void. What counts begins when as many
+    requests were answered as there are clients, and one of every length, and ends while all are busy; requests that
+    find no room in the cache wait.
+
+    Example:
+
+      python -m benchmarks serve --clients 4 --context 4096,8192 --shared 0.9 --new-tokens 64 --policy quest
+    """
+    from .serve.clients import ClientsJob, ClientsSettings
+    from .serve.table import load_table
+
+    quiet_libraries()
+    settings = ClientsSettings(
+        shape=shape, contexts=context, batches=clients, threads=[str(threads)], dtype=dtype, device=device,
+        policies=policy, budgets=budget, steps=None, block=block, memory=memory, tensor_parallel=tensor_parallel,
+        kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, new_tokens=new_tokens, shared=shared,
+        requests=requests,
+    )  # fmt: skip
+    time_engines(ClientsJob.check(settings), load_table, json, resume=resume)
 
 
 @app.command()

@@ -195,12 +195,10 @@ class LibraryStep:
 
 def ours(model: PreTrainedModel, cache: StaticCache, spec: str, token: Tensor) -> Callable[[], Tensor]:
     """A step under a policy; called eagerly where there are no graphs."""
-    policy = Policy.from_spec(spec)
-    with sparsify(model, policy) as run:
+    with sparsify(model, Policy.from_spec(spec).settled(shape_of(model.config))) as run:
         if token.is_cuda:
             graph = GraphedStep(run, cache)
             return lambda: graph.step(token)
-        policy.plan(shape_of(model.config))
         from saccade.adapters.hf.graph import forward
 
         starts = torch.zeros(token.shape[0], dtype=torch.int32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ import torch
 
 from saccade.calibrate.asking import Reading, rows_that_fit
 from saccade.calibrate.candidates import families, ladder, rungs
-from saccade.calibrate.gold import GoldObserver
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.promise import FINALISTS, MARGIN, RUNGS, texts_needed, texts_to_screen
-from saccade.calibrate.proxy import ProxyObserver
 from saccade.checkpoints.presets import random_model
 from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
@@ -101,17 +99,10 @@ class Slice:
             self.write(shape, len(budgets))
         tidal = [f"tidal:budget={budget},reselect={RESELECT}" for budget in budgets]
         results["search"] = {
-            "dense_pass": self.timed(lambda: self.dense_pass(reading, shape, budgets)),
             "dense": self.asked(reading, "dense", recall=True),
             "tidal": [self.asked(reading, spec, recall=True) for spec in tidal],
         }
         self.write(shape, len(budgets))
-
-    def dense_pass(self, reading: Reading, shape: ModelShape, budgets: Sequence[int]) -> None:
-        """What `calibrate layers` does once for every text."""
-        plans = [Policy.from_spec(f"tidal:budget={budget}").plan(shape) for budget in budgets]
-        gold = GoldObserver(shape.layers, shape.query_heads, self.problem.tokens)
-        reading.observe(gold, ProxyObserver(plans, shape.layers))
 
     def asked(self, reading: Reading, spec: str, *, recall: bool) -> dict[str, Any]:
         """All questions of the text under one policy."""
@@ -182,7 +173,7 @@ def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str
     found: dict[str, Any] = {
         "how": "least = texts that screen * (reading + dense + all candidates); most = least + texts that judge * "
         "(reading + dense + dearest finalists: of each of the two dearest families the two dearest rungs in a row); "
-        "search = its texts * (2 * reading + dense pass + dense + layers tried * tidal at all budgets)",
+        "search = its texts * (reading + dense + layers tried * tidal at all budgets)",
         "not_counted": "loading weights, making texts (0.3 s each on a CPU), compiling kernels",
         "parts_in_seconds": parts,
         "hours_of_the_screen": screen / 3600,
@@ -192,10 +183,10 @@ def extrapolated(results: dict[str, Any], layers: int, budgets: int) -> dict[str
         search = results["search"]
         tried = layers - DENSE_LAYERS
         tidal = sum(map(seconds, search["tidal"]))
-        dense_parts = seconds(search["dense_pass"]) + seconds(search["dense"])
-        total = SEARCHED * (2 * reading + dense_parts + tried * tidal)
+        answers = seconds(search["dense"])
+        total = SEARCHED * (reading + answers + tried * tidal)
         parts |= {"texts_of_the_search": SEARCHED, "layers_tried": tried, "tidal_at_all_budgets": tidal}
-        parts |= {"dense_pass_and_dense": dense_parts, "budgets": budgets}
+        parts |= {"dense_with_recall": answers, "budgets": budgets}
         found["hours_of_the_search"] = total / 3600
         found["hours"] = {name: (value + total) / 3600 for name, value in walk.items()}
     found["unmeasured"] = unmeasured

@@ -40,14 +40,15 @@ _SERVE = (
     "--policy less_is_more:reselect=15 --policy quest --steps 9 --json docs/results/serve_cpu.json"
 )
 _CLIENTS = (
-    "taskset -c 0 saccade bench serve --clients 4 --context 4096,8192 --shared 0.95 --new-tokens 128 --requests 12 "
-    "--threads 1 --policy less_is_more:reselect=15 --policy quest --json docs/results/serve_clients_cpu.json"
+    "taskset -c 0 python -m benchmarks serve --clients 4 --context 4096,8192 --shared 0.95 --new-tokens 128 "
+    "--requests 12 --threads 1 --policy less_is_more:reselect=15 --policy quest "
+    "--json docs/results/serve_clients_cpu.json"
 )
 _PASSES = (
     "python -m benchmarks.gpu.passes docs/results/passes_h200.json --heads 32x8x128,32x4x128 "
     "--points 131072x1,131072x4,32768x8"
 )
-_LAYERS = "saccade calibrate layers --context 4096 --budgets 16,64,256 --output-dir results/layers"
+_LAYERS = "saccade calibrate layers --task kv --context 4096 --budgets 16,64,256 --output-dir results/layers"
 _TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
 
@@ -113,19 +114,10 @@ BLOCKS: Mapping[str, Made] = {
     "serve-clients-cpu": Made(
         partial(serving.load, command=_CLIENTS, file="serve_clients_cpu"), "serve_clients_cpu", _CLIENTS
     ),
-    "serve-clients-h200": Made(
-        partial(serving.load, file="serve_clients_h200"), "serve_clients_h200", "saccade bench serve --clients"
-    ),
-    "serve-clients-cold-h200": Made(
-        partial(serving.load, file="serve_clients_cold_h200"),
-        "serve_clients_cold_h200",
-        "saccade bench serve --clients",
-    ),
-    "serve-clients-long-h200": Made(
-        partial(serving.load, file="serve_clients_long_h200"),
-        "serve_clients_long_h200",
-        "saccade bench serve --clients",
-    ),
+    **{
+        name.replace("_", "-"): Made(partial(serving.load, file=name), name, "python -m benchmarks serve")
+        for name in ("serve_clients_h200", "serve_clients_cold_h200", "serve_clients_long_h200")
+    },
     "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},

@@ -110,5 +110,7 @@ def named(specs: Iterable[str], shape: Mapping[str, Any] | None = None) -> dict[
 
 
 def source(command: str, file: str, root: str = "") -> str:
-    """The command, and a link to what it wrote."""
+    """The command, by its name of today, and a link to what it wrote."""
+    if "--clients" in command:
+        command = command.replace("saccade bench serve", "python -m benchmarks serve")
     return f"`{command}` ([{file}.json]({root}results/{file}.json))"

@@ -57,15 +57,15 @@ def layers(results: Results) -> list[str]:
     budgets, dense = results["budgets"], results["dense"]
     body = []
     for chosen, rows in grouped(results["rows"], lambda row: tuple(row["reselect"])).items():
-        found = {row["budget"]: row for row in rows}
+        found = {row["budget"]: row.get("asked", row) for row in rows}
         layer = "+".join(map(str, chosen)) or "none"
         bold = "**" if list(chosen) == results["chosen"] else ""
         body.append([f"{bold}{layer}{bold}", *(f"{bold}{found[one]['correct']}{bold}" for one in budgets)])
     columns = ["re-selection layer", *(f"budget {one}" for one in budgets)]
-    command = f"saccade calibrate layers --context {results['context']} --budgets {','.join(map(str, budgets))}"
+    asked = f"--task {results['task']} --context {results['context']} --budgets {','.join(map(str, budgets))}"
     about = f"Right of {dense['n']} under `{results['policy']}`, texts of {results['context']:,} tokens"
     about += f", {results['dtype']}; dense attention {dense['correct']}."
-    return [*table(columns, body), "", f"{about} {source(command, 'layers')}"]
+    return [*table(columns, body), "", f"{about} {source(f'saccade calibrate layers {asked}', 'layers')}"]
 
 
 def tune(results: Results) -> list[str]:

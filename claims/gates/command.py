@@ -71,7 +71,7 @@ def gates(
     console = output()
 
     def keep(results: dict[str, Any]) -> None:
-        write_json(output_dir / RESULTS, results)
+        write_json(output_dir / RESULTS, results, indent=None)
         say(console, progress_line(results))
 
     try:
@@ -125,7 +125,7 @@ def roles(
     check_file(file)
     with progress(work.units) as advance:
         results = work.run(advance)
-    write_json(file, results)
+    write_json(file, results, indent=None)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
     if any(run["variant"] == DIRECT for run in results["runs"]):
         told.append(f"stands for HardKuma: {CHOICE.chosen(results)}")

@@ -21,17 +21,9 @@ from saccade.recipes import machine
 from saccade.report.timings import serving_table
 
 SETTINGS: dict[str, Any] = {
-    "shape": "smollm2-135m",
-    "contexts": ["8192"],
-    "batches": ["1,4"],
-    "threads": ["1"],
-    "policies": ["quest"],
-    "budgets": ["2048"],
-    "steps": 4,
-    "block": 32,
-    "dtype": "bfloat16",
-    "device": "cpu",
-}
+    "shape": "smollm2-135m", "contexts": ["8192"], "batches": ["1,4"], "threads": ["1"], "policies": ["quest"],
+    "budgets": ["2048"], "steps": 4, "block": 32, "dtype": "bfloat16", "device": "cpu",
+}  # fmt: skip
 
 
 def checked(**changed: Any) -> ServingJob:
@@ -73,6 +65,11 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
     assert list(job.policies) == ["stock", "quest:budget=2048"]
     assert job.units == 4
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
+
+
+@pytest.mark.parametrize("option", ["--clients", "--new-tokens", "--shared", "--requests"])
+def test_requests_are_timed_by_another_command(fails: Fails, option: str) -> None:
+    assert f"No such option: {option}" in fails("bench", "serve", option, "2")
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:

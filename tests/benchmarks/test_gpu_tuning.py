@@ -47,6 +47,6 @@ def test_hours_are_sums_of_what_was_measured(written: dict[str, Any]) -> None:
     most = least + 50 * (reading + dense + max(one + other for one, other in combinations(pairs, 2)))
     # 16 layers, two of them below the first that chooses.
     layers = sum(row["seconds"] for _ in range(14) for row in search["tidal"])
-    searched = 8 * (2 * reading + search["dense_pass"]["seconds"] + search["dense"]["seconds"] + layers)
+    searched = 8 * (reading + search["dense"]["seconds"] + layers)
     hours = written["extrapolated"]["hours"]
     assert hours == pytest.approx({"most": (most + searched) / 3600, "least": (least + searched) / 3600})

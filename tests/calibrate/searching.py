@@ -15,7 +15,7 @@ from saccade.calibrate import heads, layers, tune
 from saccade.calibrate.target import TargetSettings
 from saccade.checkpoints.load import ModelSource
 
-POSITIONS = 700
+POSITIONS = 760
 TOGETHER = 32
 """Questions that are tried in one call."""
 UNLUCKY = 4
@@ -100,6 +100,10 @@ def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.
     names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
     return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, **changes})
+
+
+def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
+    return layer_settings(folder, output, **{**changes, "task": ""})
 
 
 def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:

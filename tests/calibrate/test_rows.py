@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import layer_settings, make_task, tune_settings
+from searching import layer_settings, make_task, probe_settings, tune_settings
 
 from saccade.calibrate import asking
 from saccade.calibrate.asking import Reading, Sheet
@@ -141,7 +141,7 @@ def test_a_run_that_is_taken_up_asks_as_many_together_as_it_began_with(
     assert widths_of(monkeypatch, lambda: fresh.run(nothing)) == {2}
 
 
-def test_a_search_that_is_taken_up_in_its_dense_passes_asks_as_many_together(
+def test_a_search_that_is_taken_up_asks_as_many_together(
     folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -154,15 +154,16 @@ def test_a_search_that_is_taken_up_in_its_dense_passes_asks_as_many_together(
     def search(name: str) -> LayerSearch:
         return LayerSearch.check(layer_settings(folder, tmp_path / name, task=str(task), budgets="16"))
 
+    for name in ("whole", "parts"):
+        LayerSearch.check(probe_settings(folder, tmp_path / name, budgets="16")).run(nothing)
     monkeypatch.setattr(asking, "free_memory", lambda _: 0)
     search("whole").run(nothing)
     with pytest.raises(StoppedError):
         search("parts").run(stop)
     monkeypatch.setattr(asking, "free_memory", lambda _: 2**40)
     assert widths_of(monkeypatch, lambda: search("parts").run(nothing)) == {1}
-    for file in ("dense_passes.jsonl", "answers.jsonl"):
-        whole, parts = ((tmp_path / name / file).read_text() for name in ("whole", "parts"))
-        assert parts == whole and json.loads(whole.partition("\n")[0])["settings"]["rows"] == 1
+    assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
+    assert json.loads(lines_of(tmp_path / "whole")[0])["settings"]["rows"] == 1
 
 
 # --- what is left out ---------------------------------------------------------------------------------------------

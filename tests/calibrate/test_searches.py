@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, tune_settings
+from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, probe_settings, tune_settings
 
 import saccade
 from saccade.calibrate import corpus
@@ -33,6 +33,7 @@ from walking import walk
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
     "layers": (LayerSearch, layer_settings),
+    "probe": (LayerSearch, probe_settings),
     "tune": (Tuning, tune_settings),
 }
 
@@ -52,11 +53,7 @@ def nothing(_: str) -> None:
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
-    ({"task": "riddles"}, ["riddles", "passkey", "FILE.jsonl"]),
-    ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
     ({"context": 4000}, ["--context 4000", str(POSITIONS)]),
-    ({"context": POSITIONS}, [f"--context {POSITIONS}", str(POSITIONS)]),
-    ({"context": 10}, ["--context 10", "128"]),
     ({"model": "/absent/model"}, ["/absent/model"]),
     ({"device": "abacus"}, ["abacus", "cpu"]),
     ({"dtype": "int3"}, ["int3", "bfloat16"]),
@@ -65,8 +62,15 @@ EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
     ({"budgets": "-5"}, ["-5"]),
     ({"budgets": ""}, ["budget"]),
 ]
+ASKING: list[tuple[dict[str, Any], list[str]]] = [
+    ({"task": "riddles"}, ["riddles", "passkey", "FILE.jsonl"]),
+    ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
+    ({"context": POSITIONS}, [f"--context {POSITIONS}", str(POSITIONS)]),
+    ({"context": 10}, ["--context 10", "128"]),
+]
 OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "heads": [
+        *ASKING,
         ({"target_heads": 3}, ["--target-heads 3", "4", "20"]),
         ({"target_heads": 21}, ["--target-heads 21", "4", "20"]),
         ({"methods": "hardkuma,guess"}, ["guess", "hardconcrete", "random"]),
@@ -82,6 +86,7 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],
     "layers": [
+        *ASKING,
         ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
         ({"policy": "dense"}, ["dense", "tidal"]),
         ({"policy": "nonsense"}, ["nonsense"]),
@@ -91,7 +96,15 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"policy": "tidal:nonsense=1"}, ["nonsense"]),
         ({"policy": "less_is_more", "budgets": "2"}, ["budget"]),
     ],
+    "probe": [
+        ({"policy": "quest"}, ["quest", "tidal", "less_is_more"]),
+        ({"context": POSITIONS + 1}, [f"--context {POSITIONS + 1}", str(POSITIONS)]),
+        ({"context": 127}, ["--context 127", "128 tokens or more"]),
+        ({"budgets": "185"}, ["--context 200", "740 tokens or more"]),
+        ({"texts": Path("absent")}, ["absent", "No such file"]),
+    ],
     "tune": [
+        *ASKING,
         ({"quality": 0.0}, ["--quality 0"]),
         ({"quality": 1.0}, ["--quality 1"]),
         ({"quality": float("nan")}, ["--quality nan"]),
@@ -192,12 +205,12 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert len(units) <= search.units
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert recipe.policy.name == "tidal" and list(recipe.reselect) == results["chosen"]
-    # The chosen layers are those with most right answers, then recall; computed from the rows.
+    # The chosen layers are those with most right answers, then nearest to dense; computed from the rows.
     merit: dict[tuple[int, ...], list[float]] = {}
     for row in results["rows"]:
         sums = merit.setdefault(tuple(row["reselect"]), [0, 0.0])
-        sums[0] += row["correct"]
-        sums[1] += row["recall"] / 2
+        sums[0] += row["asked"]["correct"]
+        sums[1] -= row["merit"]
     singles = {one: tuple(sums) for one, sums in merit.items() if len(one) <= 1}
     assert set(singles) == {(), (3,), (4,)}
     assert singles[tuple(results["chosen"])] == max(singles.values())
@@ -209,7 +222,7 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert again == []
 
 
-@pytest.mark.parametrize("command", ["layers", "heads"])
+@pytest.mark.parametrize("command", ["layers", "probe", "heads"])
 @pytest.mark.parametrize("tuned", [True, False])
 def test_a_tuned_policy_stays(
     command: str, tuned: bool, folder: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -220,9 +233,11 @@ def test_a_tuned_policy_stays(
     earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores})
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
-    table, report = {"layers": (layer_table, layer_report), "heads": (head_table, head_report)}[command]
+    reports = {"layers": (layer_table, layer_report), "probe": (layer_table, layer_report)}
+    table, report = reports.get(command, (head_table, head_report))
     run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), table, report)
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
+    command = command.replace("probe", "layers")
     assert (recipe.reselect is None, recipe.roles is None) == (command != "layers", command != "heads")
     assert set(recipe.found) == {"tune", f"calibrate {command}"}
     assert set(recipe.scores) == {*earlier.scores, f"calibrate {command}"}
@@ -435,7 +450,7 @@ def test_a_full_disk_leaves_the_recipe_that_was_there(
     assert "\n" not in str(refused.value)
     assert recipe.read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "out"]  # nothing half-written beside it
-    monkeypatch.undo()
+    monkeypatch.setattr(os, "replace", replaced)
     search.check(settings(folder, tmp_path / "out", recipe=recipe, **changes)).run(nothing)
     assert Recipe.read(recipe).policy == Recipe.from_json(content.decode()).policy
 

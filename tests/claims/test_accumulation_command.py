@@ -66,7 +66,7 @@ def test_an_interrupted_run_is_readable(
         (("--lengths", "4096"), "1600 positions"),
         (("--sources", "novels"), "reference, library, facts"),
         (("--policy", "dense"), "neither a kept share nor rectification"),
-        (("--policy", "tidal:budget=9"), "leave it out"),
+        (("--policy", "tidal:budget=9,reselect=2"), "leave it out"),
         (("--policy", "tidal:reselect=99"), "reselect=99"),
         (("--passages", "0"), "from 1"),
         (("--device", "quantum"), "'quantum'"),

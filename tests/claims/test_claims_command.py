@@ -36,9 +36,8 @@ READ = Test(
     "share of the cache, streaming minus dense", "share", Group("streaming*"), Group("dense"), direction="below"
 )
 RECALL = Test("token recall", "token", Group("tidal*", "best"), decides=False)
-CONTINUATION = Continuation(
-    ("dense", "tidal:budget=64,heads=query", "tidal:budget=64,heads=query,rectify=8"), prompt=100, decoded=80, texts=6
-)
+PLAIN = "tidal:budget=64,reselect=2,heads=query"
+CONTINUATION = Continuation(("dense", PLAIN, f"{PLAIN},rectify=8"), prompt=100, decoded=80, texts=6)
 WORSE = Test("loss, tidal minus dense", "loss@4", Group("tidal*query"), Group("dense"))
 MASS = Test("attention recall", "attention@1", Group("tidal*query"), decides=False)
 ACCUMULATED = Accumulated(

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 import saccade
-from commands import Invoke
+from commands import Fails, Invoke
 from saccade.adapters.vllm.vllm_api import TOLD, VERSIONS
+from saccade.checkpoints.load import ModelSource
 from saccade.cli.doctor import Finding, _namesake, findings
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
@@ -72,6 +74,32 @@ def test_another_distribution_that_writes_our_package_is_named(
     said = _namesake()
     assert said.partition(" is installed")[0] == ("" if what is None else f"the distribution saccade 0.4.2, {what},")
     assert ("pip uninstall saccade, then pip install ." in said) == (what is not None)
+
+
+def test_what_recipes_know_of_a_model(invoke: Invoke, fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    assert "model folder 'nowhere' does not exist" in fails("doctor", "nowhere")
+    folder = tmp_path
+    (folder / "config.json").write_bytes((model_folder / "config.json").read_bytes())
+    make, shape = f"saccade calibrate layers --model {folder} makes one", ModelSource.locate(model_folder).decoder()
+
+    def said() -> tuple[str, str]:
+        return findings(str(folder))[-1][1:]
+
+    assert said() == (f"none for {folder}: no layers are known", make)
+    assert invoke("doctor", folder).output.splitlines()[-1].split(maxsplit=1) == ["→", make]
+    saccade.Recipe(shape, saccade.policy("tidal"), roles="layers:0+3").write(folder / "saccade.json")
+    assert said() == ("tidal; re-selection layers: not looked for; retrieval heads: layers:0+3", make)
+    saccade.Recipe(shape, saccade.policy("tidal", reselect=3), (3, 4)).write(folder / "saccade.json")
+    assert said() == ("tidal:reselect=3; re-selection layers: 3+4; retrieval heads: not looked for", "")
+    (folder / "saccade.json").write_text("{", encoding="utf-8")
+    assert said()[0].startswith(f"recipe {folder}/saccade.json: not JSON") and said()[1] == make
+
+
+def test_a_published_recipe_is_named(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 36, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 12_288}
+    Qwen3Config(**sizes, num_attention_heads=32, head_dim=128).save_pretrained(tmp_path / "Qwen3-8B")
+    told = "auto takes recipe:qwen3-8b, less_is_more:reselect=12, from the paper, not re-measured here"
+    assert findings(str(tmp_path / "Qwen3-8B"))[-1].found.endswith(told)
 
 
 def test_without_a_library_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

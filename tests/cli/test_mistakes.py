@@ -23,7 +23,7 @@ COMMANDS = {
     "generate": GENERATE,
     "compare": ("compare", "--context", "1024"),
     "tune": ("tune", "--context", "512"),
-    "calibrate layers": ("calibrate", "layers", "--context", "512"),
+    "calibrate layers": ("calibrate", "layers", "--context", "1024"),
     "policies": ("policies", "--cost"),
 }
 
@@ -131,15 +131,20 @@ def test_a_bad_task_file(fails: Fails, model_folder: Path, tmp_path: Path, lines
     assert str(task) in line and words in line
 
 
-def test_a_results_folder_that_holds_another_run(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "file"), [(("--passages", 1), "probe.jsonl"), (("--task", "kv", "--questions", 2), "answers.jsonl")]
+)
+def test_a_results_folder_that_holds_another_run(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, given: tuple[object, ...], file: str
+) -> None:
     """The model is random and answers nothing; its folder is taken all the same."""
-    fixed = ("calibrate", "layers", "--model", model_folder, "--questions", 2, "--output-dir", tmp_path)
-    invoke(*fixed, "--context", 256)
-    assert (tmp_path / "answers.jsonl").is_file()
-    result = invoke(*fixed, "--context", 300)
+    fixed = ("calibrate", "layers", "--model", model_folder, "--budgets", 64, *given, "--output-dir", tmp_path)
+    invoke(*fixed, "--context", 802)
+    assert (tmp_path / file).is_file()
+    result = invoke(*fixed, "--context", 900)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert "holds a run with context=256, this one has 300; choose another --output-dir" in line
+    assert "holds a run with context=802, this one has 900; choose another --output-dir" in line
 
 
 def refused_model(folder: Path, config: Any) -> Path:

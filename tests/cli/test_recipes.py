@@ -22,8 +22,8 @@ from saccade.cli import app as saccade_app
 from saccade.eval import subject
 from saccade.recipes.published import MARK, PUBLISHED, note
 
-# Policies that are recognised by the note on the layer that nobody gave.
-TIDAL, LESS_IS_MORE = "note: tidal: no reselect given", "note: less_is_more: no reselect given"
+# Policies that are recognised by the note on the layer that nobody knows.
+TIDAL, LESS_IS_MORE = "note: tidal: no layer is known", "note: less_is_more: no layer is known"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_generate_takes_the_recipe_beside_the_model(invoke: Invoke, folder: Path
     assert LESS_IS_MORE in generated(invoke, folder)
     recipe.write(folder / "saccade.json")
     assert TIDAL in generated(invoke, folder)
-    assert TIDAL in generated(invoke, folder, "--policy", "auto", "--budget", 8)
+    assert "note: tidal:budget=8: no layer is known" in generated(invoke, folder, "--policy", "auto", "--budget", 8)
     assert LESS_IS_MORE in generated(invoke, folder, "--policy", "less_is_more")
 
 
@@ -137,9 +137,9 @@ def test_a_benchmark_takes_the_recipe_of_its_shape(
 
 
 def test_what_is_compared_is_written_down(invoke: Invoke, folder: Path, recipe: Recipe, tmp_path: Path) -> None:
-    recipe.write(folder / "saccade.json")
+    Recipe(recipe.model, saccade.policy("tidal", reselect=(2,))).write(folder / "saccade.json")
     output = tmp_path / "results"
     asked = ("--policy", "auto", "--budget", 16, "--context", 1024, "--limit", 1, "--output-dir", output)
     result = invoke("compare", "--model", folder, *asked)
     assert result.exit_code == 0, result.output
-    assert json.loads((output / "config.json").read_text())["specs"] == ["dense", "tidal:budget=16"]
+    assert json.loads((output / "config.json").read_text())["specs"] == ["dense", "tidal:budget=16,reselect=2"]

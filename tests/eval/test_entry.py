@@ -106,7 +106,10 @@ def test_what_is_compared_follows_the_recipe_beside_the_model(tmp_path: Path) ->
     source = ModelSource("mine", str(shutil.copytree(model_path(), folder, copy_function=os.link)))
     (folder / "saccade.json").unlink()
     policies, notes = policies_for((), source)
-    assert "tidal" in map(str, policies) and notes == (STAND_IN,)
+    assert not {"tidal", "less_is_more"} & {policy.name for policy in policies} and notes[0] == STAND_IN
+    assert "left out: tidal: no layer is known" in notes[1] and "--policy less_is_more` finds it" in notes[2]
+    with pytest.raises(PolicyError, match=r"no layer is known .* or name one, reselect=LAYER"):
+        policies_for(("tidal",), source)
     for roles, said in ((None, (STAND_IN,)), ("heads:0+3.1", ())):
         Recipe(source.decoder(), Policy.from_spec("quest"), (4,), roles).write(folder / "saccade.json")
         policies, notes = policies_for((), source)
@@ -115,11 +118,13 @@ def test_what_is_compared_follows_the_recipe_beside_the_model(tmp_path: Path) ->
             (Policy.from_spec("resa"), Policy.from_spec("tidal:reselect=4")),
             (),
         )
-    assert policies_for(("auto", "tidal"), source) == ((Policy.from_spec("quest"), Policy.from_spec("tidal")), ())
+    policies, (note,) = policies_for(("auto", "tidal"), source)
+    assert policies == (Policy.from_spec("quest"), Policy.from_spec("tidal:reselect=4")) and "recipe beside" in note
     Recipe(replace(source.decoder(), weights="0" * 16), Policy.from_spec("quest")).write(folder / "saccade.json")
     with pytest.raises(PolicyError, match="belongs to another model"):
         policies_for((), source)
-    assert policies_for(("tidal",), source) == ((Policy.from_spec("tidal"),), ())
+    named = Policy.from_spec("tidal:reselect=4")
+    assert policies_for((str(named),), source) == ((named,), ())
 
 
 def test_budgets_are_read_once_each() -> None:

@@ -12,7 +12,8 @@ from saccade.eval.context import Context, built_in_contexts
 from saccade.eval.reader import Reader
 from saccade.plans.rectify import Phase
 
-POLICIES = ["dense", "streaming:budget=32", "quest:budget=32", "tidal:budget=32,reselect=3", "less_is_more:budget=32"]
+POLICIES = ["dense", "streaming:budget=32", "quest:budget=32"]
+POLICIES += ["tidal:budget=32,reselect=3", "less_is_more:budget=32,reselect=2"]
 
 
 @pytest.fixture(scope="module")

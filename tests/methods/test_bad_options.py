@@ -79,13 +79,11 @@ def test_no_layer_left_to_select_at(name: str) -> None:
 
 
 def test_unset_reselect_takes_the_middle_layer_and_says_so() -> None:
-    plan = saccade.policy("tidal").plan(SHAPE)
-    assert (
-        plan == saccade.policy("tidal", reselect=4).plan(SHAPE)
-        or plan.roles == saccade.policy("tidal", reselect=4).plan(SHAPE).roles
-    )
-    assert "L//2 = 4 of 8" in plan.notes[0]
-    assert saccade.policy("tidal", reselect=4).plan(SHAPE).notes == ()
+    guess, named, none = map(saccade.policy, ("tidal:budget=9", "tidal:budget=9,reselect=4", "tidal:reselect="))
+    plan, told = guess.plan(SHAPE), named.plan(SHAPE)
+    assert plan.roles == told.roles and guess.settled(SHAPE) == named == named.settled(SHAPE)
+    assert "L//2 = 4 of 8" in plan.notes[0] and told.notes == ()
+    assert [one.plan(SHAPE).guessed for one in (guess, named, none)] == ["reselect", None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`saccade bench serve` on real engines: small, and without a look at the clock."""
+"""`saccade bench serve` and `python -m benchmarks serve` on real engines: small, and without a look at the clock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import vllm
 from engines import eight_bits, force_own_path, runner
 from vllm import LLM
 
+from benchmarks.serve.clients import ClientsJob, ClientsSettings
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
-from saccade.bench.clients import ClientsJob, ClientsSettings
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
 from saccade.bench.variants import STOCK_AGAIN

@@ -181,7 +181,7 @@ def test_where_the_budget_covers_everything_answers_are_those_of_stock(
     settings, asked = {**settings_of(name, tmp_path), **CHUNKED}, prompts(*LENGTHS)
     expected = answers(engines.stock(**settings), asked, greedy(STEPS))
     engines.close()
-    engine = engines.sparse("less_is_more:budget=1024,dense_layers=0", **settings, **PER_KIND)
+    engine = engines.sparse(f"less_is_more:budget=1024,dense_layers=0,reselect={FULL[name][1]}", **settings, **PER_KIND)
     assert answers(engine, asked, greedy(STEPS)) == expected
 
 

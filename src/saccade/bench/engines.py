@@ -24,7 +24,6 @@ from ..methods.policy import Policy
 from ..recipes.machine import copy_bandwidth, free_memory
 from ..types import SLIDING
 from .grid import Grid, GridJob, OnUnit, PolicySettings
-from .rows import LoadRow, ServingRow
 from .synthetic import prepare_process
 from .variants import STOCK
 
@@ -35,7 +34,6 @@ H200 = 4_200
 """GB/s that copying reaches on an H200 which nobody else uses."""
 
 AnyPoint = TypeVar("AnyPoint")
-AnyRow = TypeVar("AnyRow", bound=ServingRow | LoadRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class EngineSettings(PolicySettings):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
+class EngineJob(GridJob, Generic[AnyPoint]):
     """Checked settings; stock vLLM is always measured.
 
     Attributes:
@@ -91,10 +89,12 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         groups: names of the engines that stand side by side, group after group.
         block: tokens of a block of vLLM's cache.
         longest: most tokens of a row.
-        row: the kind of rows.
+        row: the kind of rows, each with a `policy` and a `point`.
+        program: whose command line this is.
     """
 
     row: ClassVar[type[Any]]
+    program: ClassVar[tuple[str, ...]] = ("saccade",)
     settings: EngineSettings
     policies: Mapping[str, Policy | None]
     points: tuple[AnyPoint, ...]
@@ -133,11 +133,11 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         """A point in words."""
 
     @abstractmethod
-    def measure(self, engines: Mapping[str, Any], point: AnyPoint) -> list[AnyRow]:
+    def measure(self, engines: Mapping[str, Any], point: AnyPoint) -> list[Any]:
         """One row per engine."""
 
     @abstractmethod
-    def compare(self, rows: Sequence[AnyRow], bandwidth: float) -> list[AnyRow]:
+    def compare(self, rows: Sequence[Any], bandwidth: float) -> list[Any]:
         """Rows by point, with what compares them; bandwidth in GB/s."""
 
     def run(self, on_unit: OnUnit, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
         prepare_process(served=self.grid.served)
         # Where files lie on this machine is no part of what was run.
         given = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-        command = shlex.join(["saccade", *given])
+        command = shlex.join([*self.program, *given])
         results = self.grid.results(settings=told, command=command, engines={}, notes=[])
         here = results["environment"]
         bandwidth = here["read_bandwidth_gb_s"]
@@ -175,13 +175,13 @@ class EngineJob(GridJob, Generic[AnyPoint, AnyRow]):
                     on_unit(done, results)
         return results
 
-    def _missing(self, group: Sequence[str], rows: Sequence[AnyRow]) -> list[AnyPoint]:
+    def _missing(self, group: Sequence[str], rows: Sequence[Any]) -> list[AnyPoint]:
         found = {(row.policy, row.point) for row in rows}
         return [point for point in self.points if any((name, point) not in found for name in group)]
 
     def _group(
         self, group: Sequence[str], points: Sequence[AnyPoint], settings: dict[str, Any], results: dict[str, Any]
-    ) -> Iterator[tuple[str, list[AnyRow]]]:
+    ) -> Iterator[tuple[str, list[Any]]]:
         """Start engines, measure them at every point, and close them."""
         device = self.grid.device
         free = free_memory(device) if self.grid.served else None

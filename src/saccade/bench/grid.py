@@ -51,9 +51,9 @@ class PolicySettings(GridSettings):
         # The weights are random ones: a recipe is held against the sizes.
         chosen, said = resolve_all(self.policies, self.shape, lambda: shape)
         policies, notes = at_budgets(chosen, parse_budgets(",".join(self.budgets)))
-        for policy in policies:
-            policy.plan(shape)
-        return policies, (*said, *notes)
+        plans = [policy.plan(shape) for policy in policies]
+        guesses = (note for plan in plans if plan.guessed is not None for note in plan.notes)
+        return policies, tuple(dict.fromkeys((*said, *notes, *guesses)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,52 +88,8 @@ class ServingRow(Row):
         return self.context, self.batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRow:
-    """A row of `saccade bench serve --clients`: one engine under a load that does not let up; times in milliseconds.
-
-    Attributes:
-        policy: spec, or `stock`.
-        clients: each with one request at a time.
-        requests, seconds: answered in the time that counts, and that time.
-        requests_per_second, tokens_per_second: answered, and generated.
-        prompt_tokens, cached_share: mean of these requests' prompts, and what the prefix cache held of all of them.
-        first_ms, first_ms_p99: from asking to the first token, median and 99th percentile of `firsts` requests.
-        next_ms, next_ms_p99: between two tokens of a request, of `gaps` of them.
-        over_stock: requests per second over the mean of stock's.
-        drift: of stock's requests per second between the first engine and the last, as a share; None: it ran once.
-        void: the drift is more than `LOAD_DRIFT`, and nothing can be compared.
-    """
-
-    policy: str
-    clients: int
-    requests: int
-    seconds: float
-    requests_per_second: float
-    tokens_per_second: float
-    prompt_tokens: float
-    cached_share: float
-    first_ms: float
-    first_ms_p99: float
-    firsts: int
-    next_ms: float
-    next_ms_p99: float
-    gaps: int
-    over_stock: float | None = None
-    drift: float | None = None
-    void: bool = False
-
-    @property
-    def point(self) -> int:
-        """What tells rows of one engine apart."""
-        return self.clients
-
-
 DRIFT = 0.02
 """Most that stock may differ from itself before a setting is void."""
-
-LOAD_DRIFT = 0.05
-"""The same of requests per second, which are counted and not medians: a fifth of the smallest gain worth having."""
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -212,19 +168,3 @@ def compared(rows: Sequence[ServingRow], empty: int, bandwidth: float) -> list[S
 
 def _fastest(rows: Iterable[Row]) -> float | None:
     return min((row.ms_per_token for row in rows), default=None)
-
-
-def under_load(rows: Sequence[LoadRow]) -> list[LoadRow]:
-    """Rows by number of clients, with what compares them; stock's rate is the mean of its rows."""
-    settings: dict[int, list[LoadRow]] = {}
-    for row in rows:
-        settings.setdefault(row.clients, []).append(row)
-    completed = []
-    for held in settings.values():
-        stock = [row.requests_per_second for row in held if row.policy in (STOCK, STOCK_AGAIN)]
-        drift = stock[-1] / stock[0] - 1 if len(stock) > 1 else None
-        void = drift is not None and abs(drift) > LOAD_DRIFT
-        for row in held:
-            over = row.requests_per_second / statistics.fmean(stock) if stock else None
-            completed.append(replace(row, over_stock=over, drift=drift, void=void))
-    return completed

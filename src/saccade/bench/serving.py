@@ -36,7 +36,7 @@ class ServingSettings(EngineSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class ServingJob(EngineJob[tuple[int, int], ServingRow]):
+class ServingJob(EngineJob[tuple[int, int]]):
     """Checked settings; an empty context, from which the ceiling is counted, is always measured.
 
     Attributes:
@@ -68,7 +68,7 @@ class ServingJob(EngineJob[tuple[int, int], ServingRow]):
         if phases and not grid.served:
             raise SaccadeError(
                 f"{next(iter(phases))}: on a CPU engines take turns of a few steps, of which dense passes are no whole "
-                "number; add rectify=none, or give --clients"
+                "number; add rectify=none"
             )
         steps = settings.steps or (64 if grid.served else 12)
         warm, turn = (8, steps) if grid.served else (1, 3)

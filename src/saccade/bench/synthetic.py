@@ -67,7 +67,7 @@ class Engine:
             if options.policy.rectify is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.
-                config = EngineArgs(**{**settings, **ours}).create_engine_config()
+                config = EngineArgs(load_format="dummy", **{**settings, **ours}).create_engine_config()
                 ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
                 ours["cudagraph_capture_sizes"] = captured_for(config, options.policy.rectify)
         self.llm = vllm.LLM(

@@ -190,7 +190,7 @@ class Attached(Variant):
         shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
         super().__init__(copy.deepcopy(model, shared), memory, memory.shared_cache())
         self.policy, self.runtime = str(policy), "saccade" if operations is None else operations.name
-        self.run: Run = sparsify(self.model, policy)
+        self.run: Run = sparsify(self.model, policy.settled(shape_of(model.config)))
         self.plan, self.rectify, self.phase = self.run.plan, policy.rectify, policy.phase
         self._first(operations)
 

@@ -1,36 +1,29 @@
-"""Which layers re-select: every candidate tried on the task, beside what one dense pass says (Tidal, app. A.6)."""
+"""Which layers re-select: every candidate's steps on key tokens of any text, and its answers if questions are asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from pathlib import Path
 from typing import Any
 
-import numpy
-from scipy.stats import binomtest, spearmanr
-
-from ..adapters.hf.support import refuse_rewinding
+from ..adapters.hf.probe import Passage, Probe
+from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
-from ..decode.recall import MeanRecall
 from ..errors import SaccadeError
-from ..eval.entry import parse_budgets
 from ..methods.policy import Policy
-from ..methods.registry import policies
-from ..recipes.recipe import Recipe
-from .asking import Reading
-from .gold import GoldObserver
+from .divergence import Divergence, record
 from .ledger import Ledger
-from .problems import Problems
-from .proxy import ProxyObserver, predicted
-from .sweep import Outcome, Sweep
+from .passages import Texts
+from .reselecting import Candidate, Reselecting
+from .sweep import Outcome
 from .target import Target, TargetSettings
 
-Candidate = tuple[int, ...]
-
-PASSES, RESULTS = "dense_passes.jsonl", "layers.json"
+PROBED, RESULTS = "probe.jsonl", "layers.json"
+TIMES, FEWEST_TEXTS, FEWEST_KEYS = 4, 16, 256
+"""A text is as many times as long as a budget; what a choice rests on at least, or it is said."""
 ENOUGH = 0.99
-"""Ratio of accuracies, to dense attention's, that the recipe's budget must reach, if one of those searched does."""
+"""Share of key tokens whose likeliest token stays, which the recipe's budget must reach, if one of those tried does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +34,8 @@ class LayerSettings:
     policy: str
     budgets: str
     most: int
+    texts: Path | None = None
+    passages: int = 16
 
 
 @dataclass(frozen=True)
@@ -48,193 +43,133 @@ class LayerSearch:
     """A checked search for at most so many layers where a policy selects again; `run` it."""
 
     target: Target
-    policy: Policy
-    budgets: tuple[int, ...]
+    layers: Reselecting
     most: int
-    problems: Problems
+    texts: Texts
+    passages: tuple[Passage, ...]
 
     @classmethod
     def check(cls, settings: LayerSettings) -> LayerSearch:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        policy = Policy.from_spec(settings.policy)
-        if "reselect" not in type(policy.options).model_fields:
-            valid = (name for name, method in policies().items() if "reselect" in method.defaults)
-            raise SaccadeError(f"--policy {settings.policy!r} has no re-selection layer; valid: {', '.join(valid)}")
-        if {"reselect", "budget"} & policy.options.model_fields_set:
-            what = "reselect and budget are what is searched; leave them out"
-            raise SaccadeError(f"--policy {settings.policy!r}: {what}")
         target = Target.check(settings.common)
-        search = cls(target, policy, tuple(sorted(parse_budgets(settings.budgets))), settings.most, target.problems())
-        for spec in search.specs(search.candidates):
-            Policy.from_spec(spec).plan(target.subject.shape)
-        refuse_rewinding(policy, target.subject.shape)
-        return search
-
-    @property
-    def first(self) -> int:
-        """The layer where a set is chosen whatever is searched."""
-        return self._selecting[0]
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """What is tried first: no further layer, then each one above the first selection layer."""
-        return ((), *((layer,) for layer in self._selecting[1:]))
-
-    @property
-    def _selecting(self) -> tuple[int, ...]:
-        """Layers with full attention above the dense ones, as the model counts them."""
-        return self.target.subject.shape.full_layers[int(self.policy.options.model_dump()["dense_layers"]) :]
-
-    def specs(self, candidates: Sequence[Candidate]) -> list[str]:
-        """The policy with each candidate at each budget."""
-        given, name = self.policy.options.model_dump(exclude_unset=True), self.policy.name
-        pairs = ({"reselect": candidate, "budget": budget} for candidate in candidates for budget in self.budgets)
-        return [Policy.create(name, {**given, **pair}).to_spec() for pair in pairs]
+        layers = Reselecting.check(settings.policy, settings.budgets, target.subject.shape)
+        context, positions = settings.common.context, target.subject.positions
+        least = max(TIMES * max(layers.budgets), Passage(()).shortest)
+        if not least <= context <= positions:
+            raise SaccadeError(
+                f"--context {context} is not valid: the probe reads texts of {least:,} tokens or more, {TIMES} times "
+                f"the largest budget; the model has {positions:,} positions"
+            )
+        if settings.common.task:
+            target.problems()
+        texts = Texts(settings.texts, context, least)
+        passages = tuple(texts.passages(target.subject.tokenizer, settings.passages))
+        return cls(target, layers, settings.most, texts, passages)
 
     @property
     def units(self) -> int:
-        """Pieces of work of a whole run: one dense pass per text, and one per candidate, budget and text."""
-        rounds = 1 + len(self.candidates) * len(self.budgets) * self.most
-        return len(self.problems) * (1 + rounds)
+        """Pieces of work of a whole run, at most."""
+        specs, asked = len(self.layers.specs(self.layers.candidates)) * self.most, 0
+        if self.target.settings.task:
+            asked = len(self.target.problems()) * (1 + specs)
+        return len(self.passages) * specs + asked
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Search, write the results and the recipe; what the folder already holds is not done again."""
-        model = self.target.subject.load()
+        model, layers = self.target.subject.load(), self.layers
         earlier = self.target.earlier(shape_of_model(model))
-        proxies = self._proxies(self._dense_passes(model, advance))
-        with self.target.sweep(model, self.problems, policy=str(self.policy)) as sweep:
-            sweep.run(["dense", *self.specs(self.candidates)], advance)
-            dense, tried, steps = sweep.outcome("dense"), self._outcomes(sweep, self.candidates), []
-            chosen = max(tried, key=lambda reselect: _merit(tried[reselect]))
-            for _ in range(self.most - len(chosen)):
-                wider = [tuple(sorted({*chosen, layer})) for (layer,) in self.candidates[1:] if layer not in chosen]
-                if not wider:
-                    break
-                sweep.run(self.specs(wider), advance)
-                tried |= self._outcomes(sweep, wider)
-                best = max(wider, key=lambda reselect: _merit(tried[reselect]))
-                # As many pairs were tried, and the best one is tested (Bonferroni).
-                p = min(_one_sided(tried[best], tried[chosen]) * len(wider), 1.0)
-                steps.append({"from": chosen, "to": best, "p": p, "taken": p < 0.05})
-                if p >= 0.05:
+        about = {name: self.target.about()[name] for name in ("model", "weights", "context", "dtype")}
+        about |= {"policy": str(layers.policy), "texts": self.texts.name, "passages": self.texts.sha256(self.passages)}
+        with Ledger(self.target.settings.output_dir / PROBED, about, ("text", "spec")) as ledger:
+            tried, steps = self._probed(model, ledger, layers.candidates, advance), list[dict[str, Any]]()
+            chosen = min(tried, key=lambda one: _merit(tried[one]))
+            while len(chosen) < self.most and (wider := layers.wider(chosen)):
+                tried |= self._probed(model, ledger, wider, advance)
+                best = min(wider, key=lambda one: _merit(tried[one]))
+                gain = tried[best][-1].interval(tried[chosen][-1])
+                taken = gain is not None and gain[0] > 0
+                steps.append({"from": chosen, "to": best, "gain": gain, "taken": taken})
+                if not taken:
                     break
                 chosen = best
-        rows = [
-            {"reselect": list(reselect), "budget": budget, **outcome.to_dict()}
-            for reselect, outcomes in tried.items()
-            for budget, outcome in zip(self.budgets, outcomes, strict=True)
-        ]
+        asked = self._asked(model, layers.specs([*tried]), advance) if self.target.settings.task else {}
+        if asked:
+            right = {one: sum(asked[spec].correct for spec in layers.specs([one])) for one in tried}
+            chosen = min(tried, key=lambda one: (-right[one], _merit(tried[one])))
+        others = [one for one in tried if len(one) <= 1 and one != chosen]
+        second = min(others, key=lambda one: _merit(tried[one])) if others else None
+        keys = tried[chosen][0].keys
+        if not keys:
+            what = "no token needs a long context, so no layer can be told from another"
+            raise SaccadeError(f"{self.texts.name}: {what}; choose other --texts")
+        margin = None if second is None else tried[chosen][-1].interval(tried[second][-1])
         results = {
-            "policy": str(self.policy),
-            "budgets": list(self.budgets),
-            "texts": len(self.problems),
-            "dense": dense.to_dict(),
-            "rows": rows,
+            "policy": str(layers.policy),
+            "budgets": list(layers.budgets),
+            "passages": len(self.passages),
+            "tokens": self.texts.length,
+            "keys": keys,
+            **({"dense": asked["dense"].to_dict()} if asked else {}),
+            "rows": [
+                {"reselect": list(one), "budget": budget, **found.to_dict()}
+                | ({"asked": asked[found.spec].to_dict()} if asked else {})
+                for one, outcomes in tried.items()
+                for budget, found in zip(layers.budgets, outcomes, strict=True)
+            ],
             "chosen": list(chosen),
+            "second": second,
+            "margin": margin,
             "further_layers": steps,
-            **proxies,
-            "rank_correlation": self._correlations(tried, proxies),
+            "notes": self._notes(keys, margin, asked=bool(asked)),
         }
         written = self.target.write_results(RESULTS, results)
-        self._recipe(dense, tried[chosen], replace(earlier, reselect=chosen))
+        known = replace(earlier, reselect=chosen)
+        if not known.tuned:
+            kept = next((one for one in tried[chosen] if one.kept >= ENOUGH), tried[chosen][-1])
+            known = replace(known, policy=Policy.from_spec(kept.spec))
+        found = {name: results[name] for name in ("policy", "budgets", "passages", "keys", "second", "margin", "notes")}
+        scores = {one.spec: {"merit": one.merit, "interval": one.interval()} for one in tried[chosen]}
+        self.target.write_recipe("calibrate layers", known, {**found, "texts": self.texts.name}, scores)
         return written
 
-    def _outcomes(self, sweep: Sweep, candidates: Sequence[Candidate]) -> dict[Candidate, list[Outcome]]:
-        return {one: [sweep.outcome(spec) for spec in self.specs([one])] for one in candidates}
+    def _probed(
+        self, model: Any, ledger: Ledger, candidates: Sequence[Candidate], advance: Callable[[str], None]
+    ) -> dict[Candidate, list[Divergence]]:
+        """Every candidate at every budget on every passage."""
+        specs, places = self.layers.specs(candidates), range(len(self.passages))
+        for number, passage in enumerate(self.passages):
+            missing = [spec for spec in specs if (number, spec) not in ledger.records]
+            probe = Probe(model, passage, attach=attached, keys_alone=True) if missing else None
+            for spec in missing:
+                assert probe is not None, "something is missing"
+                told = probe.measure(Policy.from_spec(spec), self.target.subject.tokenizer)
+                ledger.add({"text": number, "spec": spec, **record(told)})
+                advance(spec)
 
-    def _dense_passes(self, model: Any, advance: Callable[[str], None]) -> list[dict[str, Any]]:
-        """One dense pass over every text's questions: where gold mass lies, and how far sets would carry."""
-        target, shape, texts = self.target, self.target.subject.shape, len(self.problems)
-        about = {**target.about(), "policy": str(self.policy), "texts": texts, "budgets": list(self.budgets)}
-        about["rows"] = rows = target.rows(model, self.problems)
-        plans = [Policy.from_spec(spec).plan(shape) for spec in self.specs([()])]
-        with Ledger(target.settings.output_dir / PASSES, about, ("problem",)) as passes:
-            for number in range(texts):
-                if (number,) in passes.records:
-                    continue
-                problem = self.problems[number]
-                gold = GoldObserver(shape.layers, shape.query_heads, problem.tokens, first=shape.full_layers[0])
-                proxy = ProxyObserver(plans, shape.layers)
-                Reading(model, problem, rows).observe(gold, proxy)
-                found = {"problem": number, "gold_mass": gold.mass.tolist(), "copies": gold.copies.tolist()}
-                carried = {name: getattr(proxy, name).tolist() for name in ("mass", "overlap", "weights")}
-                passes.add({**found, "gold_steps": gold.steps, **carried})
-                advance("dense pass")
-            return [passes.records[number,] for number in range(texts)]
+        def found(spec: str) -> Divergence:
+            return Divergence(spec, [ledger.records[number, spec] for number in places])
 
-    def _proxies(self, passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The dense passes of all texts as one, and what each candidate would reach by them."""
-        gold, masses, overlaps, weights = (
-            numpy.sum([one[name] for one in passes], axis=0) for name in ("gold_mass", "mass", "overlap", "weights")
-        )
-        steps = sum(one["gold_steps"] for one in passes)
-        heads = gold / max(steps, 1)
-        found = {"gold_mass_per_head": heads, "gold_mass": heads.max(1)}
-        return {what: values.tolist() if steps else None for what, values in found.items()} | {
-            what: {name(one): predicted(values, weights, self.first, one) for one in self.candidates}
-            for what, values in (("predicted_recall", masses), ("predicted_overlap", overlaps))
-        }
+        return {one: [found(spec) for spec in self.layers.specs([one])] for one in candidates}
 
-    def _correlations(self, tried: Mapping[Candidate, Sequence[Outcome]], proxies: dict[str, Any]) -> dict[str, Any]:
-        """Spearman's rank correlation over single layers, of each proxy with what the search has measured."""
-        single = self.candidates[1:]
-        if not single:  # a model whose only layer above the dense ones is the first selecting one
-            return {}
-        accuracy = [fmean(outcome.accuracy for outcome in tried[one]) for one in single]
-        recall = [_recall(tried[one]) for one in single]
-        predictions = ("predicted_recall", "predicted_overlap")
-        guesses = {what: [fmean(proxies[what][name(one)] or (1.0,)) for one in single] for what in predictions}
-        if proxies["gold_mass"] is not None:
-            guesses["gold_mass"] = [proxies["gold_mass"][layer] for (layer,) in single]
-        return {
-            what: {"with_accuracy": _spearman(values, accuracy), "with_recall": _spearman(values, recall),
-                   "its_best": single[int(numpy.argmax(values))][0]}
-            for what, values in guesses.items()
-        }  # fmt: skip
+    def _asked(self, model: Any, specs: Sequence[str], advance: Callable[[str], None]) -> dict[str, Outcome]:
+        """What dense attention and every candidate answer."""
+        with self.target.sweep(model, self.target.problems(), policy=str(self.layers.policy)) as sweep:
+            sweep.run(["dense", *specs], advance)
+            found = {spec: sweep.outcome(spec) for spec in ("dense", *specs)}
+        consequence = "no layer can be told from another by it"
+        self.target.refuse_unanswered(found["dense"].correct, found["dense"].count, consequence)
+        return found
 
-    def _recipe(self, dense: Outcome, outcomes: Sequence[Outcome], recipe: Recipe) -> None:
-        """Write the layers, and the policy at the smallest budget that kept the answers; roles, a tuned policy stay."""
-        consequence = "no layer can be told from another and there is no recipe"
-        self.target.refuse_unanswered(dense.correct, dense.count, consequence)
-        enough = [o for o in outcomes if o.correct >= ENOUGH * dense.correct]
-        best = enough[0] if enough else max(outcomes, key=lambda outcome: outcome.correct)
-        found = {"policy": str(self.policy), "budgets": list(self.budgets)}
-        scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
-        known = recipe if recipe.tuned else replace(recipe, policy=Policy.from_spec(best.spec))
-        self.target.write_recipe("calibrate layers", known, found=found, scores=scores)
+    def _notes(self, keys: int, margin: tuple[float, float] | None, *, asked: bool) -> list[str]:
+        """What the user should know about the choice."""
+        notes, texts = ["chosen by right answers"] if asked else [], len(self.passages)
+        if texts < FEWEST_TEXTS or keys < FEWEST_KEYS:
+            notes.append(f"{texts} texts, {keys} key tokens: a choice should rest on {FEWEST_TEXTS} and {FEWEST_KEYS}")
+        if margin is None or margin[0] <= 0:
+            notes.append("the best cannot be told from the second: both stay candidates; more --passages may tell")
+        return notes
 
 
-def _merit(outcomes: Sequence[Outcome]) -> tuple[int, float]:
-    """Right answers over all budgets, then recall: what candidates are ranked by."""
-    return sum(outcome.correct for outcome in outcomes), _recall(outcomes)
-
-
-def _recall(outcomes: Sequence[Outcome]) -> float:
-    """Attention recall over heads with a set; a candidate without any misses nothing."""
-    means = [MeanRecall.of_parts(outcome.recalls) for outcome in outcomes]
-    return fmean(1.0 if mean is None or mean.attention is None else mean.attention for mean in means)
-
-
-def _one_sided(better: Sequence[Outcome], worse: Sequence[Outcome]) -> float:
-    """Exact sign test that the first is no better; a question counts once, by how many budgets it is right at."""
-    pairs = list(zip(_times_right(better), _times_right(worse), strict=True))
-    gained, lost = sum(one > other for one, other in pairs), sum(one < other for one, other in pairs)
-    return float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
-
-
-def _times_right(outcomes: Sequence[Outcome]) -> list[int]:
-    """Question by question, at how many budgets it is right."""
-    flat = ([right for text in outcome.right for right in text] for outcome in outcomes)
-    return [sum(one) for one in zip(*flat, strict=True)]
-
-
-def _spearman(values: Sequence[float], measured: Sequence[float]) -> float | None:
-    """None where one side is constant, so that nothing has a rank."""
-    if len(set(values)) < 2 or len(set(measured)) < 2:
-        return None
-    return float(spearmanr(values, measured).statistic)
-
-
-def name(reselect: Sequence[int]) -> str:
-    """What a candidate is called in results."""
-    return "+".join(map(str, reselect)) or "none"
+def _merit(outcomes: Sequence[Divergence]) -> float:
+    """Over all budgets."""
+    return sum(one.merit for one in outcomes)

@@ -46,7 +46,7 @@ TUNING, CHOOSING_HEADS, TRAINING = 3, 1000, 2000
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """Settings that all calibrations share; see `saccade calibrate layers --help`."""
+    """Settings that all calibrations share; see `saccade calibrate layers --help`. No `task`: nothing is asked."""
 
     model: str | None
     task: str
@@ -70,7 +70,7 @@ class Target:
     @classmethod
     def check(cls, settings: TargetSettings) -> Target:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        if settings.task not in TASKS and not settings.task.endswith(SUFFIXES):
+        if settings.task and settings.task not in TASKS and not settings.task.endswith(SUFFIXES):
             valid = ", ".join((*TASKS, *(f"or a file FILE{suffix}" for suffix in SUFFIXES)))
             raise SaccadeError(f"--task {settings.task!r} is not valid: {valid}")
         target = cls(settings, Subject.check(settings.model, settings.device, settings.dtype))
@@ -84,7 +84,7 @@ class Target:
     @property
     def from_file(self) -> bool:
         """Whether the task is the user's own."""
-        return self.settings.task not in TASKS
+        return self.settings.task not in ("", *TASKS)
 
     def problems(self, seed: int = 0) -> Problems:
         """Problems of the chosen task, a dozen questions per text, as many texts as `--questions` need; see `draw`."""
@@ -106,12 +106,12 @@ class Target:
     def about(self) -> dict[str, Any]:
         """What results depend on, JSON-ready; neither where they are written nor how many threads made them."""
         settings, source = self.settings, self.subject.source
+        asked = ("task", "context", "questions", "seed") if settings.task else ("context",)
         return {
             "model": source.name if source.bundled else source.location,
             "weights": self.subject.shape.weights,
-            "task": settings.task,
-            "texts_of": self._texts_of(),
-            **{name: getattr(settings, name) for name in ("context", "questions", "seed")},
+            **({"texts_of": self._texts_of()} if settings.task else {}),
+            **{name: getattr(settings, name) for name in asked},
             "dtype": self.subject.dtype_name,
         }
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 
+from ..adapters.hf.probe import Passage
 from ..adapters.hf.support import refuse_rewinding
 from ..checkpoints.shape import shape_of_model
 from ..checkpoints.traffic import state_bytes, weights_read
@@ -19,7 +20,7 @@ from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
-from .layers import LayerSearch, LayerSettings
+from .layers import TIMES, LayerSearch, LayerSettings
 from .problems import NeedleProblems, Problems, needles_in
 from .promise import (
     ALPHA,
@@ -49,7 +50,6 @@ Ladders = Mapping[str, Mapping[str, float]]
 """Bytes per token of every family's specs, most expensive first."""
 
 RESULTS, SEARCH = "tune.json", "layers"
-SEARCHED_QUESTIONS = 96
 PARTS = 16, 4, 1
 """After which parts of the texts candidates are left out that can no longer pass."""
 
@@ -119,7 +119,7 @@ class Tuning:
         target = Target.check(settings.common)
         known = target.earlier(target.subject.shape)
         # A file has one set of texts: what chose a layer must not judge it.
-        searches = not settings.policies and known.reselect is None and not target.from_file
+        searches = not settings.policies and known.reselect is None and settings.common.context >= Passage(()).shortest
         most = len(families(known, settings.policies)) + 3 * searches
         named = () if settings.budgets is None else parse_budgets(settings.budgets)
         target, problems, screening = _texts(target, quality, most, full=settings.full)
@@ -128,9 +128,9 @@ class Tuning:
         search = None
         if searches:
             folder = common.output_dir / SEARCH
-            questions = min(SEARCHED_QUESTIONS, common.questions)
-            other = replace(common, output_dir=folder, recipe=None, questions=questions)
-            search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, budgets)), 1))
+            other = replace(common, output_dir=folder, recipe=None, task="")
+            fitting = [budget for budget in budgets if TIMES * budget <= common.context] or [min(budgets)]
+            search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, fitting)), 1))
         tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, screening, known, search, most)
         for family in families(known, settings.policies):
             for policy in rungs(family, tuning.budgets, common.context):

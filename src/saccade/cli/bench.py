@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import SaccadeError
 from . import options
 from .group import need_eval
-from .options import Device, JsonFile, Picture, RandomDtype, Shape, count, flag, number, words
+from .options import Device, JsonFile, Picture, RandomDtype, Shape, count, words
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench.engines import EngineJob
 
 CONTEXTS, POLICIES, BUDGET = ["0,4096,32768"], ["dense", "tidal", "less_is_more"], ["2048"]
 BASELINES = ["transformers", "torch-sdpa", "vllm"]
@@ -71,45 +78,29 @@ def decode(
 @bench.command()
 def serve(
     shape: Shape = "smollm2-135m",
-    context: Annotated[
-        list[str], words("N,N", "Cached tokens of every row; with --clients lengths of prompts, in turn.")
-    ] = SERVED_CONTEXTS,
-    batch: Annotated[list[str] | None, words("N,N", "Rows decoded together. Default: 1,4.")] = None,
+    context: Annotated[list[str], words("N,N", "Cached tokens of every row.")] = SERVED_CONTEXTS,
+    batch: options.Batches = SERVED_BATCHES,
     points: Annotated[
         list[str] | None, words("CxB,CxB", "Contexts and batches, such as 16x1,131072x4; instead of those two.")
     ] = None,
-    clients: Annotated[
-        list[str] | None, words("N,N", "Time requests instead of steps: so many clients, each asking again at once.")
-    ] = None,
-    new_tokens: Annotated[int | None, count("With --clients: tokens of an answer. Default: 128.", 2)] = None,
-    shared: Annotated[
-        float | None, number("SHARE", "With --clients: share of each prompt that all have in common. Default: 0.")
-    ] = None,
-    requests: Annotated[int | None, count("With --clients: requests that count. Default: 4 per client.")] = None,
-    threads: Annotated[int, count("CPU threads.")] = 2,
+    threads: options.VllmThreads = 2,
     policy: options.Policies = SERVED_POLICIES,
     budget: options.TimedBudgets = BUDGET,
     steps: Annotated[int | None, count("Timed steps. Default: 64 on CUDA, 12 on a CPU.", 2)] = None,
-    block: Annotated[
-        int | None, count("Tokens of a block of vLLM's cache. Default: 16 on CUDA, 32 on a CPU.", 16)
-    ] = None,
+    block: options.Block = None,
     max_model_len: Annotated[
         int | None, count("Most tokens of a row, which bounds buffers and grids. Default: what is needed.")
     ] = None,
-    memory: Annotated[float, number("SHARE", "Share of a GPU's memory for vLLM.")] = 0.9,
-    tensor_parallel: Annotated[int, count("GPUs that share the model.")] = 1,
-    rectify_together: Annotated[
-        bool, flag("--rectify-together", "Rectified policies run the dense passes of a batch together.")
-    ] = False,
-    kv_cache_dtype: Annotated[
-        str, words("NAME", "Of the cache, stock's too: auto (as --dtype), bfloat16, float16, fp8, fp8_e4m3.")
-    ] = "auto",
+    memory: options.Memory = 0.9,
+    tensor_parallel: options.TensorParallel = 1,
+    rectify_together: options.RectifyTogether = False,
+    kv_cache_dtype: options.CacheDtype = "auto",
     dtype: RandomDtype = "bfloat16",
-    device: Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")] = "auto",
+    device: options.VllmDevice = "auto",
     json: JsonFile = None,
-    resume: Annotated[bool, flag("--resume", "Go on with the rows that FILE of --json has already.")] = False,
+    resume: options.Resume = False,
 ) -> None:
-    """Time one output token of vLLM, stock and under policies, on a cache of random keys; or requests under a load.
+    """Time one output token of vLLM, stock and under policies, on a cache of random keys.
 
     Nothing is prefilled: requests start with their blocks filled. The share of the ceiling is the time that the bytes
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
@@ -117,45 +108,38 @@ def serve(
     first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
     in whole periods: a step's time is then the mean of one.
 
-    With --clients prompts of random tokens are prefilled, found in the prefix cache and answered; engines run one after
-    another, stock first and last, void beyond 5%. What counts begins when as many requests were answered as there are
-    clients, and one of every length, and ends while all are busy; requests that find no room in the cache wait.
-
     Example:
 
       saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
-
-      saccade bench serve --clients 4 --context 4096,8192 --shared 0.9 --new-tokens 64 --policy quest
     """
-    from ..adapters.vllm.server.serve import INSTALL
-    from ..bench.clients import ClientsJob, ClientsSettings
-    from ..bench.engines import EngineJob
     from ..bench.serving import ServingJob, ServingSettings
-    from ..eval.output import read_json
-    from ..report.timings import load_table, serving_table
-    from .terminal import quiet_libraries, time_and_show
+    from ..report.timings import serving_table
+    from .terminal import quiet_libraries
 
     quiet_libraries()
-    steps_only: dict[str, Any] = {"batch": batch, "points": points, "steps": steps, "max_model_len": max_model_len}
-    load_only: dict[str, Any] = {"new_tokens": new_tokens, "shared": shared, "requests": requests}
-    for name, given in (load_only if clients is None else steps_only).items():
-        if given is not None:
-            option, how = name.replace("_", "-"), "without" if clients is None else "with"
-            raise SaccadeError(f"--{option} is not valid {how} --clients")
-    common: dict[str, Any] = {
-        "shape": shape, "contexts": context, "threads": [str(threads)], "dtype": dtype, "device": device,
-        "policies": policy, "budgets": budget, "steps": steps, "block": block, "memory": memory,
-        "tensor_parallel": tensor_parallel, "rectify_together": rectify_together, "kv_cache_dtype": kv_cache_dtype,
-    }  # fmt: skip
-    job: EngineJob[Any, Any]
-    if clients is None:
-        common |= {"batches": batch or SERVED_BATCHES, "points": points or (), "max_model_len": max_model_len}
-        job, table = ServingJob.check(ServingSettings(**common)), serving_table
-    else:
-        chosen = {name: value for name, value in load_only.items() if value is not None}
-        job, table = ClientsJob.check(ClientsSettings(**common, batches=clients, **chosen)), load_table
+    settings = ServingSettings(
+        shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
+        policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
+        kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
+        max_model_len=max_model_len,
+    )  # fmt: skip
+    time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
+
+
+def time_engines(
+    job: EngineJob[Any], table: Callable[[Mapping[str, Any]], Table], json: Path | None, *, resume: bool
+) -> None:
+    """Run a benchmark of vLLM's engines and show it; `resume`: go on with the rows that the file has already.
+
+    Raises:
+        SaccadeError: if vLLM is not installed.
+    """
+    from ..adapters.vllm.server.serve import INSTALL
+    from ..eval.output import read_json
+    from .terminal import time_and_show
+
     if find_spec("vllm") is None:
         raise SaccadeError(INSTALL)
     before = None

@@ -23,16 +23,22 @@ calibrate = typer.Typer(
 @calibrate.command(cls=NeedsEval)
 def layers(
     model: options.Model = None,
-    task: options.Task = "kv",
+    texts: Annotated[
+        Path | None,
+        words("FILE_OR_DIR", "Texts to read, UTF-8; such as the model will be used on. Default: Python's library."),
+    ] = None,
     context: options.Context = 4096,
-    budgets: options.Budgets = "32,64,128,256",
-    questions: options.Questions = 144,
+    budgets: options.Budgets = "256",
+    passages: Annotated[int, count("Texts of that length to read, at most.", maximum=10_000)] = 16,
     policy: Annotated[
         str, words("SPEC", "tidal or less_is_more, with options other than reselect and budget.")
     ] = "tidal",
-    most: Annotated[
-        int, count("Most layers to choose; a further one is taken if it is better with 95% confidence.", maximum=8)
-    ] = 1,
+    most: Annotated[int, count("Most layers to choose; a further one is taken if it is better.", maximum=8)] = 1,
+    task: Annotated[
+        str | None,
+        words("NAME_OR_FILE", "Ask questions too, and choose by them: kv, listing, records, passkey, or a file."),
+    ] = None,
+    questions: options.Questions = 144,
     output_dir: options.OutputDir = Path("results/layers"),
     recipe: options.RecipePath = None,
     device: options.Device = "auto",
@@ -42,15 +48,15 @@ def layers(
 ) -> None:
     """Try every layer as the one that selects again, and write the best into a recipe.
 
-    Texts are read densely; questions are then decoded under the policy with each candidate layer and budget. One dense
-    pass also says how well each layer's choice would serve the layers above it: a cheap guess, and how far it can be
-    trusted on this model.
+    The probe reads texts densely and tells the model their last tokens under each candidate: the layer stays whose
+    steps are nearest to dense attention's on tokens that need a long context, in the text as it is and in a passage
+    that is repeated. With --task questions are asked under each, too, and the one with most right answers stays.
 
     Examples:
 
       saccade calibrate layers
 
-      saccade calibrate layers --model ./Qwen3-8B --task passkey --context 16384 --budgets 256,1024 --questions 60
+      saccade calibrate layers --model ./Qwen3-8B --texts ./documents --context 16384 --budgets 1024
     """
     from ..calibrate.layers import LayerSearch, LayerSettings
     from ..calibrate.target import TargetSettings
@@ -58,8 +64,9 @@ def layers(
     from .terminal import quiet_libraries
 
     quiet_libraries()
-    shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
-    run_and_show(LayerSearch.check(LayerSettings(shared, policy, budgets, most)), layer_table, layer_report)
+    shared = TargetSettings(model, task or "", context, questions, output_dir, recipe, device, dtype, seed, threads)
+    settings = LayerSettings(shared, policy, budgets, most, texts, passages)
+    run_and_show(LayerSearch.check(settings), layer_table, layer_report)
 
 
 @calibrate.command(cls=NeedsEval)

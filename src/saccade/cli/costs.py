@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ..methods.registry import policies
 from ..plans.cost import PARTS, Cost, cost_of
 from ..recipes.resolve import Shape, resolve_all
 from ..types import ModelShape
-from .terminal import output, quiet_libraries
+from .terminal import quiet_libraries, show
 
 CACHE_BYTES = {"float32": 4.0, "fp32": 4.0, "bfloat16": 2.0, "bf16": 2.0, "float16": 2.0, "fp16": 2.0, "fp8": 1.0}
 WEIGHT_BYTES = {**CACHE_BYTES, "int8": 1.0, "int4": 0.5}
@@ -53,16 +52,12 @@ def print_costs(
     for entry in chosen:
         plan, label = entry.plan(shape), entry.to_spec()
         costs[label] = cost_of(plan, entry.rectify, shape, **sizes, acceptance=acceptance)
-        notes += [f"{label}: {note}" for note in costs[label].notes]
-        notes += [note if note.startswith(entry.name) else f"{label}: {note}" for note in plan.notes]
-    console = output()
+        notes += [*(f"{label}: {note}" for note in costs[label].notes), *plan.notes]
     title = (
         f"{model or 'bundled model'}, {context:,} cached tokens, batch {batch}, cache in {dtype}, "
         f"{parameters:,} weights in {weights}"
     )
-    console.print(_table(title, costs))
-    for note in dict.fromkeys(notes):
-        console.print(note, highlight=False, soft_wrap=True)
+    show(_table(title, costs), *dict.fromkeys(notes))
 
 
 def _size(option: str, name: str, sizes: dict[str, float]) -> float:
@@ -95,13 +90,11 @@ def _model(name: str | None, batch: int) -> tuple[ModelShape, int, list[str]]:
 
 
 def _config(name: str | None) -> Any:
-    if name is None:
-        return ModelSource.locate(None).config()
-    # Weights are not needed, so a folder with a configuration is enough.
-    if is_preset(name) or (Path(name).expanduser() / "config.json").is_file():
-        return read_config(name if is_preset(name) else str(Path(name).expanduser()))
+    if name is not None and is_preset(name):
+        return read_config(name)
     try:
-        return ModelSource.locate(name).config()
+        # Weights are not needed, so a folder with a configuration is enough.
+        return ModelSource.locate(name, weights=False).config()
     except ModelFolderError as error:
         raise ModelFolderError(f"{error}; a preset is one of {', '.join(SHAPES)}") from error
 

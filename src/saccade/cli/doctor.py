@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from ..errors import install
 
@@ -15,27 +17,32 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def doctor() -> None:
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="DIR_OR_HUB_ID", help="Say which recipe it has, too.")] = None,
+) -> None:
     """Say in ten lines what is installed, which kernels run where, and what is missing.
 
-    Nothing is changed, downloaded or compiled.
+    Nothing is changed or compiled, and nothing downloaded but a hub id's configuration and recipe.
 
     Example:
 
-      saccade doctor
+      saccade doctor ./Qwen3-8B
     """
     from .terminal import output
 
     console = output()
-    for name, found, advice in findings():
+    for name, found, advice in findings(model):
         console.print(f"{name:<14}{found}", highlight=False, markup=False, soft_wrap=True)
         if advice:
             console.print(f"{'':<14}→ {advice}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
-def findings() -> list[Finding]:
-    """All lines, in order."""
-    return [*_versions(), *_processor(), *_accelerator(), *_extras(), _vllm()]
+def findings(model: str | None = None) -> list[Finding]:
+    """All lines, in order; the last is on a model, if one is named."""
+    from ..recipes.resolve import known
+
+    recipe = [] if model is None else [Finding("recipe", *known(model))]
+    return [*_versions(), *_processor(), *_accelerator(), *_extras(), _vllm(), *recipe]
 
 
 def _versions() -> list[Finding]:

@@ -116,3 +116,17 @@ ONE = ["1"]
 RandomDtype = Annotated[str, typer.Option(help="float32, bfloat16, float16.")]
 JsonFile = Annotated[Path | None, words("FILE", "Write everything measured there.")]
 Picture = Annotated[Path | None, words("FILE.svg", "Draw it there.")]
+
+# Of benchmarks of vLLM's engines.
+VllmThreads = Annotated[int, count("CPU threads.")]
+Block = Annotated[int | None, count("Tokens of a block of vLLM's cache. Default: 16 on CUDA, 32 on a CPU.", 16)]
+Memory = Annotated[float, number("SHARE", "Share of a GPU's memory for vLLM.")]
+TensorParallel = Annotated[int, count("GPUs that share the model.")]
+RectifyTogether = Annotated[
+    bool, flag("--rectify-together", "Rectified policies run the dense passes of a batch together.")
+]
+CacheDtype = Annotated[
+    str, words("NAME", "Of the cache, stock's too: auto (as --dtype), bfloat16, float16, fp8, fp8_e4m3.")
+]
+VllmDevice = Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")]
+Resume = Annotated[bool, flag("--resume", "Go on with the rows that FILE of --json has already.")]

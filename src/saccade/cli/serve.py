@@ -30,7 +30,7 @@ def serve(
         words(
             "SPEC",
             "Policy that requests decode with: a spec, see `saccade policies`; auto; the path of a recipe; "
-            "recipe:NAME. Default: that of the recipe beside the model, else less_is_more.",
+            "recipe:NAME. Default: that of the recipe beside the model.",
         ),
     ] = None,
     port: Annotated[str | None, words("N", "Port to listen on. 8000.")] = None,

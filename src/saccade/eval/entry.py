@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..adapters.hf.finding import already_found
 from ..adapters.hf.support import against_rewinding
 from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
@@ -23,16 +24,43 @@ def policies_for(
 ) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
     """What the user has named, or else every method (those of `methods`) with what was found for the model; and notes.
 
-    Methods that the model's layers rule out are left out, with the reason in a note, unless they are named.
-    What is named but is no policy and no recipe, or one of another model, is a PolicyError.
+    Methods that the model's layers rule out, or whose layer nobody has found, are left out, with the reason in a note,
+    unless they are named: then that is a PolicyError, as what is no policy and no recipe, or one of another model.
     """
     if written:
-        return resolve_all(written, source.location, source.decoder)
+        policies, notes = resolve_all(written, source.location, source.decoder)
+        found = [with_known_layers(policy, source) for policy in policies]
+        return tuple(policy for policy, _ in found), (*notes, *(note for _, note in found if note))
     shape, recipe = source.decoder(), beside(source.location, source.decoder)
     usual, notes = usual_policies(recipe, methods)
-    reasons = {policy: reason for policy in usual if (reason := against_rewinding(policy, shape))}
+    reasons = {one: why for one in usual if (why := against_rewinding(one, shape) or _unknown(one, source))}
     able = tuple(policy for policy in usual if policy not in reasons)
     return able, (*notes, *(f"left out: {reason}" for reason in reasons.values()))
+
+
+def with_known_layers(policy: Policy, source: ModelSource) -> tuple[Policy, str]:
+    """A policy that needs a layer with the one that was found for the model, and where from; others as they are.
+
+    Raises:
+        PolicyError: nobody has found one.
+    """
+    shape = source.decoder()
+    if policy.plan(shape).guessed is None or against_rewinding(policy, shape):
+        return policy, ""
+    found = already_found(policy, source.location, shape)
+    if found is None:
+        model = source.name if source.bundled else source.location
+        command = f"saccade calibrate layers --model {model} --policy {policy.name}"
+        raise PolicyError(f"{policy}: no layer is known for {model}; `{command}` finds it, or name one, reselect=LAYER")
+    return found
+
+
+def _unknown(policy: Policy, source: ModelSource) -> str | None:
+    try:
+        with_known_layers(policy, source)
+    except PolicyError as error:
+        return str(error)
+    return None
 
 
 def known(recipe: Recipe | None) -> Known:

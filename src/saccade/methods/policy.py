@@ -128,6 +128,15 @@ class Policy:
             raise PolicyError(f"policy {self.name}: {error}") from None
         return replace(plan, notes=tuple(f"{self.name}: {note}" for note in plan.notes), sources=shape.sources)
 
+    def settled(self, shape: ModelShape) -> Policy:
+        """This policy with the layer named that its plan guesses: for random weights, among which none retrieves."""
+        plan = self.plan(shape)
+        if plan.guessed is None:
+            return self
+        # No layer behind the guessed one selects.
+        layer = max(layer for layer, roles in enumerate(plan.roles.layers) if any(one.refreshes for one in roles))
+        return Policy.create(self.name, {**self.options.model_dump(exclude_unset=True), plan.guessed: layer})
+
     def __str__(self) -> str:
         return self.to_spec()
 

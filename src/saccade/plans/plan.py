@@ -18,7 +18,8 @@ from .roles import RoleMap
 class Plan:
     """What runs: a `selector` (None: nothing is selected), `roles` of all heads, `notes` that the user should read.
 
-    `sources` are those of the model's shape.
+    `guessed` is the option whose value nobody has found for this model, None where nothing is a guess; `sources` are
+    those of the model's shape.
 
     Raises:
         PolicyError: at construction, if one set for all heads is combined with layers of mixed roles.
@@ -27,6 +28,7 @@ class Plan:
     selector: Selector | None
     roles: RoleMap
     notes: tuple[str, ...] = ()
+    guessed: str | None = None
     sources: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -111,24 +113,25 @@ def refuse_unable(told: str, layer: int, shape: ModelShape, dense_layers: int) -
 
 def reselecting_roles(
     shape: ModelShape, dense_layers: int, reselect: tuple[int, ...] | None
-) -> tuple[RoleMap, tuple[str, ...]]:
-    """Roles of a method that publishes at the first layer after the dense ones and at some later ones; and notes.
+) -> tuple[RoleMap, tuple[str, ...], str | None]:
+    """Of a method that publishes at the first layer after the dense ones and at some later ones (Tidal, figure 3).
 
-    TidalDecode, figure 3.
+    `roles`, `notes` and `guessed` of its plan, in that order: without `reselect` the middle layer is a guess.
 
     Raises:
         PolicyError: a re-selection layer that does not exist or lies under the dense layers.
     """
     refuse_all_dense(shape, dense_layers)
-    full, notes = shape.full_layers, tuple[str, ...]()
+    full, notes, guessed = shape.full_layers, tuple[str, ...](), None
     if reselect is None:
+        guessed = "reselect"
         middle = full[max(len(full) // 2, dense_layers)]
         reselect = (middle,)
         which = f"L//2 = {middle} of {shape.layers}" if not shape.kinds else f"{middle}, the middle one of {len(full)}"
         notes = (f"no reselect given, using layer {which}; a wrong layer costs accuracy",)
     for layer in reselect:
         refuse_unable(f"reselect={layer}", layer, shape, dense_layers)
-    return layer_roles(shape, dense_layers, Role.PUBLISH, {full[dense_layers], *reselect}), notes
+    return layer_roles(shape, dense_layers, Role.PUBLISH, {full[dense_layers], *reselect}), notes, guessed
 
 
 def refuse_all_dense(shape: ModelShape, dense_layers: int) -> None:
@@ -137,3 +140,8 @@ def refuse_all_dense(shape: ModelShape, dense_layers: int) -> None:
     if dense_layers >= layers:
         valid = f"this model has {layers} layers with full attention, so 0 to {layers - 1} are valid"
         raise PolicyError(f"dense_layers={dense_layers} leaves no layer to select at; {valid}")
+
+
+def candidates(shape: ModelShape, dense_layers: int) -> tuple[tuple[int, ...], ...]:
+    """What may select again: no layer, and each one above the first that selects."""
+    return ((), *((layer,) for layer in shape.full_layers[dense_layers + 1 :]))

@@ -2,157 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import matplotlib
 import numpy
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from rich.table import Table
 
-from ..calibrate.layers import name
+from ..calibrate.reselecting import name
 from ..files import replace_text
-from .drawing import as_svg, canvas, headline, heat_map, number_places
-from .labels import full_layers
+from .drawing import as_svg, canvas, headline
 from .palette import FACT, GRID, INK
 from .table import new_table
-from .wording import RECALL, Row, about, asked, grouped, mean_recall, number
+from .wording import number
 
-PICTURE = "layers.svg"
-
-Candidate = tuple[int, ...]
-Values = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
-
-_TALLEST = 11.0
-"""Inches that the rows of all layers share at most."""
-_ROW = 0.21
-_POINTS = 72
+PICTURE, MOST = "layers.svg", 100
+"""The picture's file; names of layers in it."""
+UNIT = "KL(dense ‖ policy) of key tokens, nats"
+KINDS = {"natural": "#4c78a8", "repeat": "#54a24b"}
+"""Of text, and their colours."""
 
 
 def layer_table(results: Mapping[str, Any]) -> Table:
-    """Right answers of every candidate and budget, beside the means and the cheap guesses; the verdict below."""
-    dense, chosen = results["dense"], tuple(results["chosen"])
-    asked_of = f"{about(results)}, {asked(results, dense['n'], dense['correct'])}"
-    counts = [f"right\nof {dense['n']:,}\nat {budget:,}" for budget in results["budgets"]]
-    columns = ("layer", *counts, RECALL, "gold\nmass", "predicted\nrecall", "")
-    title = f"layers that select again under {results['policy']}: {asked_of}"
-    table = new_table(title, columns, ("layer", ""), _verdict(results))
-    size = 1
-    for candidate, rows in _outcomes(results).items():
-        if len(candidate) > size:
-            table.add_section()
-        size = max(size, len(candidate))
-        predicted = results["predicted_recall"].get(name(candidate))
-        gold = results["gold_mass"][candidate[0]] if results["gold_mass"] and len(candidate) == 1 else None
-        means = (mean_recall(rows), gold, predicted and fmean(predicted))
-        cells = (*(f"{row['correct']:,}" for row in rows), *(number(mean, "{:.3f}") for mean in means))
-        taken = candidate == chosen
-        table.add_row(name(candidate), *cells, "chosen" if taken else "", style="bold" if taken else None)
+    """What every candidate loses on key tokens, by kind of text, and what it answers; the verdict below."""
+    dense = results.get("dense")
+    answers = () if dense is None else (f"right\nof {dense['n']:,}",)
+    columns = ("layer", "budget", *KINDS, "sum", "95%", *(f"equal,\n{kind}" for kind in KINDS), *answers, "")
+    about = f"{results['passages']} texts of {results['tokens']:,} tokens, {results['keys']:,} key tokens"
+    lines = [f"{UNIT}; chosen: {_named(results['chosen'])}"]
+    if results["margin"] is not None:
+        low, high = results["margin"]
+        lines.append(f"second: {_named(results['second'])}, worse by {low:.3f} to {high:.3f}")
+    for step in results["further_layers"]:
+        taken = "taken" if step["taken"] else "not taken: it may gain nothing"
+        lines.append(f"further layer: {name(step['from'])} -> {name(step['to'])}, {taken}")
+    if dense is not None:
+        lines.append(f"dense attention answers {dense['correct']:,}")
+    title = f"layers that select again under {results['policy']}: {results['model']}, {about}"
+    table = new_table(title, columns, ("layer", ""), [*lines, *results["notes"]])
+    for row in results["rows"]:
+        taken = row["reselect"] == results["chosen"]
+        ends = "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
+        losses = (number(row["key_kl"][kind], "{:.3f}") for kind in KINDS)
+        equal = (number(row["key_equal"][kind], "{:.2f}") for kind in KINDS)
+        right = (f"{row['asked']['correct']:,}",) if "asked" in row else ()
+        cells = (f"{row['budget']:,}", *losses, f"{row['merit']:.3f}", ends, *equal, *right)
+        table.add_row(name(row["reselect"]), *cells, "chosen" if taken else "", style="bold" if taken else None)
     return table
 
 
-def _verdict(results: Mapping[str, Any]) -> list[str]:
-    """What stands below the table."""
-    lines = [f"chosen: {_named(results['chosen'])}, by right answers over all budgets, then recall of heads with a set"]
-    for step in results["further_layers"]:
-        taken = "taken" if step["taken"] else "not taken: 0.05 or more"
-        lines.append(f"further layer: {name(step['from'])} -> {name(step['to'])}, p = {step['p']:.3g}, {taken}")
-    if results["rank_correlation"]:
-        lines.append("rank correlation over single layers, of what one dense pass says with what was measured:")
-    for proxy, found in results["rank_correlation"].items():
-        lines.append(
-            f"  {proxy.replace('_', ' ')}: {number(found['with_accuracy'], '{:+.2f}')} with right answers, "
-            f"{number(found['with_recall'], '{:+.2f}')} with recall; its best layer is {found['its_best']}"
-        )
-    if results["gold_mass"] is None:
-        lines.append("no gold mass: no answer stands in its text")
-    return lines
-
-
 def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw the search into the results folder; returns the picture's path.
-
-    Measured heat maps, layer by budget, and beside them what one dense pass says of the same layers.
-    """
-    budgets, dense, outcomes = results["budgets"], results["dense"], _outcomes(results)
-    layers = full_layers(results.get("environment", {}), len(dense["recall_per_layer"]))
-    heads = results["gold_mass_per_head"]
-    # No layer, every layer with full attention whether tried or not, and the best of each further round.
-    shown = [(), *((layer,) for layer in layers), *(tuple(step["to"]) for step in results["further_layers"])]
-    unknown = [numpy.nan] * len(budgets)
-    right, recall = (
-        numpy.array([[row[what] for row in outcomes.get(one, ())] or unknown for one in shown], dtype=float)
-        for what in ("accuracy", "recall")
-    )
-    counts = [[str(row["correct"]) for row in outcomes.get(one, ())] for one in shown]
-    predicted = numpy.array([results["predicted_recall"].get(name(one)) or unknown for one in shown])
-    widths = [max(0.55 * len(budgets), 1.3)] * 3 + ([] if heads is None else [min(max(0.12 * len(heads[0]), 1.6), 3.2)])
-    height = min(_ROW * len(shown), _TALLEST)
-    with canvas(sum(widths) + 0.3 * len(widths) + 1.4, max(height, 1.2) + 1.3) as figure:
-        # Right answers, recall, predicted recall, gold mass if any answer has a place.
-        panels = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
-        points = _POINTS * height / len(shown)
-        _shares(panels[0], f"right of {dense['n']:,}\n(dense: {dense['correct']:,})", right, "Blues", points, counts)
-        _shares(panels[1], RECALL, recall, "Greens", points, _written(recall))
-        _shares(panels[2], "predicted\nrecall", predicted, "Greens", points, _written(predicted))
-        for axes in panels[:3]:
-            slanted = {"rotation": 45} if len(budgets) > 3 else {}
-            number_places(axes, budgets, **slanted)
-            axes.set_xlabel("budget")
-        if heads is not None:
-            mass = numpy.full((len(shown), len(heads[0])), numpy.nan)
-            mass[1 : 1 + len(layers)] = [heads[layer] for layer in layers]
-            image = _shares(panels[3], "attention on the answer\n(gold mass)", mass, "Oranges", points)
-            panels[3].set_xlabel("query head")
-            panels[3].xaxis.get_major_locator().set_params(integer=True)
-            figure.colorbar(image, ax=panels[3], fraction=0.08, aspect=30, shrink=min(1.0, 3 / height))
-        chosen = shown.index(tuple(results["chosen"]))
-        frame: dict[str, Any] = {"fill": False, "edgecolor": FACT, "linewidth": 1.8, "clip_on": False, "zorder": 5}
-        for axes in panels:
-            axes.add_patch(Rectangle((0, chosen - 0.5), 1, 1, transform=axes.get_yaxis_transform(), **frame))
-        _layer_ticks(panels[0], list(map(name, shown)), chosen, points)
-        headline(figure, f"{results['policy']}: {about(results)}; chosen: {_named(results['chosen'])}")
+    """Draw the measure by layer, both kinds of text stacked, a panel for each budget; returns the picture's path."""
+    budgets = results["budgets"]
+    width = min(max(6.0, 1.5 + 0.3 * len(results["rows"]) / len(budgets)), 30.0)
+    with canvas(width, 2.2 * len(budgets) + 0.8) as figure:
+        panels = figure.subplots(len(budgets), 1, squeeze=False)[:, 0]
+        for axes, budget in zip(panels, budgets, strict=True):
+            rows = [row for row in results["rows"] if row["budget"] == budget]
+            places, below = numpy.arange(len(rows)), numpy.zeros(len(rows))
+            for kind in KINDS:
+                heights = numpy.array([row["key_kl"][kind] or 0.0 for row in rows])
+                axes.bar(places, heights, bottom=below, color=KINDS[kind], width=0.7, label=f"{kind} text")
+                below += heights
+            if all(row["interval"] is not None for row in rows):
+                ends = numpy.array([row["interval"] for row in rows]).T
+                axes.errorbar(places, below, numpy.abs(ends - below), fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+            axes.set_ylabel(f"nats at {budget:,}")
+            axes.grid(axis="y", color=GRID, linewidth=0.6)
+            axes.set_axisbelow(True)
+            chosen, step = [row["reselect"] for row in rows].index(results["chosen"]), -(-len(rows) // MOST)
+            shown = [n for n in range(len(rows)) if n == chosen or (n % step == 0 and abs(n - chosen) >= step)]
+            axes.set_xticks(shown, [name(rows[place]["reselect"]) for place in shown])
+            axes.get_xticklabels()[shown.index(chosen)].set(color=FACT, fontweight="bold")
+        panels[0].legend(frameon=False)
+        panels[-1].set_xlabel("layer that selects again")
+        headline(figure, f"{results['policy']}, {results['model']}: {UNIT}; chosen: {_named(results['chosen'])}")
         replace_text(folder / PICTURE, as_svg(figure))
     return folder / PICTURE
 
 
-def _shares(
-    axes: Axes, title: str, values: Values, colors: str, points: float, texts: Sequence[Sequence[str]] = ()
-) -> Any:
-    """Shares as colours, grey where there are none; `points` is the height of a row."""
-    image = heat_map(axes, values, matplotlib.colormaps[colors].with_extremes(bad=GRID), vmin=0, vmax=1)
-    axes.set_title(title)
-    axes.tick_params(length=0)
-    size = min(0.62 * points, 8)
-    for line, cells in enumerate(texts):
-        for column, text in enumerate(cells):
-            color = "white" if values[line, column] > 0.6 else INK
-            if text and size >= 4:
-                axes.text(column, line, text, ha="center", va="center", fontsize=size, color=color)
-    return image
-
-
-def _layer_ticks(axes: Axes, names: Sequence[str], chosen: int, points: float) -> None:
-    """Names of rows, as many as there is room for, the chosen one always."""
-    size = min(max(0.75 * points, 6), 8.5)
-    step = -(-size // points)
-    places = [line for line in range(len(names)) if line == chosen or (line % step == 0 and abs(line - chosen) >= step)]
-    axes.set_yticks(places, [names[line] for line in places], fontsize=size)
-    axes.set_ylabel("layer that selects again")
-    axes.get_yticklabels()[places.index(chosen)].set(color=FACT, fontweight="bold")
-
-
-def _written(values: Values) -> list[list[str]]:
-    return [["" if numpy.isnan(value) else f"{value:.2f}" for value in line] for line in values]
-
-
-def _outcomes(results: Mapping[str, Any]) -> dict[Candidate, list[Row]]:
-    """Rows by candidate, in the order of the budgets."""
-    return grouped(results["rows"], lambda row: tuple(row["reselect"]))
-
-
-def _named(reselect: Sequence[int]) -> str:
+def _named(reselect: Any) -> str:
     return f"layer{'s' if reselect[1:] else ''} {name(reselect)}" if reselect else "no further layer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,23 +44,10 @@ SERVING_COLUMNS: Columns = {
     "over stock": lambda row: number(row["speedup_over_stock"], "{:.2f}×"),
     "stock's drift": lambda row: number(row["drift"], "{:+.1%}") + (" void" if row["void"] else ""),
 }
-LOAD_COLUMNS: Columns = {
-    "clients": lambda row: str(row["clients"]),
-    "policy": SERVING_COLUMNS["policy"],
-    "requests/s": lambda row: f"{row['requests_per_second']:.3g}",
-    "over stock": lambda row: number(row["over_stock"], "{:.2f}×"),
-    "tokens/s": lambda row: f"{row['tokens_per_second']:.3g}",
-    "cached": lambda row: f"{row['cached_share']:.0%}",
-    "first, s": lambda row: f"{row['first_ms'] / 1e3:.2f}",
-    "first p99": lambda row: f"{row['first_ms_p99'] / 1e3:.2f}",
-    "next, ms": lambda row: f"{row['next_ms']:.1f}",
-    "next p99": lambda row: f"{row['next_ms_p99']:.1f}",
-    "stock's drift": SERVING_COLUMNS["stock's drift"],
-}
 
 
-def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
-    """Rows of a benchmark, one section per context, batch and number of threads."""
+def timing_table(results: Mapping[str, Any], columns: Columns, setting: Iterable[str] = SETTING) -> Table:
+    """Rows of a benchmark, one section per value of what `setting` names."""
     here = results["environment"]
     bandwidth = f"read bandwidth {here['read_bandwidth_gb_s']} GB/s at {here['threads']} threads"
     if "copy_bandwidth_gb_s" in here:
@@ -71,10 +58,7 @@ def timing_table(results: Mapping[str, Any], columns: Columns) -> Table:
     title = f"{results['shape']}, {dtype}, {where}, {bandwidth}"
     rows, notes = renamed(results["rows"]) if "policy" in columns else (results["rows"], [])
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"), notes)
-    setting = [key for key in ("context", "batch", "threads", "clients") if all(key in row for row in rows)]
-    return fill(table, rows, columns, *setting)
+    return fill(table, rows, columns, *(key for key in setting if all(key in row for row in rows)))
 
 
-decode_table, serving_table, load_table = (
-    partial(timing_table, columns=columns) for columns in (COLUMNS, SERVING_COLUMNS, LOAD_COLUMNS)
-)
+decode_table, serving_table = (partial(timing_table, columns=columns) for columns in (COLUMNS, SERVING_COLUMNS))

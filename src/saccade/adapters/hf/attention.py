@@ -108,7 +108,8 @@ def attention_forward(
         if total == 1 and prompt == call.queries and module.layer_idx not in session.keeping:
             prompt = 1  # a layer that keeps nothing may leave all of a prompt out but its last token
         seen = call.queries if prompt == total else total, key.shape[2]
-        require_shape(module.layer_idx, seen, call.past, call.queries, fixed=session.fixed)
+        if not session.paged:
+            require_shape(module.layer_idx, seen, call.past, call.queries, fixed=session.fixed)
         session.answered.add(module.layer_idx)
     if session is not None and call.again:
         with _answering(module.layer_idx):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -24,13 +24,14 @@ from .effect import require_all, require_known
 from .found import Found
 from .rectify import Rectifier
 from .session import AtHand, Latest, Session, lasting
+from .shared import SharedRows
 from .support import COMPILED, NO_CACHE
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Of a call: by position, and by name."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ForwardHook:
     """Finds or installs the session of a call's cache, and tells it which positions of the call are prompt.
 
@@ -44,6 +45,7 @@ class ForwardHook:
         verified: decoding calls are verification's, and no others.
         at_hand: knows the session of the call at hand; the attention modules hold it too.
         latest: knows that of the latest call of any thread.
+        look: looks at a prompt's ids and mask for what the plan lacks; the plan from then on, None to go on looking.
     """
 
     plan: Plan
@@ -58,6 +60,7 @@ class ForwardHook:
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
     latest: Latest = field(default_factory=Latest)
+    look: Callable[[Tensor, Tensor | None], Plan | None] | None = None
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
@@ -79,6 +82,14 @@ class ForwardHook:
         if caller.starts is not None:
             self._begin_fixed(held, caller.starts, batch, queries)
             return args, kwargs
+        if isinstance(held, SharedRows):
+            self._begin_shared(held)
+            return args, kwargs
+        if self.look is not None and tokens is not None and queries > 1 and self.at_hand.session is None:
+            look, self.look = self.look, None
+            mask = kwargs.get("attention_mask")
+            plan = look(tokens, mask if isinstance(mask, Tensor) else None)
+            self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
         if held is None:
             if not self._uses_cache(module, kwargs) or self.own_cache:
                 call = Call(0, queries, queries)
@@ -123,7 +134,8 @@ class ForwardHook:
             if output is not None:
                 require_all(self.plan.roles.concerned, session.answered, f"did not call the attention {NAME!r}")
                 require_all(session.keeping, session.stored, "stored no keys in the cache of the call")
-                output = output if self.rectifier is None else self.rectifier.end(session, output)
+                if self.rectifier is not None and not session.paged:
+                    output = self.rectifier.end(session, output)
                 session.put_back = None
             return output
         finally:
@@ -166,6 +178,20 @@ class ForwardHook:
                 f"this call has {batch} x {queries} tokens; {promised} for each of {starts.shape[0]} rows was promised"
             )
         self._enter(session).begin_fixed(*cache.advance(held, starts, again=queries - 1))
+
+    def _begin_shared(self, held: SharedRows) -> None:
+        """Prepare a step of rows that share a text, on a session of its own: nothing of it is kept."""
+        if held.plan is None and self.rectifier is not None:
+            raise UnsupportedModelError("rows that share a text decode one clean step: leave rectify out of the policy")
+        with lasting():
+            if held.plan is None:
+                session = self._new_session()
+            else:
+                counters, feed = Counters(len(held.plan.roles.layers)), TokenHistory(held.levels)
+                session = Session(DecodeState(held.plan, counters, history=feed), Clean(Phase(None)))
+            session.record(0, held.fed.shape[1], held.fed.shape[0], held.fed, None)
+        session.paged = True
+        self._enter(session).begin_shared(held.rows)
 
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""

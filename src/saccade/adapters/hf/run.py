@@ -20,14 +20,16 @@ from ...decode.counters import Counters
 from ...decode.recall import RecallObserver
 from ...decode.state import Observer
 from ...decode.stats import Rectifications, RunStats
-from ...errors import AttachmentError, UnsupportedModelError
+from ...errors import AttachmentError, PolicyError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
+from ...recipes.recipe import Recipe
 from ...recipes.resolve import PolicyLike, resolve
 from ...text.feed import UNREAD
 from . import attention, support
 from .cache import look_over
-from .call import Generate
+from .call import Callers, Generate
+from .finding import Finding, already_found, tokenizer_of
 from .hook import ForwardHook, Guarded
 from .linear import NativeLinears
 from .rectify import Rectifier
@@ -49,6 +51,13 @@ class Run:
     def __init__(
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
+        self._finding: Finding | None = None
+        if plan.guessed is not None:
+            shape = shape_of_model(model)
+            tokenizer = tokenizer or tokenizer_of(getattr(model, "name_or_path", None) or "")
+            callers = Callers()
+            self._finding = Finding(model, policy, shape, tokenizer, callers)
+            plan = replace(Policy.from_spec("dense").plan(shape), notes=(self._finding.note,))
         self.policy, self.plan, self.model = policy, plan, model
         self._notes = (*plan.notes, *support.left_out(model), *support.slow_kernels(model))
         levels: Sequence[int] | None = None
@@ -68,6 +77,8 @@ class Run:
         self._hook = ForwardHook(
             plan, self.counters, self._observers, levels, rectifier, takes, kept, own_cache, verified=verified
         )
+        if self._finding is not None:
+            self._hook.callers, self._hook.look = self._finding.callers, self._look
         self._undo: list[Callable[[], None]] = []
         self._attach()
 
@@ -96,9 +107,12 @@ class Run:
     def decoding(self) -> Iterator[None]:
         """Inside, every position decodes sparsely, also when several come at once or `generate` reads them.
 
-        In a generator the block ends before each `yield`; a call of the model while it is suspended raises.
+        In a generator the block ends before each `yield`; a call of the model while it is suspended raises. So does a
+        policy whose layer the probe has not found yet.
         """
         self._require_attached()
+        if self._finding is not None:
+            self._finding.recipe()
         with self._hook.callers.holding(decoding=True):
             yield
 
@@ -114,6 +128,8 @@ class Run:
             UnsupportedModelError: if the policy needs the host between steps, with every reason.
         """
         self._require_attached()
+        if self._finding is not None:
+            self._finding.recipe()
         self.refuse_capture()
         with self._hook.callers.holding(starts=starts):
             yield
@@ -136,6 +152,17 @@ class Run:
             told = "; ".join(reasons)
             raise UnsupportedModelError(f"{self.policy} cannot decode with all lengths on the device: {told}")
 
+    def recipe(self) -> Recipe:
+        """The policy and its layers for this model, as a recipe to write; what the probe has found among them.
+
+        Raises:
+            PolicyError: a layer is looked for, and no prompt was long enough yet.
+        """
+        if self._finding is not None:
+            return self._finding.recipe()
+        layers = self.policy.options.model_dump().get("reselect")
+        return Recipe(shape_of_model(self.model), self.policy, layers)
+
     def restore(self) -> None:
         """Give the model its stock behaviour back; does nothing the second time."""
         while self._undo:
@@ -151,6 +178,15 @@ class Run:
     def __repr__(self) -> str:
         state = "attached" if self._undo else "restored"
         return "\n".join((f"<saccade.Run {self.policy} on {type(self.model).__name__}, {state}>", *self.notes))
+
+    def _look(self, ids: Tensor, mask: Tensor | None) -> Plan | None:
+        """The plan with the layer that a prompt has shown; None if it has shown none."""
+        assert self._finding is not None, "it looks"
+        if not self._finding.look(ids, mask) or self._finding.found is None:
+            return None
+        self.policy = self._finding.found
+        self.plan = self.policy.plan(self._finding.shape)
+        return self.plan
 
     def _require_attached(self) -> None:
         if not self._undo:
@@ -244,14 +280,28 @@ def sparsify(
     if marked or decoder.config._attn_implementation in (attention.NAME, attention.EAGER):
         raise AttachmentError("this model shares layers or its configuration with an attached one; restore() that run")
     shape = shape_of_model(model)
-    chosen = resolve(policy, getattr(model, "name_or_path", None) or "", lambda: shape)
-    plan = chosen.policy.plan(shape)
-    support.refuse_rewinding(chosen.policy, shape)
+    name = getattr(model, "name_or_path", None) or ""
+    chosen = resolve(policy, name, lambda: shape)
+    plan, policy = chosen.policy.plan(shape), chosen.policy
+    if plan.guessed is not None and (known := already_found(policy, name, shape)) is not None:
+        policy, chosen = known[0], replace(chosen, notes=(*chosen.notes, known[1]))
+        plan = policy.plan(shape)
+    support.refuse_rewinding(policy, shape)
+    if plan.guessed is not None and (shape.kinds or shape.sources):
+        advice = f"find it with `saccade calibrate layers --policy {policy.name}`, or name one by hand, reselect=LAYER"
+        raise PolicyError(
+            f"{policy}: no layer is known for this model, whose kinds of layers no prompt tells: {advice}"
+        )
     plan = replace(plan, notes=(*chosen.notes, *plan.notes))
-    run = Run(model, chosen.policy, plan, tokenizer=tokenizer, recall=recall, observers=observers)
+    run = Run(model, policy, plan, tokenizer=tokenizer, recall=recall, observers=observers)
     for note in run.notes:
         logger.warning(note)
     return run
+
+
+def attached(model: Any, policy: Policy, tokenizer: Any) -> Run:
+    """A run of which nobody is told anything, for measurements of our own."""
+    return Run(model, policy, policy.plan(shape_of_model(model)), tokenizer=tokenizer, recall=False, observers=())
 
 
 def _unwrap(model: Any) -> Any:

@@ -64,6 +64,7 @@ class Session:
         final: how far the cache is clean.
         keeping: layers whose keys its cache holds; none where there is no cache.
         fixed: that cache is static, and shows more slots than are filled.
+        paged: its rows share the pages of a text.
         put_back: undoes what the call at hand has changed in its cache; gives the types of layers of which it cannot.
         pending: slots that a dense pass under way has hidden behind its start, None when none is.
         drafts: what verification has found and nobody has asked for yet.
@@ -78,7 +79,7 @@ class Session:
     def __init__(self, state: DecodeState, final: Clean) -> None:
         self.state, self.final, self.call, self.calls = state, final, Call(0, 0, 0), 0
         self.answered, self.stored = set[int](), set[int]()
-        self.keeping, self.fixed = tuple[int, ...](), False
+        self.keeping, self.fixed, self.paged = tuple[int, ...](), False, False
         self.put_back: Callable[[Callable[[int], None]], Sequence[str]] | None = None
         self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
@@ -141,6 +142,10 @@ class Session:
         """
         count, again = slots.shape[0], slots.shape[0] > 1
         self._start(Call(rows.max_len - count, count, count if again else 0, again), slots, [rows])
+
+    def begin_shared(self, rows: Rows) -> None:
+        """Start a step of rows that share a text's pages; each decodes one token."""
+        self._start(Call(rows.max_len - 1, 1, 0), None, [rows])
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""

@@ -13,6 +13,7 @@ from ...checkpoints.unsupported import LATENT, mixed_kinds, reasons_in, reasons_
 from ...errors import PolicyError, ServingError
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
+from ...recipes.resolve import beside
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
@@ -146,10 +147,11 @@ def _room(vllm_config: Any, page: int | None) -> list[str]:
 def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     try:
         plan = plan_of(vllm_config, options)
+        guess = _guess(vllm_config, options, plan)
     except PolicyError as error:
         return [str(error)]
     page = plan.bounds_page
-    reasons, block = _room(vllm_config, page), vllm_config.cache_config.block_size
+    reasons, block = [*guess, *_room(vllm_config, page)], vllm_config.cache_config.block_size
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
@@ -167,6 +169,23 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
         )
     return reasons
+
+
+def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
+    """Why a plan is not served of which an option is a guess; of random weights no layer is the right one.
+
+    Raises:
+        PolicyError: the recipe beside the model cannot be read or is another model's.
+    """
+    if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
+        return []
+    policy, model = options.policy, str(vllm_config.model_config.model)
+    recipe = beside(model, lambda: shape_of(vllm_config))
+    if recipe is not None and recipe.reselect is not None:
+        known = "+".join(map(str, recipe.reselect))
+        return [f"policy {policy}: it names no layer; the recipe beside {model} does: add {plan.guessed}={known}"]
+    find = f"find it with `saccade calibrate layers --model {model} --policy {policy.name}`"
+    return [f"policy {policy}: no layer is known for {model}; {find}, or name one by hand, {plan.guessed}=LAYER"]
 
 
 def unit() -> int:
@@ -189,10 +208,11 @@ def refuse_early(vllm_config: Any) -> None:
         if options is None:
             return
         refuse_detached(vllm_config)
-        if not _model(vllm_config):
-            plan_of(vllm_config, options)
+        reasons = [] if _model(vllm_config) else _guess(vllm_config, options, plan_of(vllm_config, options))
     except PolicyError as error:  # a ValueError, of which pydantic would make one of its own
         raise ServingError(str(error)) from None
+    if reasons:
+        raise ServingError("; ".join(reasons))
 
 
 def refuse_detached(vllm_config: Any) -> None:

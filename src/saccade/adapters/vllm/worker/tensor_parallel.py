@@ -29,7 +29,7 @@ def plan_of_rank(plan: Plan, rank: int, ranks: int, gather: Gather) -> Plan:
     selector = plan.selector
     if isinstance(selector, ScoredSelector) and selector.heads == "all":
         selector = GatheredSelector(selector.scorer, selector.rule, selector.heads, gather=gather)
-    return Plan(selector, RoleMap(tuple(roles[mine] for roles in plan.roles.layers)), plan.notes)
+    return Plan(selector, RoleMap(tuple(roles[mine] for roles in plan.roles.layers)), plan.notes, plan.guessed)
 
 
 @dataclass(frozen=True, slots=True)

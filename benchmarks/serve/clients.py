@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import SaccadeError
-from ..eval.output import whole_numbers
-from ..methods.policy import Policy
-from .engines import EngineJob, EngineSettings
-from .grid import Grid
-from .load import Load, LoadedEngine, Served
-from .rows import LoadRow, under_load
-from .variants import STOCK_AGAIN
+from saccade.bench.engines import EngineJob, EngineSettings
+from saccade.bench.grid import Grid
+from saccade.bench.variants import STOCK_AGAIN
+from saccade.errors import SaccadeError
+from saccade.eval.output import whole_numbers
+from saccade.methods.policy import Policy
+
+from .load import Load, LoadedEngine
+from .rows import LoadRow, row_of_load, under_load
 
 BATCHED = {"cuda": 8192, "cpu": 2048}
 """Tokens of a step: what vLLM's server takes on an H100 and on other devices, where its `LLM` takes more."""
@@ -33,10 +33,11 @@ class ClientsSettings(EngineSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class ClientsJob(EngineJob[int, LoadRow]):
+class ClientsJob(EngineJob[int]):
     """Checked settings; points are numbers of clients."""
 
     row: ClassVar[type[Any]] = LoadRow
+    program: ClassVar[tuple[str, ...]] = ("python", "-m", "benchmarks")
     settings: ClientsSettings
 
     @classmethod
@@ -56,9 +57,8 @@ class ClientsJob(EngineJob[int, LoadRow]):
         return max(self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> LoadedEngine:
-        return LoadedEngine(
-            self.settings.served(policy), max_num_batched_tokens=BATCHED[self.grid.device.type], **settings
-        )
+        most = BATCHED[self.grid.device.type]
+        return LoadedEngine(self.settings.served(policy), max_num_batched_tokens=most, **settings)
 
     def blocks(self, point: int) -> int:
         return self.blocks_of(self.longest, point)
@@ -71,44 +71,12 @@ class ClientsJob(EngineJob[int, LoadRow]):
         return f"{point} clients"
 
     def measure(self, engines: Mapping[str, LoadedEngine], point: int) -> list[LoadRow]:
+        chosen, vocabulary = self.settings, self.grid.config.get_text_config().vocab_size
         load = Load(
-            clients=point,
-            lengths=self.grid.contexts,
-            shared=self.settings.shared,
-            new_tokens=self.settings.new_tokens,
-            requests=self.settings.requests or ROUNDS * point,
-            vocabulary=self.grid.config.get_text_config().vocab_size,
-        )
+            clients=point, lengths=self.grid.contexts, shared=chosen.shared, new_tokens=chosen.new_tokens,
+            requests=chosen.requests or ROUNDS * point, vocabulary=vocabulary,
+        )  # fmt: skip
         return [row_of_load(name, point, engine.serve(load)) for name, engine in engines.items()]
 
     def compare(self, rows: Sequence[LoadRow], bandwidth: float) -> list[LoadRow]:
         return under_load(rows)
-
-
-def row_of_load(policy: str, clients: int, served: Served) -> LoadRow:
-    """Rates and percentiles of what was seen."""
-    (first, first_p99), (later, later_p99) = percentiles(served.firsts), percentiles(served.gaps)
-    return LoadRow(
-        policy=policy,
-        clients=clients,
-        requests=served.requests,
-        seconds=served.seconds,
-        requests_per_second=served.requests / served.seconds,
-        tokens_per_second=served.tokens / served.seconds,
-        prompt_tokens=served.prompt_tokens / served.requests,
-        cached_share=served.cached_tokens / served.prompt_tokens,
-        first_ms=first,
-        first_ms_p99=first_p99,
-        firsts=len(served.firsts),
-        next_ms=later,
-        next_ms_p99=later_p99,
-        gaps=len(served.gaps),
-    )
-
-
-def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile in milliseconds; of one time twice that, of none zeros."""
-    if len(seconds) < 2:
-        only = 1e3 * sum(seconds)
-        return only, only
-    return 1e3 * statistics.median(seconds), 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[98]

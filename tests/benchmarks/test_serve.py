@@ -1,10 +1,13 @@
-"""`saccade bench serve --clients` without vLLM: what is refused, what clients ask, and what counts."""
+"""`python -m benchmarks serve` without vLLM: what is refused, what clients ask, and what counts."""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,13 +15,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from commands import Fails
+from benchmarks.serve import load
+from benchmarks.serve.clients import ClientsJob, ClientsSettings
+from benchmarks.serve.load import Load, LoadedEngine
+from benchmarks.serve.rows import percentiles, row_of_load, under_load
+from benchmarks.serve.table import load_table
+from benchmarks.tables.page import RESULTS
+from commands import Fails, Invoke
 from saccade import SaccadeError
-from saccade.bench import clients, engines, load
-from saccade.bench.clients import ClientsJob, ClientsSettings, percentiles
-from saccade.bench.load import Load, LoadedEngine
+from saccade.bench import engines
 from saccade.recipes import machine
-from saccade.report.timings import load_table
 
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],
@@ -49,20 +55,9 @@ def test_refusals(changed: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--clients", "2", "--batch", "4"], "--batch is not valid with --clients"),
-        (["--clients", "2", "--points", "16x1"], "--points is not valid with --clients"),
-        (["--clients", "2", "--steps", "4"], "--steps is not valid with --clients"),
-        (["--clients", "2", "--max-model-len", "4096"], "--max-model-len is not valid with --clients"),
-        (["--new-tokens", "4"], "--new-tokens is not valid without --clients"),
-        (["--shared", "0.5"], "--shared is not valid without --clients"),
-        (["--requests", "9"], "--requests is not valid without --clients"),
-    ],
-)
-def test_options_of_the_other_kind_are_refused(fails: Fails, flags: list[str], words: str) -> None:
-    assert words in fails("bench", "serve", *flags)
+@pytest.mark.parametrize("option", ["--batch", "--points", "--steps", "--max-model-len"])
+def test_options_of_the_other_kind_are_refused(fails: Fails, option: str) -> None:
+    assert f"No such option: {option}" in fails("serve", option, "4")
 
 
 def test_rectified_policies_are_taken_and_engines_run_one_after_another() -> None:
@@ -157,6 +152,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load.time, "perf_counter", lambda: inner[-1].now)
     monkeypatch.setattr(load, "request_for", lambda prompt, tokens: (prompt, SimpleNamespace(max_tokens=tokens)))
     monkeypatch.setattr(Answering, "asked", [])
+    monkeypatch.setattr(sys.modules["saccade.cli.bench"], "find_spec", lambda name: object())
     monkeypatch.setattr(engines, "prepare_process", lambda served: None)
     monkeypatch.setattr(machine, "read_bandwidth", lambda device: 100.0)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
@@ -223,12 +219,23 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
     assert said.getvalue().count("2.00×") == 2
 
 
+@pytest.mark.usefixtures("vllm")
+def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path) -> None:
+    file, told = tmp_path / "load.json", "--shared 0.5 --new-tokens 8 --requests 4 --policy quest --device cpu --json"
+    assert invoke("serve", "--clients", "2", "--context", "64,32", *told.split(), file).exit_code == 0
+    new, old = (json.loads(path.read_text()) for path in (file, RESULTS / "serve_clients_long_h200.json"))
+    assert (new.keys(), new["rows"][0].keys()) == (old.keys(), old["rows"][0].keys())
+    assert new["settings"].keys() == old["settings"].keys()
+    assert new["command"].startswith("python -m benchmarks")
+    assert [row["clients"] for row in new["rows"]] == [2] * 3
+
+
 def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
     def row(policy: str, rate: float, number: int = 1) -> Any:
         seen = load.Served(seconds=10 / rate, requests=10, tokens=1, prompt_tokens=1, firsts=[1.0], gaps=[1.0, 2.0])
-        return clients.row_of_load(policy, number, seen)
+        return row_of_load(policy, number, seen)
 
-    rows = clients.under_load([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
+    rows = under_load([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
     assert [one.void for one in rows] == [True, True, True, False]
     assert rows[1].over_stock == pytest.approx(2 / 1.03)
     assert rows[1].drift == pytest.approx(0.06)

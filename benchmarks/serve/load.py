@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..adapters.vllm.options import ServeOptions
-from .synthetic import Engine, request_for
+from saccade.adapters.vllm.options import ServeOptions
+from saccade.bench.synthetic import Engine, request_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,8 @@ class Served:
     gaps: list[float] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A request under way: when it was asked or had its last token, and how many it has."""
-
-    since: float
-    tokens: int = 0
+Running = dict[str, tuple[float, int]]
+"""Requests under way: when each was asked or had its last token, and how many it has."""
 
 
 class LoadedEngine(Engine):
@@ -92,32 +88,32 @@ class LoadedEngine(Engine):
         every length was answered, so that the prefix cache holds what is shared.
         """
         inner, prompts, served = self.llm.llm_engine, load.prompts(), Served()
-        running: dict[str, _Waiting] = {}
+        running: Running = {}
         for client in range(load.clients):
             self._ask(next(prompts), -(-load.new_tokens * (client + 1) // load.clients), running)
-        answered, opened, before = 0, None, max(load.clients, len(load.lengths))
+        answered, opened, warm = 0, None, max(load.clients, len(load.lengths))
         while served.requests < load.requests:
             outputs, now, done = inner.step(), time.perf_counter(), 0
             for output in outputs:
-                request = running.get(output.request_id)
-                if request is None:
+                name = output.request_id
+                if name not in running:
                     # Steps that were under way when a load was dropped may still tell of it.
                     continue
-                new = len(output.outputs[0].token_ids) - request.tokens
-                if opened is not None and new:
-                    (served.gaps if request.tokens else served.firsts).append(now - request.since)
-                    served.tokens += new
-                if new:
-                    request.since, request.tokens = now, request.tokens + new
+                (since, before), tokens = running[name], len(output.outputs[0].token_ids)
+                if opened is not None and tokens > before:
+                    (served.gaps if before else served.firsts).append(now - since)
+                    served.tokens += tokens - before
+                if tokens > before:
+                    running[name] = now, tokens
                 if output.finished:
-                    del running[output.request_id]
+                    del running[name]
                     done += 1
                     if opened is not None:
                         served.requests += 1
                         served.prompt_tokens += len(output.prompt_token_ids)
                         served.cached_tokens += output.num_cached_tokens
             answered += done
-            if opened is None and answered >= before:
+            if opened is None and answered >= warm:
                 opened = now
             served.seconds = 0.0 if opened is None else now - opened
             for _ in range(done):
@@ -125,7 +121,7 @@ class LoadedEngine(Engine):
         self.drop(running)
         return served
 
-    def _ask(self, prompt: list[int], tokens: int, running: dict[str, _Waiting]) -> None:
+    def _ask(self, prompt: list[int], tokens: int, running: Running) -> None:
         name, request = str(next(self._asked)), request_for(prompt, tokens)
-        running[name] = _Waiting(time.perf_counter())
+        running[name] = time.perf_counter(), 0
         self.llm.llm_engine.add_request(name, *request)

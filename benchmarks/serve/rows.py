@@ -1,0 +1,88 @@
+"""What one engine did under a load, and what that means beside the other engines under the same load."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from saccade.bench.variants import STOCK, STOCK_AGAIN
+
+from .load import Served
+
+LOAD_DRIFT = 0.05
+"""Most that stock may differ from itself before a point is void: a fifth of the smallest gain worth having."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRow:
+    """One engine under a load that does not let up; times in milliseconds.
+
+    Attributes:
+        policy: spec, or `stock`.
+        clients: each with one request at a time.
+        requests, seconds: answered in the time that counts, and that time.
+        requests_per_second, tokens_per_second: answered, and generated.
+        prompt_tokens, cached_share: mean of these requests' prompts, and what the prefix cache held of all of them.
+        first_ms, first_ms_p99: from asking to the first token, median and 99th percentile of `firsts` requests.
+        next_ms, next_ms_p99: between two tokens of a request, of `gaps` of them.
+        over_stock: requests per second over the mean of stock's.
+        drift: of stock's requests per second between the first engine and the last, as a share; None: it ran once.
+        void: the drift is more than `LOAD_DRIFT`, and nothing can be compared.
+    """
+
+    policy: str
+    clients: int
+    requests: int
+    seconds: float
+    requests_per_second: float
+    tokens_per_second: float
+    prompt_tokens: float
+    cached_share: float
+    first_ms: float
+    first_ms_p99: float
+    firsts: int
+    next_ms: float
+    next_ms_p99: float
+    gaps: int
+    over_stock: float | None = None
+    drift: float | None = None
+    void: bool = False
+
+    @property
+    def point(self) -> int:
+        """What tells rows of one engine apart."""
+        return self.clients
+
+
+def row_of_load(policy: str, clients: int, served: Served) -> LoadRow:
+    """Rates and percentiles of what was seen."""
+    (first, first_p99), (later, later_p99) = percentiles(served.firsts), percentiles(served.gaps)
+    return LoadRow(
+        policy=policy, clients=clients, requests=served.requests, seconds=served.seconds,
+        requests_per_second=served.requests / served.seconds, tokens_per_second=served.tokens / served.seconds,
+        prompt_tokens=served.prompt_tokens / served.requests, cached_share=served.cached_tokens / served.prompt_tokens,
+        first_ms=first, first_ms_p99=first_p99, firsts=len(served.firsts),
+        next_ms=later, next_ms_p99=later_p99, gaps=len(served.gaps),
+    )  # fmt: skip
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Median and 99th percentile in milliseconds; of one time twice that, of none zeros."""
+    if len(seconds) < 2:
+        return (1e3 * sum(seconds),) * 2
+    return 1e3 * statistics.median(seconds), 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[98]
+
+
+def under_load(rows: Sequence[LoadRow]) -> list[LoadRow]:
+    """Rows by number of clients, with what compares them; stock's rate is the mean of its rows."""
+    completed = []
+    for clients in dict.fromkeys(row.clients for row in rows):
+        held = [row for row in rows if row.clients == clients]
+        stock = [row.requests_per_second for row in held if row.policy in (STOCK, STOCK_AGAIN)]
+        drift = stock[-1] / stock[0] - 1 if len(stock) > 1 else None
+        void = drift is not None and abs(drift) > LOAD_DRIFT
+        for row in held:
+            over = row.requests_per_second / statistics.fmean(stock) if stock else None
+            completed.append(replace(row, over_stock=over, drift=drift, void=void))
+    return completed

@@ -1,0 +1,167 @@
+"""A policy whose layer nobody has found for a model: the probe finds it on the first long prompt, and it is kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...checkpoints.load import ModelSource
+from ...errors import PolicyError, SaccadeError
+from ...methods.policy import Policy
+from ...plans.identity import refuse_other
+from ...plans.plan import candidates
+from ...recipes.recipe import Recipe
+from ...recipes.resolve import beside
+from ...types import ModelShape
+from .call import Callers
+from .probe import KINDS, Passage, Probe
+
+logger = logging.getLogger("saccade")
+
+LEAST, TIMES = 4096, 4
+"""A prompt has that many tokens or is so many times as long as the budget; its passage is so many times as long."""
+
+
+@dataclass(slots=True, eq=False)
+class Finding:
+    """What looks for the layer of a policy that needs one, once; until then the model decodes densely.
+
+    Attributes:
+        found: the policy with its layer; None before.
+        about: how it was found, JSON-ready.
+    """
+
+    model: Any
+    policy: Policy
+    shape: ModelShape
+    tokenizer: Any
+    callers: Callers
+    found: Policy | None = None
+    about: dict[str, Any] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of a passage."""
+        return max(TIMES * int(self.policy.options.model_dump()["budget"]), Passage((), 1).shortest)
+
+    @property
+    def least(self) -> int:
+        return max(LEAST, self.length)
+
+    @property
+    def note(self) -> str:
+        """What whoever attaches the policy should know."""
+        until = f"the probe has found one, on a prompt of {self.least:,} tokens"
+        return f"{self.policy}: no layer is known for this model; it decodes densely until {until}"
+
+    def look(self, ids: Tensor, mask: Tensor | None) -> bool:
+        """Look for the layer on a prompt int64 `[B, n]`, if it is long enough; whether it was found."""
+        real = None if mask is None or mask.dim() != 2 else mask[:, -ids.shape[1] :].bool()
+        row = 0 if real is None else int(real.sum(-1).argmax())
+        tokens = ids[row] if real is None else ids[row][real[row]]
+        if len(tokens) < self.least:
+            return False
+        begun = time.perf_counter()
+        plain = {"prompt": None, "decoding": False, "starts": None, "purpose": "plain", "ending": None, "text": None}
+        with self.callers.knowing(**plain):
+            losses = self._losses([*self._passages(tokens.tolist())])
+        keys = next(iter(losses.values())).shape[-1]
+        seconds = time.perf_counter() - begun
+        if not keys:
+            logger.warning("probe: no token of this prompt needs a long context; the next long one is looked at")
+            return False
+        # Mean over the key tokens of each kind, which were weighted so.
+        best, *others = sorted(losses, key=lambda one: float(losses[one].sum()))
+        second = others[0] if others else best
+        gain = losses[second] - losses[best]
+        clear = bool(gain.sum() > 2 * gain.std() * keys**0.5)
+        self.found = with_layers(self.policy, best)
+        told = f"layer {'+'.join(map(str, best)) or 'none'} selects again"
+        than = "" if clear or second == best else f", not clearly better than {'+'.join(map(str, second)) or 'none'}"
+        self.about = {"by": "the probe on a prompt", "key_tokens": keys, "second": list(second), "clear": clear}
+        kept = self._keep()
+        logger.warning("%s: %s%s (%d key tokens, %.1f s)%s", self.policy, told, than, keys, seconds, kept)
+        return True
+
+    def recipe(self) -> Recipe:
+        """What was found, or a PolicyError before."""
+        if self.found is None:
+            raise PolicyError(f"{self.note}; there is none yet: name one, reselect=LAYER, or calibrate layers")
+        layers = tuple(self.found.options.model_dump()["reselect"])
+        return Recipe(self.shape, self.found, layers, found={"sparsify": self.about})
+
+    def _passages(self, tokens: list[int]) -> Iterator[Passage]:
+        """One of the prompt, behind its first token, and one of Python's reference where there is a tokenizer."""
+        yield Passage((tokens[0], *tokens[1 - self.length :]), start=1)
+        if self.tokenizer is not None:
+            text = self.tokenizer("\n\n".join(topics.values())[: 8 * self.length], verbose=False)["input_ids"]
+            if len(text) >= self.length:
+                yield Passage(tuple(text[: self.length]), start=1)
+
+    def _losses(self, passages: Sequence[Passage]) -> dict[tuple[int, ...], Tensor]:
+        """By candidate, KL of every key token over the number of its kind, float64 `[keys]`."""
+        options = self.policy.options.model_dump()
+        tried = candidates(self.shape, int(options["dense_layers"]))
+        told: dict[tuple[int, ...], dict[Any, list[Tensor]]] = {one: {kind: [] for kind in KINDS} for one in tried}
+        for passage in passages:
+            probe = Probe(self.model, passage, keys_alone=True, attach=None)
+            for one, kinds in told.items():
+                for kind, found in probe.measure(with_layers(self.policy, one)).items():
+                    kinds[kind].append(found.divergence)
+        joined = {one: [torch.cat(kinds[kind]) for kind in KINDS] for one, kinds in told.items()}
+        return {one: torch.cat([kind / max(len(kind), 1) for kind in kinds]) for one, kinds in joined.items()}
+
+    def _keep(self) -> str:
+        """Keep the recipe in the user's cache; says where."""
+        path = kept_at(self.shape, self.policy)
+        if path is None:
+            return ""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.recipe().write(path)
+        except (OSError, SaccadeError) as error:
+            return f"; not kept: {error}"
+        return f"; kept in {path}"
+
+
+def kept_at(shape: ModelShape, policy: Policy) -> Path | None:
+    """Where the recipe of a model and policy is kept; None for a model without a hash of its weights."""
+    if shape.weights is None:
+        return None
+    folder = Path(os.environ.get("SACCADE_CACHE") or "~/.cache/saccade").expanduser()
+    budget = policy.options.model_dump()["budget"]
+    return folder / "recipes" / f"{shape.weights}-{policy.name}-{budget}.json"
+
+
+def already_found(policy: Policy, model: str, shape: ModelShape) -> tuple[Policy, str] | None:
+    """The policy with the layer of the recipe beside the model, or of what the probe has found before; where from."""
+    recipe, path = beside(model, lambda: shape) if model else None, kept_at(shape, policy)
+    where = f"the recipe beside {model}"
+    if (recipe is None or recipe.reselect is None) and path is not None and path.exists():
+        recipe, where = Recipe.read(path), str(path)
+        refuse_other(f"recipe {path}", recipe.model, shape)
+    if recipe is None or recipe.reselect is None:
+        return None
+    return with_layers(policy, recipe.reselect), f"{policy}: layers {list(recipe.reselect)} of {where} select again"
+
+
+def with_layers(policy: Policy, layers: Sequence[int]) -> Policy:
+    """The policy with these re-selection layers."""
+    return replace(policy, options=policy.options.model_copy(update={"reselect": tuple(layers)}))
+
+
+def tokenizer_of(model: str) -> Any:
+    """A model's own tokenizer; None where its files are not at hand."""
+    try:
+        return ModelSource.locate(model).tokenizer() if Path(model).is_dir() else None
+    except SaccadeError:
+        return None

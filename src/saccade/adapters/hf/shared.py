@@ -1,0 +1,158 @@
+"""Rows that share a text: each decodes one of its tokens as if the cache held those before it, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache, DynamicLayer
+
+from ...plans.plan import Plan
+from ...types import Rows
+from .session import lasting
+from .support import cached
+
+PAGE = 16
+"""Tokens of a storage page; of its last one a row has a copy."""
+
+
+class SharedLayer(DynamicLayer):
+    """Keys and values `[pages, Hkv, page, d]` of one layer; a row writes into its own page alone."""
+
+    def __init__(self, keys: Tensor, values: Tensor, shared: SharedRows) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        self.keys, self.values, self._shared = keys, values, shared
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        own, places = self._shared.own, self._shared.places
+        assert self.keys is not None and self.values is not None, "it was made with both"
+        self.keys[own, :, places], self.values[own, :, places] = key_states[:, :, 0], value_states[:, :, 0]
+        return self.keys, self.values
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self._shared.rows.max_len - 1
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        return self._shared.rows.max_len, 0
+
+
+class SharedRows(Cache):
+    """The cache of a batch of decode steps on one text, each on what dense attention has left of the tokens before it.
+
+    A step under a policy leaves nothing behind: rows write into places that every step writes anew.
+
+    Args:
+        layers: by number, keys and values `[pages, Hkv, page, d]`.
+        fed: what rows are fed up to their own token and behind it, int64 `[B, N]`.
+        rows: where their tokens lie, the last in a page of the row's own.
+        common: tokens that are the same for all rows.
+
+    Attributes:
+        plan, levels: under which they decode, and delimiter levels where it reads text; None: that of the attached run.
+    """
+
+    plan: Plan | None = None
+    levels: Sequence[int] | None = None
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], fed: Tensor, rows: Rows, common: int) -> None:
+        self.rows, self.fed, self.common, self._pool = rows, fed, common, layers
+        last = (rows.seq_lens - 1).long()
+        page = layers[0][0].shape[2]
+        self.own = rows.page_table.gather(1, (last // page)[:, None])[:, 0].long()
+        self.places = last % page
+        super().__init__(layers=[SharedLayer(keys, values, self) for keys, values in layers])
+
+    @property
+    def ids(self) -> Tensor:
+        """The token that each row decodes, int64 `[B, 1]`."""
+        return self.fed.gather(1, self.positions)
+
+    @property
+    def positions(self) -> Tensor:
+        """Of those tokens, int64 `[B, 1]`."""
+        return (self.rows.seq_lens - 1).long()[:, None]
+
+    def part(self, first: int, last: int) -> SharedRows:
+        """Some of the rows, on the same pages."""
+        told = self.rows
+        bounds = None if told.bounds is None else told.bounds[first:last]
+        longest = told.max_len if bounds is None else max(length for _, length in bounds)
+        some = replace(
+            told,
+            page_table=told.page_table[first:last],
+            row_start=told.row_start[first:last],
+            seq_lens=told.seq_lens[first:last],
+            max_len=longest,
+            bounds=bounds,
+        )
+        return SharedRows(self._pool, self.fed[first:last], some, self.common)
+
+
+class SharedText:
+    """A text that a stock cache holds for one row, densely read, and what may follow it.
+
+    Args:
+        model: not attached.
+        cache: dynamic; it is as it was after each call.
+        tokens: of the text.
+    """
+
+    def __init__(self, model: Any, cache: Any, tokens: Sequence[int]) -> None:
+        self._model, self._cache = model, cache
+        self._tokens, self._followed = tuple(tokens), list[tuple[int, ...]]()
+        self._tails: list[list[tuple[Tensor, Tensor]]] = []
+
+    @lasting()
+    def follow(self, tokens: Sequence[int]) -> Tensor:
+        """Read what may follow densely; logits `[n, V]` behind each of these tokens."""
+        common, count, device = len(self._tokens), len(tokens), self._model.device
+        at = torch.arange(common, common + count, device=device)[None]
+        inputs = {"position_ids": at, **cached(self._model, self._cache)}
+        logits: Tensor = self._model(torch.tensor([tokens], device=device), **inputs).logits[0]
+        first = common - common % PAGE
+        tail = [(layer.keys[0, :, first:], layer.values[0, :, first:]) for layer in self._cache.layers]
+        self._tails.append([(self._paged(keys), self._paged(values)) for keys, values in tail])
+        self._followed.append(tuple(tokens))
+        for layer in self._cache.layers:
+            layer.crop(-count)
+        return logits
+
+    @lasting()
+    def rows(self, at: Sequence[Sequence[int]]) -> SharedRows:
+        """Steps that decode some tokens of each that followed, by their numbers in it, ascending."""
+        common, page, device = len(self._tokens), PAGE, self._model.device
+        whole, first = common // page, common - common % page
+        counts = [tails[0][0].shape[0] for tails in self._tails]
+        starts = [whole + sum(counts[:number]) for number in range(len(counts))]
+        width = whole + max(counts)
+        tables, lengths, copied, fed = list[list[int]](), list[int](), list[int](), list[tuple[int, ...]]()
+        for number, (followed, chosen) in enumerate(zip(self._followed, at, strict=True)):
+            for place in chosen:
+                before = (common + place - first) // page
+                copied.append(starts[number] - whole + before)
+                own = whole + sum(counts) + len(tables)
+                pages = [*range(whole), *range(starts[number], starts[number] + before), own]
+                tables.append(pages + [0] * (width - len(pages)))
+                lengths.append(common + place + 1)
+                fed.append(followed)
+        table = torch.tensor(tables, dtype=torch.int32, device=device)
+        ids = torch.tensor([(*self._tokens, *followed) for followed in fed], device=device)
+        layers = []
+        for number, layer in enumerate(self._cache.layers):
+            pools = []
+            for side, held in enumerate((layer.keys, layer.values)):
+                tails = torch.cat([one[number][side] for one in self._tails])
+                pools.append(torch.cat((self._paged(held[0, :, :first]), tails, tails[copied])))
+            layers.append((pools[0], pools[1]))
+        return SharedRows(layers, ids, Rows.on_host(table, [0] * len(lengths), lengths), common)
+
+    def _paged(self, held: Tensor) -> Tensor:
+        """Keys or values `[Hkv, n, d]` as pages `[n / page, Hkv, page, d]`, the last one filled up with zeros."""
+        heads, count, width = held.shape
+        filled = pad(held, (0, 0, 0, -count % PAGE))
+        return filled.view(heads, -1, PAGE, width).transpose(0, 1).contiguous()

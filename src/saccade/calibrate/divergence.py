@@ -1,0 +1,92 @@
+"""How far policies are from dense attention on the tokens that need a long context, over many texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from scipy.stats import bootstrap
+
+from ..adapters.hf.probe import KINDS, Told
+
+Sums = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+RESAMPLES = 2000
+
+
+def record(told: Mapping[Any, Told]) -> dict[str, Any]:
+    """What is kept of one text: sums over all tokens told and over key tokens, by kind."""
+    kept = dict[str, Any]()
+    for kind, one in told.items():
+        values = {"kl": one.divergence, "nll": one.likelihood, "equal": one.equal.double()}
+        kept[kind] = {"tokens": len(one.key), "keys": int(one.key.sum())}
+        kept[kind] |= {name: round(float(value.sum()), 6) for name, value in values.items()}
+        kept[kind] |= {f"key_{name}": round(float(value[one.key].sum()), 6) for name, value in values.items()}
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One policy on all texts, a `record` of each."""
+
+    spec: str
+    texts: Sequence[Mapping[str, Any]]
+
+    def mean(self, what: str, *, key: bool) -> dict[str, float | None]:
+        """Per token, by kind: `kl`, `nll` or `equal`; None without a token."""
+        found = dict[str, float | None]()
+        for kind in KINDS:
+            count = sum(text[kind]["keys" if key else "tokens"] for text in self.texts)
+            total = sum(text[kind][f"key_{what}" if key else what] for text in self.texts)
+            found[kind] = total / count if count else None
+        return found
+
+    @property
+    def keys(self) -> int:
+        return sum(text[kind]["keys"] for text in self.texts for kind in KINDS)
+
+    @property
+    def kept(self) -> float:
+        """Share of key tokens whose likeliest token is dense attention's, of the kind that keeps fewest."""
+        return min((share for share in self.mean("equal", key=True).values() if share is not None), default=0.0)
+
+    @property
+    def sums(self) -> Sums:
+        """Of key tokens, `[texts, 4]`: divergence and number of natural text, then of repeated."""
+        return numpy.array([[text[kind][what] for kind in KINDS for what in ("key_kl", "keys")] for text in self.texts])
+
+    @property
+    def merit(self) -> float:
+        """The deciding measure: KL(dense ‖ policy) of a key token, natural plus repeated text, nats; less is better."""
+        return float(_merit(self.sums.T))
+
+    def interval(self, against: Divergence | None = None) -> tuple[float, float] | None:
+        """95% of `merit`, or of how much lower it is than another's, by resampling texts; None of fewer than 3."""
+        own = self.sums.T
+        other = None if against is None else against.sums.T
+
+        def statistic(*drawn: Any, axis: int = -1) -> Any:
+            value = _merit(numpy.stack(drawn[:4]))
+            return value if other is None else _merit(numpy.stack(drawn[4:])) - value
+
+        if len(self.texts) < 3:
+            return None
+        data = (*own, *(() if other is None else other))
+        drawn = {"paired": True, "vectorized": True, "n_resamples": RESAMPLES, "method": "percentile", "rng": 0}
+        found = bootstrap(data, statistic, **drawn)
+        low, high = (float(end) for end in found.confidence_interval)
+        return low, high
+
+    def to_dict(self) -> dict[str, Any]:
+        """A row of a results file."""
+        whats = ("kl", "nll", "equal")
+        measures = {what: self.mean(what, key=False) for what in whats}
+        measures |= {f"key_{what}": self.mean(what, key=True) for what in whats}
+        return {"spec": self.spec, "merit": self.merit, "interval": self.interval(), "keys": self.keys, **measures}
+
+
+def _merit(columns: Any) -> Any:
+    """Of columns `[4, …, texts]`, as `Divergence.sums` has them; a kind without key tokens adds nothing."""
+    totals = columns.sum(-1)
+    return totals[0] / numpy.maximum(totals[1], 1) + totals[2] / numpy.maximum(totals[3], 1)

@@ -1,0 +1,116 @@
+"""A policy without its layer: dense until a long prompt has shown the layer, then as if it had been named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import saccade
+from adapters import tiny
+from saccade.adapters.hf import finding, probe
+from saccade.errors import PolicyError
+from saccade.recipes.recipe import Recipe
+
+NEW, LONG, SHORT = 6, 170, 60
+POLICY = "less_is_more:budget=12,dense_layers=1"
+WAYS = {"": {}, "rectify=3": {}, "rectify=3:verify": {}, "static": {"cache_implementation": "static"}}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"TOLD": 12, "SHORT": 16, "KEY": 0.1}.items():
+        monkeypatch.setattr(probe, name, value)
+    monkeypatch.setattr(finding, "LEAST", 100)
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "cache"))
+
+
+def said(model: Any, length: int, **options: Any) -> list[int]:
+    made = model.generate(tiny.prompt(length), do_sample=False, max_new_tokens=NEW, **options)
+    return made[0, length:].tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_found_on_the_first_long_prompt(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny.fresh("llama", num_hidden_layers=6)
+    policy = POLICY + (f",{way}" if "=" in way else "")
+    stock = said(model, SHORT, **WAYS[way])
+    with saccade.sparsify(model, policy) as run:
+        assert "no layer is known for this model" in run.notes[0]
+        assert said(model, SHORT, **WAYS[way]) == stock
+        with pytest.raises(PolicyError, match="there is none yet"):
+            run.recipe()
+        steps = run.stats().steps
+        found = said(model, LONG, **WAYS[way])
+        layers = run.policy.options.model_dump()["reselect"]
+        assert run.recipe().reselect == layers
+        assert run.stats().steps > steps
+    (told,) = (one.message for one in caplog.records if "selects again" in one.message)
+    assert "key tokens" in told and "kept in" in told
+    named = f"{policy},reselect={'+'.join(map(str, layers))}"
+    with saccade.sparsify(model, named) as run:
+        assert said(model, LONG, **WAYS[way]) == found
+        share = run.stats().layers[5].share
+    assert "verify" in way or share < 0.5, "it was sparse"
+    # Another run of the same weights does not look again.
+    with saccade.sparsify(model, policy) as run:
+        assert run.policy == saccade.Policy.from_spec(named)
+        assert said(model, LONG, **WAYS[way]) == found
+
+
+def test_the_best_of_all_layers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the deciding measure, which is taken here from the outside."""
+    model = tiny.fresh("llama", num_hidden_layers=6)
+    losses: list[dict[Any, Any]] = []
+    stock = finding.Finding._losses
+
+    def seen(looking: Any, passages: Any) -> Any:
+        losses.append(stock(looking, passages))
+        return losses[-1]
+
+    monkeypatch.setattr(finding.Finding, "_losses", seen)
+    with saccade.sparsify(model, POLICY) as run:
+        said(model, LONG)
+        (tried,) = losses
+        assert set(tried) == {(), (2,), (3,), (4,), (5,)}
+        best = min(tried, key=lambda one: float(tried[one].sum()))
+        assert run.policy.options.model_dump()["reselect"] == best
+        assert len({round(float(one.sum()), 6) for one in tried.values()}) > 1
+        said(model, LONG)
+    assert len(losses) == 1, "once"
+
+
+def test_padded_rows_and_loops_by_hand() -> None:
+    """The longest row is looked at, behind its padding; a loop of the caller's own is a prompt too."""
+    model, batch = tiny.fresh("llama", num_hidden_layers=6), tiny.padded([SHORT, LONG])
+    with saccade.sparsify(model, POLICY) as run, torch.no_grad():
+        model(**batch)
+    (kept,) = Path(os.environ["SACCADE_CACHE"], "recipes").iterdir()
+    assert Recipe.read(kept).policy == run.policy
+    kept.unlink()
+    with saccade.sparsify(model, POLICY) as again, torch.no_grad():
+        model(batch["input_ids"][1:])
+        assert again.policy == run.policy
+
+
+def test_a_recipe_beside_the_model_is_taken(tmp_path: Path) -> None:
+    tiny.fresh("llama", num_hidden_layers=6).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with saccade.sparsify(loaded, "tidal:budget=12,reselect=4") as run:
+        run.recipe().write(tmp_path / "saccade.json")
+    with saccade.sparsify(loaded, POLICY) as run:
+        assert run.policy.options.model_dump()["reselect"] == (4,)
+        assert any("recipe beside" in note for note in run.notes)
+
+
+def test_prompts_that_need_nothing_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(probe, "KEY", 1e9)
+    model = tiny.fresh("llama", num_hidden_layers=6)
+    stock = said(model, LONG)
+    with saccade.sparsify(model, POLICY):
+        assert said(model, LONG) == stock
+    assert "no token of this prompt needs a long context" in caplog.text

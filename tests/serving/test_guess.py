@@ -1,0 +1,65 @@
+"""No engine starts with a layer that nobody has found for its model, but for random weights, of which none is right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from saccade.adapters.vllm.checks import plan_of, reasons_against
+from saccade.adapters.vllm.options import ServeOptions
+from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
+from saccade.checkpoints.bundled import model_path
+from saccade.errors import ServingError
+from saccade.recipes.recipe import NAME
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The bundled model without its recipe."""
+    return shutil.copytree(model_path(), tmp_path / "model", ignore=shutil.ignore_patterns(NAME), copy_function=os.link)
+
+
+def prepared(folder: Path, policy: str | None) -> Server:
+    return prepare(["--uds", f"{folder}/socket"], model=str(folder), policy=policy)
+
+
+def by_hand(folder: Path, policy: str, **settings: Any) -> Any:
+    """The configuration of `vllm serve`, with the plugin."""
+    given = {"attention_backend": "CUSTOM", "additional_config": {"saccade": policy}, "block_size": 32, **settings}
+    return AsyncEngineArgs(model=str(folder), **given).create_engine_config()
+
+
+@pytest.mark.parametrize("policy", [None, "tidal:budget=64"])
+def test_a_start_that_would_guess_is_refused_with_the_command(policy: str | None, folder: Path) -> None:
+    written, name = policy or "less_is_more", (policy or "less_is_more").partition(":")[0]
+    find = f"`saccade calibrate layers --model {folder} --policy {name}`"
+    told = f"policy {written}: no layer is known for {folder}; find it with {find}, or name one by hand, reselect=LAYER"
+    with pytest.raises(RefusedError) as refused:
+        prepared(folder, policy)
+    assert refused.value.reasons == (told,)
+    with pytest.raises(ServingError) as early:
+        by_hand(folder, written)
+    assert str(early.value) == told
+
+
+def test_a_layer_that_is_named_is_no_guess(folder: Path) -> None:
+    assert str(prepared(folder, "tidal:reselect=6").options.policy) == "tidal:reselect=6"
+    shutil.copy(model_path() / NAME, folder / NAME)
+    assert prepared(folder, None).options.policy.name == "tidal"
+    with pytest.raises(ServingError, match=f"the recipe beside {folder} does: add reselect=7$"):
+        by_hand(folder, "less_is_more")
+
+
+def test_random_weights_take_the_middle_layer_and_say_so(folder: Path) -> None:
+    config = by_hand(folder, "tidal", load_format="dummy")
+    options = ServeOptions.of(config)
+    assert reasons_against(config, options) == []
+    assert "L//2 = 6 of 12" in plan_of(config, options).notes[0]
+    config.load_config.load_format, config.parallel_config.pipeline_parallel_size = "auto", 2
+    first, second = reasons_against(config, options)
+    assert "pipeline" in first and "no layer is known" in second
