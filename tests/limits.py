@@ -10,7 +10,7 @@ LIMITS = {
     "imports against the table": 0,
     "files that import in a circle": 0,
     "lines of Python in src": 30_827,
-    "of them measuring": 9_735,
+    "of them measuring": 9_458,
     "lines of C in src": 3_665,
     "longest file outside kernels": 400,
     "hard dependencies": 6,

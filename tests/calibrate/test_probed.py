@@ -134,8 +134,8 @@ def test_a_search_takes_the_least(folder: Path, tmp_path: Path, one_process: Non
     rows = {tuple(row["reselect"]): row for row in results["rows"]}
     for layers, merit in merits.items():
         assert rows[layers]["merit"] == pytest.approx(merit, rel=1e-3)
-    taken = [tuple(step["to"]) for step in results["further_layers"] if step["taken"]]
-    assert tuple(results["chosen"]) == (taken or [min(merits, key=lambda one: merits[one])])[-1]
+    taken = [step["to"] for step in results["further_layers"] if step["taken"]]
+    assert results["chosen"] == (taken or [[*min(merits, key=lambda one: merits[one])]])[-1]
     assert list(Recipe.read(tmp_path / "saccade.json").reselect or ()) == results["chosen"]
     again: list[str] = []
     LayerSearch.check(settings).run(again.append)
