@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,17 +88,16 @@ class LayerSearch:
                 tried |= self._probed(model, ledger, wider, advance)
                 best = min(wider, key=lambda one: _merit(tried[one]))
                 gain = tried[best][-1].interval(tried[chosen][-1])
-                taken = gain is not None and gain[0] > 0
-                steps.append({"from": chosen, "to": best, "gain": gain, "taken": taken})
-                if not taken:
+                steps.append({"from": chosen, "to": best, "gain": gain, "taken": gain is not None and gain[0] > 0})
+                if not steps[-1]["taken"]:
                     break
                 chosen = best
         asked = self._asked(model, layers.specs([*tried]), advance) if self.target.settings.task else {}
         if asked:
             right = {one: sum(asked[spec].correct for spec in layers.specs([one])) for one in tried}
             chosen = min(tried, key=lambda one: (-right[one], _merit(tried[one])))
-        others = [one for one in tried if len(one) <= 1 and one != chosen]
-        second = min(others, key=lambda one: _merit(tried[one])) if others else None
+        others = (one for one in tried if len(one) <= 1 and one != chosen)
+        second = min(others, key=lambda one: _merit(tried[one]), default=None)
         keys = tried[chosen][0].keys
         if not keys:
             what = "no token needs a long context, so no layer can be told from another"
@@ -135,16 +135,17 @@ class LayerSearch:
     def _probed(
         self, model: Any, ledger: Ledger, candidates: Sequence[Candidate], advance: Callable[[str], None]
     ) -> dict[Candidate, list[Divergence]]:
-        """Every candidate at every budget on every passage."""
+        """Every candidate at every budget on every passage; attaching takes as long as a step, and is done once."""
         specs, places = self.layers.specs(candidates), range(len(self.passages))
-        for number, passage in enumerate(self.passages):
-            missing = [spec for spec in specs if (number, spec) not in ledger.records]
-            probe = Probe(model, passage, attach=attached, keys_alone=True) if missing else None
-            for spec in missing:
-                assert probe is not None, "something is missing"
-                told = probe.measure(Policy.from_spec(spec), self.target.subject.tokenizer)
-                ledger.add({"text": number, "spec": spec, **record(told)})
-                advance(spec)
+        separate = self.layers.shape.kinds or self.layers.shape.sources
+        with nullcontext() if separate else attached(model, Policy.from_spec("dense"), None):
+            for number, passage in enumerate(self.passages):
+                if missing := [spec for spec in specs if (number, spec) not in ledger.records]:
+                    probe = Probe(model, passage, attach=attached if separate else None, keys_alone=True)
+                for spec in missing:
+                    told = probe.measure(Policy.from_spec(spec), self.target.subject.tokenizer)
+                    ledger.add({"text": number, "spec": spec, **record(told)})
+                    advance(spec)
 
         def found(spec: str) -> Divergence:
             return Divergence(spec, [ledger.records[number, spec] for number in places])

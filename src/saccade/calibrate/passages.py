@@ -66,8 +66,7 @@ class Texts:
             yield library_sources(held_out=True, characters=2 * count * self.length * _CHARACTERS)
         elif self.path.is_dir():
             found = sorted(self.path.rglob("*"))
-            hidden = (any(part.startswith(".") for part in one.relative_to(self.path).parts) for one in found)
-            files = [one for one, left_out in zip(found, hidden, strict=True) if one.is_file() and not left_out]
+            files = [one for one in found if one.is_file() and "/." not in f"/{one.relative_to(self.path).as_posix()}"]
             if not files:
                 raise DocumentError(f"folder {str(self.path)!r} holds no texts")
             yield from map(read_document, files)

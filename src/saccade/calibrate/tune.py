@@ -49,7 +49,7 @@ from .timing import time_per_token
 Ladders = Mapping[str, Mapping[str, float]]
 """Bytes per token of every family's specs, most expensive first."""
 
-RESULTS, SEARCH = "tune.json", "layers"
+RESULTS, SEARCH, MOST_SEARCHED = "tune.json", "layers", 96
 PARTS = 16, 4, 1
 """After which parts of the texts candidates are left out that can no longer pass."""
 
@@ -118,7 +118,6 @@ class Tuning:
             raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
         target = Target.check(settings.common)
         known = target.earlier(target.subject.shape)
-        # A file has one set of texts: what chose a layer must not judge it.
         searches = not settings.policies and known.reselect is None and settings.common.context >= Passage(()).shortest
         most = len(families(known, settings.policies)) + 3 * searches
         named = () if settings.budgets is None else parse_budgets(settings.budgets)
@@ -127,8 +126,9 @@ class Tuning:
         budgets = named or ladder(common.context)
         search = None
         if searches:
-            folder = common.output_dir / SEARCH
-            other = replace(common, output_dir=folder, recipe=None, task="")
+            # A file has one set of texts: what chose a layer must not judge it.
+            task, asked = "" if target.from_file else common.task, min(MOST_SEARCHED, common.questions)
+            other = replace(common, output_dir=common.output_dir / SEARCH, recipe=None, task=task, questions=asked)
             fitting = [budget for budget in budgets if TIMES * budget <= common.context] or [min(budgets)]
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, fitting)), 1))
         tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, screening, known, search, most)
