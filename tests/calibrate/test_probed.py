@@ -23,7 +23,7 @@ from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 
 LENGTH, LEAST = 60, 40
-PASSAGES = Texts.passages  # of which the conftest lets searches read two
+PASSAGES = Texts.passages  # of which the conftest lets searches read three
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_search_takes_the_least(folder: Path, tmp_path: Path, one_process: Non
     for layers, merit in merits.items():
         assert rows[layers]["merit"] == pytest.approx(merit, rel=1e-3)
     taken = [step["to"] for step in results["further_layers"] if step["taken"]]
-    assert results["chosen"] == (taken or [[*min(merits, key=lambda one: merits[one])]])[-1]
+    assert results["chosen"] == [*(taken or [min(merits, key=lambda one: merits[one])])[-1]]
     assert list(Recipe.read(tmp_path / "saccade.json").reselect or ()) == results["chosen"]
     again: list[str] = []
     LayerSearch.check(settings).run(again.append)

@@ -102,7 +102,7 @@ class LayerSearch:
         if not keys:
             what = "no token needs a long context, so no layer can be told from another"
             raise SaccadeError(f"{self.texts.name}: {what}; choose other --texts")
-        margin = None if second is None else tried[chosen][-1].interval(tried[second][-1])
+        margin = None if second is None or asked else tried[chosen][-1].interval(tried[second][-1])
         results = {
             "policy": str(layers.policy),
             "budgets": list(layers.budgets),
@@ -166,7 +166,7 @@ class LayerSearch:
         notes, texts = ["chosen by right answers"] if asked else [], len(self.passages)
         if texts < FEWEST_TEXTS or keys < FEWEST_KEYS:
             notes.append(f"{texts} texts, {keys} key tokens: a choice should rest on {FEWEST_TEXTS} and {FEWEST_KEYS}")
-        if margin is None or margin[0] <= 0:
+        if not asked and (margin is None or margin[0] <= 0):
             notes.append("the best cannot be told from the second: both stay candidates; more --passages may tell")
         return notes
 

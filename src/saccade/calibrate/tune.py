@@ -129,7 +129,7 @@ class Tuning:
             # A file has one set of texts: what chose a layer must not judge it.
             task, asked = "" if target.from_file else common.task, min(MOST_SEARCHED, common.questions)
             other = replace(common, output_dir=common.output_dir / SEARCH, recipe=None, task=task, questions=asked)
-            fitting = [budget for budget in budgets if TIMES * budget <= common.context] or [min(budgets)]
+            fitting = [budget for budget in budgets if TIMES * budget <= common.context] or [common.context // TIMES]
             search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, fitting)), 1))
         tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, screening, known, search, most)
         for family in families(known, settings.policies):

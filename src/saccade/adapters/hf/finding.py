@@ -63,17 +63,22 @@ class Finding:
         until = f"the probe has found one, on a prompt of {self.least:,} tokens"
         return f"{self.policy}: no layer is known for this model; it decodes densely until {until}"
 
-    def look(self, ids: Tensor, mask: Tensor | None) -> bool:
+    def look(self, ids: Tensor, mask: Any) -> bool:
         """Look for the layer on a prompt int64 `[B, n]`, if it is long enough; whether it was found."""
-        real = None if mask is None or mask.dim() != 2 else mask[:, -ids.shape[1] :].bool()
+        real = mask[:, -ids.shape[1] :].bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
         row = 0 if real is None else int(real.sum(-1).argmax())
         tokens = ids[row] if real is None else ids[row][real[row]]
-        if len(tokens) < self.least:
+        # Masks of other forms do not say where a row's padding ends.
+        if len(tokens) < self.least or (real is None and mask is not None and len(ids) > 1):
             return False
         begun = time.perf_counter()
         plain = {"prompt": None, "decoding": False, "starts": None, "purpose": "plain", "ending": None, "text": None}
-        with self.callers.knowing(**plain):
-            losses = self._losses([*self._passages(tokens.tolist())])
+        try:
+            with self.callers.knowing(**plain):
+                losses = self._losses([*self._passages(tokens.tolist())])
+        except torch.OutOfMemoryError as error:
+            logger.warning("probe: %s; it decodes densely on", str(error).partition("\n")[0])
+            return False
         keys = next(iter(losses.values())).shape[-1]
         seconds = time.perf_counter() - begun
         if not keys:
@@ -138,20 +143,24 @@ def kept_at(shape: ModelShape, policy: Policy) -> Path | None:
     if shape.weights is None:
         return None
     folder = Path(os.environ.get("SACCADE_CACHE") or "~/.cache/saccade").expanduser()
-    budget = policy.options.model_dump()["budget"]
-    return folder / "recipes" / f"{shape.weights}-{policy.name}-{budget}.json"
+    return folder / "recipes" / f"{shape.weights}-{policy.to_spec().replace(':', '-')}.json"
 
 
 def already_found(policy: Policy, model: str, shape: ModelShape) -> tuple[Policy, str] | None:
     """The policy with the layer of the recipe beside the model, or of what the probe has found before; where from."""
     recipe, path = beside(model, lambda: shape) if model else None, kept_at(shape, policy)
     where = f"the recipe beside {model}"
-    if (recipe is None or recipe.reselect is None) and path is not None and path.exists():
-        recipe, where = Recipe.read(path), str(path)
-        refuse_other(f"recipe {path}", recipe.model, shape)
-    if recipe is None or recipe.reselect is None:
-        return None
-    return with_layers(policy, recipe.reselect), f"{policy}: layers {list(recipe.reselect)} of {where} select again"
+    try:
+        if (recipe is None or recipe.reselect is None) and path is not None and path.exists():
+            recipe, where = Recipe.read(path), str(path)
+            refuse_other(where, recipe.model, shape)
+        if recipe is None or recipe.reselect is None:
+            return None
+        found = with_layers(policy, recipe.reselect)
+        found.plan(shape)
+    except PolicyError:
+        return None  # it is another model's, or these layers are dense under this policy
+    return found, f"{policy}: layers {list(recipe.reselect)} of {where} select again"
 
 
 def with_layers(policy: Policy, layers: Sequence[int]) -> Policy:

@@ -60,7 +60,7 @@ class ForwardHook:
     callers: Callers = field(default_factory=Callers)
     at_hand: AtHand = field(default_factory=AtHand)
     latest: Latest = field(default_factory=Latest)
-    look: Callable[[Tensor, Tensor | None], Plan | None] | None = None
+    look: Callable[[Tensor, Any], Plan | None] | None = None
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Prepare a call of the decoder; the inputs that it is to run on."""
@@ -86,10 +86,11 @@ class ForwardHook:
             self._begin_shared(held)
             return args, kwargs
         if self.look is not None and tokens is not None and queries > 1 and self.at_hand.session is None:
-            look, self.look = self.look, None
-            mask = kwargs.get("attention_mask")
-            plan = look(tokens, mask if isinstance(mask, Tensor) else None)
-            self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
+            plan, look, self.look = None, self.look, None
+            try:
+                plan = look(tokens, kwargs.get("attention_mask"))
+            finally:
+                self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
         if held is None:
             if not self._uses_cache(module, kwargs) or self.own_cache:
                 call = Call(0, queries, queries)
@@ -196,7 +197,7 @@ class ForwardHook:
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""
         session = cache.session_of(held)
-        if session is None or session.state.counters is not self.counters:
+        if session is None or session.state.counters is not self.counters or session.state.plan is not self.plan:
             fed, session = cache.told(held), self._new_session(session)
             if fed is not None:
                 with lasting():

@@ -52,7 +52,7 @@ class Run:
         self, model: Any, policy: Policy, plan: Plan, *, tokenizer: Any, recall: bool, observers: Sequence[Observer]
     ) -> None:
         self._finding: Finding | None = None
-        if plan.guessed is not None:
+        if plan.guessed == "reselect":
             shape = shape_of_model(model)
             tokenizer = tokenizer or tokenizer_of(getattr(model, "name_or_path", None) or "")
             callers = Callers()
@@ -179,7 +179,7 @@ class Run:
         state = "attached" if self._undo else "restored"
         return "\n".join((f"<saccade.Run {self.policy} on {type(self.model).__name__}, {state}>", *self.notes))
 
-    def _look(self, ids: Tensor, mask: Tensor | None) -> Plan | None:
+    def _look(self, ids: Tensor, mask: Any) -> Plan | None:
         """The plan with the layer that a prompt has shown; None if it has shown none."""
         assert self._finding is not None, "it looks"
         if not self._finding.look(ids, mask) or self._finding.found is None:
@@ -283,11 +283,11 @@ def sparsify(
     name = getattr(model, "name_or_path", None) or ""
     chosen = resolve(policy, name, lambda: shape)
     plan, policy = chosen.policy.plan(shape), chosen.policy
-    if plan.guessed is not None and (known := already_found(policy, name, shape)) is not None:
+    if plan.guessed == "reselect" and (known := already_found(policy, name, shape)) is not None:
         policy, chosen = known[0], replace(chosen, notes=(*chosen.notes, known[1]))
         plan = policy.plan(shape)
     support.refuse_rewinding(policy, shape)
-    if plan.guessed is not None and (shape.kinds or shape.sources):
+    if plan.guessed == "reselect" and (shape.kinds or shape.sources):
         advice = f"find it with `saccade calibrate layers --policy {policy.name}`, or name one by hand, reselect=LAYER"
         raise PolicyError(
             f"{policy}: no layer is known for this model, whose kinds of layers no prompt tells: {advice}"

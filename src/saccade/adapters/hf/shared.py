@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +49,6 @@ class SharedRows(Cache):
         layers: by number, keys and values `[pages, Hkv, page, d]`.
         fed: what rows are fed up to their own token and behind it, int64 `[B, N]`.
         rows: where their tokens lie, the last in a page of the row's own.
-        common: tokens that are the same for all rows.
 
     Attributes:
         plan, levels: under which they decode, and delimiter levels where it reads text; None: that of the attached run.
@@ -59,8 +57,8 @@ class SharedRows(Cache):
     plan: Plan | None = None
     levels: Sequence[int] | None = None
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], fed: Tensor, rows: Rows, common: int) -> None:
-        self.rows, self.fed, self.common, self._pool = rows, fed, common, layers
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], fed: Tensor, rows: Rows) -> None:
+        self.rows, self.fed, self._pool = rows, fed, layers
         last = (rows.seq_lens - 1).long()
         page = layers[0][0].shape[2]
         self.own = rows.page_table.gather(1, (last // page)[:, None])[:, 0].long()
@@ -79,18 +77,11 @@ class SharedRows(Cache):
 
     def part(self, first: int, last: int) -> SharedRows:
         """Some of the rows, on the same pages."""
-        told = self.rows
-        bounds = None if told.bounds is None else told.bounds[first:last]
-        longest = told.max_len if bounds is None else max(length for _, length in bounds)
-        some = replace(
-            told,
-            page_table=told.page_table[first:last],
-            row_start=told.row_start[first:last],
-            seq_lens=told.seq_lens[first:last],
-            max_len=longest,
-            bounds=bounds,
-        )
-        return SharedRows(self._pool, self.fed[first:last], some, self.common)
+        every = self.rows
+        bounds = (every.bounds or ())[first:last]
+        table, starts, lengths = (one[first:last] for one in (every.page_table, every.row_start, every.seq_lens))
+        some = Rows(table, starts, lengths, max(length for _, length in bounds), bounds)
+        return SharedRows(self._pool, self.fed[first:last], some)
 
 
 class SharedText:
@@ -149,7 +140,7 @@ class SharedText:
                 tails = torch.cat([one[number][side] for one in self._tails])
                 pools.append(torch.cat((self._paged(held[0, :, :first]), tails, tails[copied])))
             layers.append((pools[0], pools[1]))
-        return SharedRows(layers, ids, Rows.on_host(table, [0] * len(lengths), lengths), common)
+        return SharedRows(layers, ids, Rows.on_host(table, [0] * len(lengths), lengths))
 
     def _paged(self, held: Tensor) -> Tensor:
         """Keys or values `[Hkv, n, d]` as pages `[n / page, Hkv, page, d]`, the last one filled up with zeros."""
