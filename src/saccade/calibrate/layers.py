@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..adapters.hf.probe import Passage, Probe
+from ..adapters.hf.probe import TIMES, Passage, Probe
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
@@ -21,8 +21,8 @@ from .sweep import Outcome
 from .target import Target, TargetSettings
 
 PROBED, RESULTS = "probe.jsonl", "layers.json"
-TIMES, FEWEST_TEXTS, FEWEST_KEYS = 4, 16, 256
-"""A text is as many times as long as a budget; what a choice rests on at least, or it is said."""
+FEWEST_TEXTS, FEWEST_KEYS = 16, 256
+"""What a choice rests on at least, or it is said."""
 ENOUGH = 0.99
 """Share of key tokens whose likeliest token stays, which the recipe's budget must reach, if one of those tried does."""
 

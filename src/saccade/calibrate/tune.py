@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-from ..adapters.hf.probe import Passage
+from ..adapters.hf.probe import TIMES, Passage
 from ..adapters.hf.support import refuse_rewinding
 from ..checkpoints.shape import shape_of_model
 from ..checkpoints.traffic import state_bytes, weights_read
@@ -20,7 +20,7 @@ from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
-from .layers import TIMES, LayerSearch, LayerSettings
+from .layers import LayerSearch, LayerSettings
 from .problems import NeedleProblems, Problems, needles_in
 from .promise import (
     ALPHA,

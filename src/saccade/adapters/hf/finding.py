@@ -23,12 +23,12 @@ from ...recipes.recipe import Recipe
 from ...recipes.resolve import beside
 from ...types import ModelShape
 from .call import Callers
-from .probe import KINDS, Passage, Probe
+from .probe import KINDS, TIMES, Passage, Probe
 
 logger = logging.getLogger("saccade")
 
-LEAST, TIMES = 4096, 4
-"""A prompt has that many tokens or is so many times as long as the budget; its passage is so many times as long."""
+LEAST = 4096
+"""Tokens of a prompt that is looked at, or as many as its passage has."""
 
 
 @dataclass(slots=True, eq=False)

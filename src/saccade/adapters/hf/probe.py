@@ -28,8 +28,8 @@ from .support import cached, empty_cache
 
 logger = logging.getLogger("saccade")
 
-TOLD, SHORT, KEY = 96, 256, 1.0
-"""Tokens that are told; the last ones that a short context holds; nats by which a key token is likelier with all."""
+TOLD, SHORT, KEY, TIMES = 96, 256, 1.0, 4
+"""Tokens told; those of a short context; nats by which a key token is likelier with all; budgets in a text at least."""
 
 Kind = Literal["natural", "repeat"]
 KINDS: tuple[Kind, ...] = ("natural", "repeat")
