@@ -56,7 +56,6 @@ def test_found_on_the_first_long_prompt(way: str, caplog: pytest.LogCaptureFixtu
         assert said(model, LONG, **WAYS[way]) == found
         share = run.stats().layers[5].share
     assert "verify" in way or share < 0.5, "it was sparse"
-    # Another run of the same weights does not look again.
     with saccade.sparsify(model, policy) as run:
         assert run.policy == saccade.Policy.from_spec(named)
         assert said(model, LONG, **WAYS[way]) == found
@@ -85,7 +84,7 @@ def test_the_best_of_all_layers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_padded_rows_and_loops_by_hand() -> None:
-    """The longest row is looked at, behind its padding; a loop of the caller's own is a prompt too."""
+    """The longest row is looked at, behind its padding; a loop by hand is a prompt; caches met before take the layer."""
     model, batch = tiny.fresh("llama", num_hidden_layers=6), tiny.padded([SHORT, LONG])
     with saccade.sparsify(model, POLICY) as run, torch.no_grad():
         model(**batch)
@@ -93,8 +92,11 @@ def test_padded_rows_and_loops_by_hand() -> None:
     assert Recipe.read(kept).policy == run.policy
     kept.unlink()
     with saccade.sparsify(model, POLICY) as again, torch.no_grad():
+        cache = model(tiny.prompt(SHORT)).past_key_values
         model(batch["input_ids"][1:])
         assert again.policy == run.policy
+        model(tiny.prompt(1), past_key_values=cache)
+        assert again.stats().layers[5].tokens == 12
 
 
 def test_a_recipe_beside_the_model_is_taken(tmp_path: Path) -> None:

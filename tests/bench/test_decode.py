@@ -24,7 +24,6 @@ from saccade.methods.policy import Policy
 from saccade.report import decode as picture_module
 from saccade.report.drawing import as_svg
 
-# What the issue that asked for this benchmark names; more may be there.
 KEYS = {
     *("policy", "runtime", "context", "batch", "threads", "ms_per_token", "ms_selection", "ms_attention", "ms_index"),
     *("ms_rectify", "ms_other", "bytes", "ideal_ms", "share_of_ceiling", "speedup_over_best_dense"),

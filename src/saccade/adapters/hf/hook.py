@@ -196,14 +196,14 @@ class ForwardHook:
 
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""
-        session = cache.session_of(held)
-        if session is None or session.state.counters is not self.counters or session.state.plan is not self.plan:
-            fed, session = cache.told(held), self._new_session(session)
+        known = cache.session_of(held)
+        if known is None or known.state.counters is not self.counters or known.state.plan.guessed != self.plan.guessed:
+            fed, known = cache.told(held), self._new_session(known)
             if fed is not None:
                 with lasting():
-                    session.tell(fed)
-            cache.install(held, session, self.plan, None if self.rectifier is None else self.rectifier.phase.every)
-        return session
+                    known.tell(fed)
+            cache.install(held, known, self.plan, None if self.rectifier is None else self.rectifier.phase.every)
+        return known
 
     def _new_session(self, earlier: Session | None = None) -> Session:
         """A session of this run; of what an earlier one knew of the cache, the feed and what is not clean go on."""

@@ -57,7 +57,7 @@ class Run:
             tokenizer = tokenizer or tokenizer_of(getattr(model, "name_or_path", None) or "")
             callers = Callers()
             self._finding = Finding(model, policy, shape, tokenizer, callers)
-            plan = replace(Policy.from_spec("dense").plan(shape), notes=(self._finding.note,))
+            plan = replace(Policy.from_spec("dense").plan(shape), notes=(self._finding.note,), guessed=plan.guessed)
         self.policy, self.plan, self.model = policy, plan, model
         self._notes = (*plan.notes, *support.left_out(model), *support.slow_kernels(model))
         levels: Sequence[int] | None = None
