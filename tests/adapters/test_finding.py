@@ -84,7 +84,7 @@ def test_the_best_of_all_layers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_padded_rows_and_loops_by_hand() -> None:
-    """The longest row is looked at, behind its padding; a loop by hand is a prompt; caches met before take the layer."""
+    """The longest row is looked at, behind its padding; a loop by hand is a prompt; caches met before take part."""
     model, batch = tiny.fresh("llama", num_hidden_layers=6), tiny.padded([SHORT, LONG])
     with saccade.sparsify(model, POLICY) as run, torch.no_grad():
         model(**batch)
