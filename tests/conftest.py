@@ -8,6 +8,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No layer that a user's cache holds is found, and none is kept there.
+os.environ["SACCADE_CACHE"] = os.devnull
 
 import pytest
 from hypothesis import HealthCheck, settings

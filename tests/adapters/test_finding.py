@@ -13,7 +13,10 @@ from transformers import AutoModelForCausalLM
 import saccade
 from adapters import tiny
 from saccade.adapters.hf import finding, probe
+from saccade.checkpoints.shape import shape_of_model
 from saccade.errors import PolicyError
+from saccade.methods.policy import Policy
+from saccade.recipes import published
 from saccade.recipes.recipe import Recipe
 
 NEW, LONG, SHORT = 6, 170, 60
@@ -107,6 +110,39 @@ def test_a_recipe_beside_the_model_is_taken(tmp_path: Path) -> None:
     with saccade.sparsify(loaded, POLICY) as run:
         assert run.policy.options.model_dump()["reselect"] == (4,)
         assert any("recipe beside" in note for note in run.notes)
+
+
+def test_a_probe_that_raises_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a layer below those that are dense by default is kept as any other."""
+    model, calls = tiny.fresh("llama", num_hidden_layers=6), list[int]()
+
+    def losses(looking: Any, passages: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return {(layer,): torch.full((20,), float(layer), dtype=torch.float64) for layer in (1, 3)}
+
+    monkeypatch.setattr(finding.Finding, "_losses", losses)
+    with saccade.sparsify(model, "less_is_more:budget=12,dense_layers=0") as run:
+        with pytest.raises(KeyboardInterrupt):
+            said(model, LONG)
+        said(model, SHORT)
+        said(model, LONG)
+        assert (run.recipe().reselect, len(calls)) == ((1,), 2)
+    (kept,) = Path(os.environ["SACCADE_CACHE"], "recipes").iterdir()
+    assert Recipe.read(kept).policy == run.policy
+
+
+def test_a_recipe_without_a_layer_says_where_it_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, policy = tiny.fresh("llama", num_hidden_layers=6), Policy.from_spec("tidal:rule=ratio,ratio=0.1")
+    named = Recipe(shape_of_model(model), policy, found={"by": "somebody"})
+    monkeypatch.setattr(published, "PUBLISHED", {"mine": named})
+    with saccade.sparsify(model, "recipe:mine") as run:
+        assert run.notes[0] == "recipe mine (somebody): from the paper, not re-measured here"
+        assert "no layer is known for this model" in run.notes[1]
+        assert not any("L//2" in note for note in run.notes)
+        said(model, LONG)
+        assert run.recipe().reselect is not None, "without a budget too"
 
 
 def test_prompts_that_need_nothing_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

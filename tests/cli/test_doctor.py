@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from saccade.cli.doctor import Finding, _namesake, findings
 from saccade.kernels._native import library
 from saccade.kernels._triton import refusals
 from saccade.recipes import machine
+from saccade.recipes.kept import keep
 from saccade.recipes.machine import kernels_on
 
 OURS, OTHER = "saccade.adapters.vllm.plugin:register", "saccade.tracing:main"
@@ -85,7 +87,7 @@ def test_what_recipes_know_of_a_model(invoke: Invoke, fails: Fails, model_folder
     def said() -> tuple[str, str]:
         return findings(str(folder))[-1][1:]
 
-    assert said() == (f"none for {folder}: no layers are known", make)
+    assert said() == (f"none beside {folder}", make)
     assert invoke("doctor", folder).output.splitlines()[-1].split(maxsplit=1) == ["→", make]
     saccade.Recipe(shape, saccade.policy("tidal"), roles="layers:0+3").write(folder / "saccade.json")
     assert said() == ("tidal; re-selection layers: not looked for; retrieval heads: layers:0+3", make)
@@ -93,6 +95,15 @@ def test_what_recipes_know_of_a_model(invoke: Invoke, fails: Fails, model_folder
     assert said() == ("tidal:reselect=3; re-selection layers: 3+4; retrieval heads: not looked for", "")
     (folder / "saccade.json").write_text("{", encoding="utf-8")
     assert said()[0].startswith(f"recipe {folder}/saccade.json: not JSON") and said()[1] == make
+
+
+def test_a_kept_recipe_is_named(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    shape, policy = ModelSource.locate(model_folder).decoder(), saccade.policy("less_is_more", budget=64)
+    path = keep(saccade.Recipe(shape, policy, (3,)), policy)
+    keep(saccade.Recipe(replace(shape, weights="0" * 16), policy, (4,)), policy)
+    told = f"none beside {model_folder}; kept in {path}: layers 3"
+    assert findings(str(model_folder))[-1][1:] == (told, "")
 
 
 def test_a_published_recipe_is_named(tmp_path: Path) -> None:

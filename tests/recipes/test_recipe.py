@@ -74,7 +74,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return Recipe(
         replace(SHAPE, weights=draw(st.none() | st.text(max_size=8))),
         policy,
-        draw(st.none() | st.lists(st.integers(2, 7), max_size=3).map(tuple)),
+        draw(st.none() | st.lists(st.integers(0, 7), max_size=3).map(tuple)),
         draw(st.none() | st.sampled_from(["heads:0", "heads:0+1.1+7", "layers:0+5"])),
         draw(FREE),
         draw(FREE),
@@ -119,7 +119,7 @@ def test_a_recipe_names_its_models_architecture() -> None:
     ("parts", "words"),
     [
         ({"policy": saccade.policy("tidal", reselect=8)}, "reselect=8 is not a selection layer"),
-        ({"reselect": (1,)}, "reselect=1 is not a selection layer of this model; valid layers are 2 to 7"),
+        ({"reselect": (8,)}, "reselect=8 is not a selection layer of this model; valid layers are 0 to 7"),
         ({"reselect": (5, 99)}, "reselect=99"),
         ({"roles": "heads:0+8"}, "heads:8 is not valid: this model has layers 0 to 7"),
         ({"roles": "layers:2"}, "layer 0"),
@@ -198,7 +198,7 @@ MANGLED = {
     "half a layer": (changed(reselect=[5.5]), ("reselect.0=5.5", "a list of layers")),
     "a boolean layer": (changed(reselect=[True]), ("reselect.0=True", "a list of layers")),
     "a layer that is text": (changed(reselect=["5"]), ("reselect.0='5'", "a list of layers")),
-    "a layer of no model": (changed(reselect=[8]), ("reselect=8", "valid layers are 2 to 7")),
+    "a layer of no model": (changed(reselect=[8]), ("reselect=8", "valid layers are 0 to 7")),
     "a negative layer": (changed(reselect=[-1]), ("reselect",)),
     "roles that are a list": (changed(roles=["heads:0"]), ("roles=['heads:0']", "or null")),
     "roles of no model": (changed(roles="heads:0+9.1"), ("heads:9.1", "layers 0 to 7")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from saccade.adapters.vllm.options import ServeOptions
 from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
 from saccade.checkpoints.bundled import model_path
 from saccade.errors import ServingError
-from saccade.recipes.recipe import NAME
+from saccade.methods.policy import Policy
+from saccade.recipes.kept import keep
+from saccade.recipes.recipe import NAME, Recipe
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -37,8 +45,8 @@ def by_hand(folder: Path, policy: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("policy", [None, "tidal:budget=64"])
 def test_a_start_that_would_guess_is_refused_with_the_command(policy: str | None, folder: Path) -> None:
     written, name = policy or "less_is_more", (policy or "less_is_more").partition(":")[0]
-    find = f"`saccade calibrate layers --model {folder} --policy {name}`"
-    told = f"policy {written}: no layer is known for {folder}; find it with {find}, or name one by hand, reselect=LAYER"
+    find = f"`saccade calibrate layers --model {folder} --policy {name}` or `saccade serve … --calibrate TEXTS`"
+    told = f"policy {written}: no layer is known for {folder}; find it with {find}, or name one, reselect=LAYER"
     with pytest.raises(RefusedError) as refused:
         prepared(folder, policy)
     assert refused.value.reasons == (told,)
@@ -47,12 +55,30 @@ def test_a_start_that_would_guess_is_refused_with_the_command(policy: str | None
     assert str(early.value) == told
 
 
-def test_a_layer_that_is_named_is_no_guess(folder: Path) -> None:
+def test_a_layer_that_is_named_or_was_found_is_no_guess(folder: Path) -> None:
     assert str(prepared(folder, "tidal:reselect=6").options.policy) == "tidal:reselect=6"
     shutil.copy(model_path() / NAME, folder / NAME)
     assert prepared(folder, None).options.policy.name == "tidal"
-    with pytest.raises(ServingError, match=f"the recipe beside {folder} does: add reselect=7$"):
-        by_hand(folder, "less_is_more")
+    both_take(folder, "less_is_more", "7", f"the recipe beside {folder}")
+    policy = Policy.from_spec("less_is_more:budget=64")
+    path = keep(replace(Recipe.read(folder / NAME), reselect=(5, 8)), policy)
+    (folder / NAME).unlink()
+    both_take(folder, "less_is_more:budget=64", "5+8", str(path))
+    assert keep(replace(Recipe.read(model_path() / NAME), reselect=(1,)), policy) == path
+    with pytest.raises(RefusedError, match="no layer is known"):
+        prepared(folder, str(policy))
+
+
+def both_take(folder: Path, policy: str, layers: str, where: str) -> None:
+    """`saccade serve` and the plugin."""
+    server, config = prepared(folder, policy), by_hand(folder, policy)
+    options = ServeOptions.of(config)
+    assert options is not None and reasons_against(config, options) == []
+    named = f"{policy}{',' if ':' in policy else ':'}reselect={layers}"
+    told = f"{policy}: layers [{layers.replace('+', ', ')}] of {where} select again"
+    for one, notes in ((server.options, server.notes), (options, plan_of(config, options).notes)):
+        assert str(one.policy) == named and told in notes
+    assert server.args.additional_config["saccade"]["policy"] == named
 
 
 def test_random_weights_take_the_middle_layer_and_say_so(folder: Path) -> None:

@@ -458,7 +458,7 @@ def test_the_command_prints_what_it_attached(monkeypatch: pytest.MonkeyPatch, fr
     done = CliRunner().invoke(app, ["serve", "--policy", "tidal:rectify=16", *rest])
     assert done.exit_code == 0, done.output
     (server, folder), *_ = ran
-    told = "bundled", "no reselect given", "after every 16 sparse steps", "32 tokens"
+    told = "bundled", "layers [7] of the recipe beside", "after every 16 sparse steps", "32 tokens"
     for words in (str(server.options.policy), *told):
         assert words in done.stdout
     assert f"http://127.0.0.1:{free_port}/v1" in done.stdout

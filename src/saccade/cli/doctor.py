@@ -39,7 +39,7 @@ def doctor(
 
 def findings(model: str | None = None) -> list[Finding]:
     """All lines, in order; the last is on a model, if one is named."""
-    from ..recipes.resolve import known
+    from ..recipes.kept import known
 
     recipe = [] if model is None else [Finding("recipe", *known(model))]
     return [*_versions(), *_processor(), *_accelerator(), *_extras(), _vllm(), *recipe]

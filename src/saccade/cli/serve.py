@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,6 +43,14 @@ def serve(
             "Share of decoding steps that measure recall of heads with a set, reading all keys once more. 0.",
         ),
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        words(
+            "TEXTS",
+            "Find the layer of tidal or less_is_more first, as `saccade calibrate layers` does, on these texts: a "
+            "file, a folder, or the word library, Python's. It is kept, and found by the next start.",
+        ),
+    ] = None,
     rectify_together: Annotated[
         bool,
         flag(
@@ -59,6 +68,8 @@ def serve(
 
       saccade serve --model ./Qwen3-8B --policy less_is_more:budget=2048,reselect=12 --port 8000
 
+      saccade serve --model ./Qwen3-8B --policy less_is_more:budget=2048 --calibrate ./documents
+
       saccade serve --policy resa --max-model-len 8192 --api-key secret
 
       saccade serve --model ./Llama-3.1-8B --policy quest:budget=2048 --tensor-parallel-size 2
@@ -71,13 +82,16 @@ def serve(
         rest += [] if value is None else [name, value]
     from ..adapters.vllm.metrics import VARIABLE, exporting, leftovers
     from ..adapters.vllm.server.serve import RefusedError, prepare
+    from .layer import find_layer
 
+    search = None if calibrate is None else partial(find_layer, calibrate)
     with exporting() as folder:
         before = leftovers(folder)
         if before:
             sys.stderr.write(f"note: {VARIABLE}={folder} has {before} files of an earlier run; figures add to theirs\n")
         try:
-            server = prepare(rest, model=model, policy=policy, recall=recall, rectify_together=rectify_together or None)
+            together = rectify_together or None
+            server = prepare(rest, model=model, policy=policy, recall=recall, rectify_together=together, search=search)
         except RefusedError as refused:
             for reason in refused.reasons:
                 sys.stderr.write(f"saccade: error: {reason}\n")

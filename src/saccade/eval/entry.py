@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..adapters.hf.finding import already_found
 from ..adapters.hf.support import against_rewinding
 from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
@@ -12,6 +11,7 @@ from ..methods.method import Known
 from ..methods.options import DEFAULT_BUDGET
 from ..methods.policy import Policy
 from ..methods.registry import policies as registered
+from ..recipes.kept import already_found
 from ..recipes.recipe import Recipe
 from ..recipes.resolve import beside, resolve_all
 from .output import whole_numbers

@@ -59,9 +59,9 @@ class Recipe(Kept):
 
     def __post_init__(self) -> None:
         self.policy.plan(self.model)
-        # Methods know what fits a model and say so.
+        # Methods know what fits a model and say so; which layers are dense is for the policy that takes these.
         if self.reselect is not None:
-            Policy.create("tidal", {"reselect": self.reselect}).plan(self.model)
+            Policy.create("tidal", {"reselect": self.reselect, "dense_layers": 0}).plan(self.model)
         if self.roles is not None:
             if not self.roles.startswith(("heads:", "layers:")):
                 raise PolicyError(f"roles={short(self.roles)} is not valid: heads:L+L.H or layers:N+N")

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoints.hub import find
-from ..checkpoints.load import ModelSource
 from ..errors import PolicyError
 from ..files import short
 from ..methods.policy import Policy
 from ..methods.registry import policies
 from ..plans.identity import refuse_other
 from ..types import ModelShape
-from .published import MARK, PREFIX, for_model, note, published
+from .published import PREFIX, for_model, note, published
 from .recipe import NAME, Recipe
 
 AUTO = "auto"
@@ -105,27 +104,6 @@ def beside(model: str, shape: Shape) -> Recipe | None:
     recipe = Recipe.read(path)
     refuse_other(f"recipe {path}", recipe.model, shape())
     return recipe
-
-
-def known(model: str) -> tuple[str, str]:
-    """What is found for a model, a folder or hub id, and what to do about what is not; "": nothing.
-
-    Raises:
-        ModelFolderError: a folder that is missing or cannot be read.
-    """
-    source, make = ModelSource.locate(model, weights=False), f"saccade calibrate layers --model {model} makes one"
-    try:
-        recipe = beside(source.location, source.decoder)
-        name = for_model(source.location, source.decoder) if recipe is None else None
-    except PolicyError as error:
-        return str(error), make
-    if recipe is not None:
-        layers = "not looked for" if recipe.reselect is None else "+".join(map(str, recipe.reselect)) or "none"
-        found = f"{recipe.policy}; re-selection layers: {layers}; retrieval heads: {recipe.roles or 'not looked for'}"
-        return found, "" if recipe.policy.plan(recipe.model).guessed is None else make
-    if name is not None:
-        return f"none beside {model}; auto takes {PREFIX}{name}, {published(name).policy}, {MARK}", make
-    return f"none for {model}: no layers are known", make
 
 
 def _found_for(model: str, shape: Shape) -> Path | str:

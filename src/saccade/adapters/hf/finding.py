@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -17,10 +16,9 @@ from torch import Tensor
 from ...checkpoints.load import ModelSource
 from ...errors import PolicyError, SaccadeError
 from ...methods.policy import Policy
-from ...plans.identity import refuse_other
 from ...plans.plan import candidates
+from ...recipes.kept import keep, with_layers
 from ...recipes.recipe import Recipe
-from ...recipes.resolve import beside
 from ...types import ModelShape
 from .call import Callers
 from .probe import KINDS, TIMES, Passage, Probe
@@ -51,7 +49,7 @@ class Finding:
     @property
     def length(self) -> int:
         """Tokens of a passage."""
-        return max(TIMES * int(self.policy.options.model_dump()["budget"]), Passage((), 1).shortest)
+        return max(TIMES * (self.policy.budget or 0), Passage((), 1).shortest)
 
     @property
     def least(self) -> int:
@@ -127,45 +125,11 @@ class Finding:
 
     def _keep(self) -> str:
         """Keep the recipe in the user's cache; says where."""
-        path = kept_at(self.shape, self.policy)
-        if path is None:
-            return ""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.recipe().write(path)
+            path = keep(self.recipe(), self.policy)
         except (OSError, SaccadeError) as error:
             return f"; not kept: {error}"
-        return f"; kept in {path}"
-
-
-def kept_at(shape: ModelShape, policy: Policy) -> Path | None:
-    """Where the recipe of a model and policy is kept; None for a model without a hash of its weights."""
-    if shape.weights is None:
-        return None
-    folder = Path(os.environ.get("SACCADE_CACHE") or "~/.cache/saccade").expanduser()
-    return folder / "recipes" / f"{shape.weights}-{policy.to_spec().replace(':', '-')}.json"
-
-
-def already_found(policy: Policy, model: str, shape: ModelShape) -> tuple[Policy, str] | None:
-    """The policy with the layer of the recipe beside the model, or of what the probe has found before; where from."""
-    recipe, path = beside(model, lambda: shape) if model else None, kept_at(shape, policy)
-    where = f"the recipe beside {model}"
-    try:
-        if (recipe is None or recipe.reselect is None) and path is not None and path.exists():
-            recipe, where = Recipe.read(path), str(path)
-            refuse_other(where, recipe.model, shape)
-        if recipe is None or recipe.reselect is None:
-            return None
-        found = with_layers(policy, recipe.reselect)
-        found.plan(shape)
-    except PolicyError:
-        return None  # it is another model's, or these layers are dense under this policy
-    return found, f"{policy}: layers {list(recipe.reselect)} of {where} select again"
-
-
-def with_layers(policy: Policy, layers: Sequence[int]) -> Policy:
-    """The policy with these re-selection layers."""
-    return replace(policy, options=policy.options.model_copy(update={"reselect": tuple(layers)}))
+        return "" if path is None else f"; kept in {path}"
 
 
 def tokenizer_of(model: str) -> Any:

@@ -23,13 +23,14 @@ from ...decode.stats import Rectifications, RunStats
 from ...errors import AttachmentError, PolicyError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
+from ...recipes.kept import already_found
 from ...recipes.recipe import Recipe
 from ...recipes.resolve import PolicyLike, resolve
 from ...text.feed import UNREAD
 from . import attention, support
 from .cache import look_over
 from .call import Callers, Generate
-from .finding import Finding, already_found, tokenizer_of
+from .finding import Finding, tokenizer_of
 from .hook import ForwardHook, Guarded
 from .linear import NativeLinears
 from .rectify import Rectifier
@@ -57,7 +58,8 @@ class Run:
             tokenizer = tokenizer or tokenizer_of(getattr(model, "name_or_path", None) or "")
             callers = Callers()
             self._finding = Finding(model, policy, shape, tokenizer, callers)
-            plan = replace(Policy.from_spec("dense").plan(shape), notes=(self._finding.note,), guessed=plan.guessed)
+            notes = (*plan.notes, self._finding.note)
+            plan = replace(Policy.from_spec("dense").plan(shape), notes=notes, guessed=plan.guessed)
         self.policy, self.plan, self.model = policy, plan, model
         self._notes = (*plan.notes, *support.left_out(model), *support.slow_kernels(model))
         levels: Sequence[int] | None = None
@@ -292,7 +294,7 @@ def sparsify(
         raise PolicyError(
             f"{policy}: no layer is known for this model, whose kinds of layers no prompt tells: {advice}"
         )
-    plan = replace(plan, notes=(*chosen.notes, *plan.notes))
+    plan = replace(plan, notes=(*chosen.notes, *(plan.notes if plan.guessed is None else ())))
     run = Run(model, policy, plan, tokenizer=tokenizer, recall=recall, observers=observers)
     for note in run.notes:
         logger.warning(note)

@@ -11,9 +11,9 @@ import torch
 from ...checkpoints.shape import shape_of as shape_of_text
 from ...checkpoints.unsupported import LATENT, mixed_kinds, reasons_in, reasons_in_kinds, reasons_in_sizes, values_in
 from ...errors import PolicyError, ServingError
+from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
-from ...recipes.resolve import beside
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .options import ServeOptions, shape_of
@@ -147,11 +147,11 @@ def _room(vllm_config: Any, page: int | None) -> list[str]:
 def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     try:
         plan = plan_of(vllm_config, options)
-        guess = _guess(vllm_config, options, plan)
     except PolicyError as error:
         return [str(error)]
     page = plan.bounds_page
-    reasons, block = [*guess, *_room(vllm_config, page)], vllm_config.cache_config.block_size
+    reasons, block = _guess(vllm_config, options, plan), vllm_config.cache_config.block_size
+    reasons += _room(vllm_config, page)
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
@@ -172,20 +172,30 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
 
 
 def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
-    """Why a plan is not served of which an option is a guess; of random weights no layer is the right one.
-
-    Raises:
-        PolicyError: the recipe beside the model cannot be read or is another model's.
-    """
+    """Why a plan is not served of which an option is a guess; of random weights no layer is the right one."""
     if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
         return []
-    policy, model = options.policy, str(vllm_config.model_config.model)
-    recipe = beside(model, lambda: shape_of(vllm_config))
-    if recipe is not None and recipe.reselect is not None:
-        known = "+".join(map(str, recipe.reselect))
-        return [f"policy {policy}: it names no layer; the recipe beside {model} does: add {plan.guessed}={known}"]
-    find = f"find it with `saccade calibrate layers --model {model} --policy {policy.name}`"
-    return [f"policy {policy}: no layer is known for {model}; {find}, or name one by hand, {plan.guessed}=LAYER"]
+    policy, model = options.policy, vllm_config.model_config.model
+    find = f"`saccade calibrate layers --model {model} --policy {policy.name}` or `saccade serve … --calibrate TEXTS`"
+    return [f"policy {policy}: no layer is known for {model}; find it with {find}, or name one, {plan.guessed}=LAYER"]
+
+
+def reasons_against_search(vllm_config: Any, policy: Policy) -> list[str]:
+    """Why transformers can look for no layer of a policy before this engine starts; one line each."""
+    config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    lacks = policy.options.model_dump().get("reselect", ()) is None
+    form, ranks = vllm_config.load_config.load_format, parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    against = {
+        f"policy {policy} names its layer or needs none": not lacks,
+        f"policy {policy} has no budget, at which a layer is found": lacks and policy.budget is None,
+        f"transformers reads the model on one GPU, not on {ranks}": ranks > 1,
+        f"transformers reads safetensors, not --load-format {form}": form not in ("auto", "safetensors"),
+        f"transformers reads the newest revision, not --revision {config.revision}": config.revision is not None,
+        "its weights are quantised (quantization_config): find the layer with those they were made from, and name it": (
+            getattr(config.hf_config, "quantization_config", None) is not None
+        ),
+    }
+    return [f"--calibrate: {reason}" for reason, holds in against.items() if holds]
 
 
 def unit() -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoints.shape import stored_hash, widths, window_of
 from ...checkpoints.unsupported import mixed_kinds, reasons_in_sizes, sizes_in
-from ...errors import ServingError, meant
+from ...errors import ModelFolderError, ServingError, UnsupportedModelError, meant
 from ...methods.policy import Policy
+from ...recipes.kept import already_found
 from ...recipes.resolve import Shape, resolve
 from ...types import ModelShape
 
@@ -30,12 +32,14 @@ class ServeOptions:
         rectify_together: when it is one request's turn, all that decode run their unclean tokens again, so that few
             steps are mixed; a request's tokens then depend on who decodes beside it.
         notes: what the user should know of where the policy comes from; said once, not passed on.
+        found: whether it lacked its layer, which a recipe has.
     """
 
     policy: Policy
     recall: float = 0.0
     rectify_together: bool = False
     notes: tuple[str, ...] = ()
+    found: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServeOptions | None:
@@ -53,6 +57,8 @@ class ServeOptions:
     @classmethod
     def read(cls, given: Any, model: str, shape: Shape) -> ServeOptions:
         """Inverse of `to_dict`; the policy is what `recipes.resolve` takes for this model, and may stand alone.
+
+        A layer that it lacks is that of the recipe beside the model, or else of the one that is kept.
 
         Raises:
             ServingError: an unknown key or a value out of range.
@@ -78,7 +84,12 @@ class ServeOptions:
             raise ServingError(
                 f"rectify_together: {chosen.policy} has no dense passes; give it rectify=32, or leave out"
             )
-        return cls(chosen.policy, float(recall), together, chosen.notes)
+        known = None
+        with suppress(ModelFolderError, ServingError, UnsupportedModelError):  # whoever looks at the model says it
+            if chosen.policy.options.model_dump().get("reselect", ()) is None:
+                known = already_found(chosen.policy, model, shape())
+        final, *notes = (chosen.policy,) if known is None else known
+        return cls(final, float(recall), together, (*chosen.notes, *notes), known is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

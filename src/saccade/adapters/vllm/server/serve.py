@@ -12,9 +12,9 @@ import math
 import re
 import socket
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from ....checkpoints.bundled import model_path
 from ....checkpoints.load import ModelSource
 from ....errors import SaccadeError, ServingError, install, meant
+from ....methods.policy import Policy
 from ....recipes import resolve as recipes
 from ....types import ModelShape
 from ..checks import (
@@ -30,6 +31,7 @@ from ..checks import (
     captured_for,
     plan_of,
     reasons_against,
+    reasons_against_search,
     rectifies_ahead,
     refuse_detached,
     unit,
@@ -106,6 +108,7 @@ def prepare(
     policy: str | None = None,
     recall: float | None = None,
     rectify_together: bool | None = None,
+    search: Callable[[Policy, Sequence[str]], tuple[Policy, str]] | None = None,
 ) -> Server:
     """Read vLLM's arguments, add ours, and check everything that can be checked without starting an engine.
 
@@ -116,6 +119,7 @@ def prepare(
             beside the model, or else the default.
         recall: share of steps in which recall is measured; None: as `rest` says, or else none.
         rectify_together: whether dense passes of a batch come together; None: as `rest` says, or else no.
+        search: finds and keeps the layer that a policy lacks on a model, as `calibrate layers` takes it; called last.
 
     Raises:
         RefusedError: with every reason.
@@ -125,10 +129,16 @@ def prepare(
         raise RefusedError(reasons)
     with _quiet():
         _only(check_interfaces, "every process", "scheduler", "server")
+        from vllm.platforms import current_platform
+
         args = _only(_parse, [*rest, *([] if model is None else ["--model", model])])
         bundled = args.model == str(model_path())
         given = {"policy": policy, "recall": recall, "rectify_together": rectify_together}
         options = _only(_options, args, given)
+        wanted = None if search is None or options.found else options.policy
+        if wanted is not None:
+            # Whichever layer it will be, nothing else is checked otherwise.
+            options = replace(options, policy=_only(wanted.settled, _shape(args)))
         _fill(args, options, bundled=bundled)
         reasons = [*_not_ours(args), *_unreachable(args), *missing(args)]
         try:
@@ -137,18 +147,22 @@ def prepare(
         except Exception as error:
             raise RefusedError([_said(error), *reasons]) from error
         reasons = [*_refusal(refuse_detached, config), *reasons_against(config, options), *reasons]
+        reasons += [] if wanted is None else reasons_against_search(config, wanted)
     if reasons:
         raise RefusedError(reasons)
 
-    shape = shape_of(config)
-    words = (
-        f"{shape.layers} layers, {shape.query_heads} query heads on {shape.kv_heads} KV heads, "
-        f"{str(config.model_config.dtype).removeprefix('torch.')}"
-    )
+    shape, dtype = shape_of(config), str(config.model_config.dtype).removeprefix("torch.")
+    if search is not None and wanted is not None:
+        device = current_platform.device_type
+        found, note = search(wanted, ["--model", args.model, "--dtype", dtype, "--device", device])
+        options = replace(options, policy=found, notes=(*options.notes, note))
+        args.additional_config[KEY] = options.to_dict()
+    words = f"{shape.layers} layers, {shape.query_heads} query heads on {shape.kv_heads} KV heads, {dtype}"
     if config.cache_config.cache_dtype != "auto":
         words += f", cache in {config.cache_config.cache_dtype}"
     name = BUNDLED if bundled else args.model
-    notes = (*plan_of(config, options).notes, *_only(_no_chat, args, config.model_config))
+    told = ("--calibrate: nothing is looked for, the layer is known",) if search is not None and wanted is None else ()
+    notes = (*told, *_only(plan_of, config, options).notes, *_only(_no_chat, args, config.model_config))
     return Server(args, options, notes, name, words, args.block_size, _address(args))
 
 
@@ -201,7 +215,7 @@ def _parse(rest: Sequence[str]) -> Namespace:
 
 def _guess(message: str, parser: Any) -> str:
     """An error of the parser's; of an unknown option also which one was meant."""
-    known = [*parser._option_string_actions, "--policy", "--recall", "--rectify-together"]
+    known = [*parser._option_string_actions, "--policy", "--recall", "--rectify-together", "--calibrate"]
     unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
     return message + (meant(unknown.group(1), known) if unknown else "")
 
@@ -210,11 +224,7 @@ def _options(args: Namespace, given: Mapping[str, Any]) -> ServeOptions:
     if not isinstance(args.additional_config or {}, dict):
         raise ServingError(f"--additional-config {args.additional_config!r} is no JSON object")
     entry: Any = (args.additional_config or {}).get(KEY, {})
-    model = str(args.model)
-
-    def shape() -> ModelShape:
-        return ModelSource.locate(model, weights=args.load_format == "auto").decoder()
-
+    model, shape = str(args.model), partial(_shape, args)
     entry = {"policy": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return ServeOptions.read(entry, model, shape)
@@ -228,6 +238,10 @@ def _options(args: Namespace, given: Mapping[str, Any]) -> ServeOptions:
     if "policy" not in entry:
         entry = {**entry, "policy": recipes.default(model, shape).policy}
     return ServeOptions.read(entry, model, shape)
+
+
+def _shape(args: Namespace) -> ModelShape:
+    return ModelSource.locate(str(args.model), weights=args.load_format == "auto").decoder()
 
 
 def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:

@@ -1,0 +1,41 @@
+"""The layer that a server's policy lacks, by `saccade calibrate layers` in a process whose memory ends with it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ..adapters.hf.probe import TIMES
+from ..errors import SaccadeError
+from ..methods.policy import Policy
+from ..recipes.kept import already_found, cache, keep, searched
+from ..recipes.recipe import NAME, Recipe
+
+
+def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy, str]:
+    """A policy with the layer that texts show, and where it is kept; `model` says whose, as the command takes it.
+
+    Raises:
+        SaccadeError: the process was killed. If it has refused, and said why, the command ends as it did.
+    """
+    options = searched(policy).options.model_dump(exclude_unset=True)
+    budget = options.pop("budget")
+    asked = [*model, "--policy", Policy.create(policy.name, options).to_spec(), "--budgets", str(budget)]
+    asked += ["--context", str(max(4096, TIMES * budget)), *(() if texts == "library" else ("--texts", texts))]
+    # A folder for every question, so that a search that was interrupted goes on.
+    folder = cache() / "layers" / hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    command = [sys.executable, "-m", "saccade", "calibrate", "layers", *asked, "--output-dir", str(folder)]
+    ended = subprocess.run(command, check=False).returncode
+    if ended < 0:
+        raise SaccadeError(f"saccade calibrate layers was ended by signal {-ended}")
+    if ended:
+        raise typer.Exit(ended)
+    recipe = Recipe.read(folder / NAME)
+    keep(recipe, policy)
+    found = already_found(policy, "", recipe.model)
+    assert found is not None, "it was kept"
+    return found
