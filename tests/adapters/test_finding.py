@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,13 +69,13 @@ def test_the_best_of_all_layers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
     """By the deciding measure, which is taken here from the outside."""
     model = tiny.fresh("llama", num_hidden_layers=6)
     losses: list[dict[Any, Any]] = []
-    stock = finding.Finding._losses
+    stock = finding.Finding._race
 
     def seen(looking: Any, passages: Any) -> Any:
         losses.append(stock(looking, passages))
         return losses[-1]
 
-    monkeypatch.setattr(finding.Finding, "_losses", seen)
+    monkeypatch.setattr(finding.Finding, "_race", seen)
     with saccade.sparsify(model, POLICY) as run:
         said(model, LONG)
         (tried,) = losses
@@ -84,6 +85,32 @@ def test_the_best_of_all_layers_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len({round(float(one.sum()), 6) for one in tried.values()}) > 1
         said(model, LONG)
     assert len(losses) == 1, "once"
+
+
+@pytest.mark.parametrize("near", [0.0, 1.0])
+def test_who_is_clearly_worse_reads_no_further_passage(near: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer 3 is best; 4 is above it by `near` nats a token, give or take, and all others by one."""
+    model, read = tiny.fresh("llama", num_hidden_layers=6), list[list[tuple[int, ...]]]()
+    noise = torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Scripted:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            read.append([])
+
+        def measure(self, policy: saccade.Policy) -> dict[str, Any]:
+            (layers,) = (policy.options.model_dump()["reselect"],)
+            read[-1].append(layers)
+            above = {(3,): 0.0, (4,): near}.get(layers, 1.0)
+            return {kind: SimpleNamespace(divergence=5 + above + 0.1 * noise.roll(sum(layers))) for kind in probe.KINDS}
+
+    monkeypatch.setattr(finding, "Probe", Scripted)
+    with saccade.sparsify(model, POLICY) as run, torch.no_grad():
+        model(tiny.prompt(5 * LONG))
+        assert run.policy.options.model_dump()["reselect"] in ((3,), (4,)) and (
+            near == 0 or run.recipe().reselect == (3,)
+        )
+    every = [(), (2,), (3,), (4,), (5,)]
+    assert [sorted(one) for one in read] == [every] + (3 * [[(3,), (4,)]] if near == 0 else [])
 
 
 def test_padded_rows_and_loops_by_hand() -> None:
@@ -122,7 +149,7 @@ def test_a_probe_that_raises_is_looked_for_again(monkeypatch: pytest.MonkeyPatch
             raise KeyboardInterrupt
         return {(layer,): torch.full((20,), float(layer), dtype=torch.float64) for layer in (1, 3)}
 
-    monkeypatch.setattr(finding.Finding, "_losses", losses)
+    monkeypatch.setattr(finding.Finding, "_race", losses)
     with saccade.sparsify(model, "less_is_more:budget=12,dense_layers=0") as run:
         with pytest.raises(KeyboardInterrupt):
             said(model, LONG)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -25,8 +26,11 @@ from .probe import KINDS, TIMES, Passage, Probe
 
 logger = logging.getLogger("saccade")
 
-LEAST = 4096
-"""Tokens of a prompt that is looked at, or as many as its passage has."""
+LEAST, MOST, SURE = 4096, 4, 3
+"""Tokens of a prompt that is looked at; passages that are read; standard errors by which the better of two is clear."""
+
+Losses = dict[tuple[int, ...], Tensor]
+"""By layers, KL of every key token over the number of its kind, float64 `[keys]`; the best first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +77,7 @@ class Finding:
         plain = {"prompt": None, "decoding": False, "starts": None, "purpose": "plain", "ending": None, "text": None}
         try:
             with self.callers.knowing(**plain):
-                losses = self._losses([*self._passages(tokens.tolist())])
+                losses = self._race(self._passages(tokens.tolist()))
         except torch.OutOfMemoryError as error:
             logger.warning("probe: %s; it decodes densely on", str(error).partition("\n")[0])
             return False
@@ -82,11 +86,8 @@ class Finding:
         if not keys:
             logger.warning("probe: no token of this prompt needs a long context; the next long one is looked at")
             return False
-        # Mean over the key tokens of each kind, which were weighted so.
-        best, *others = sorted(losses, key=lambda one: float(losses[one].sum()))
-        second = others[0] if others else best
-        gain = losses[second] - losses[best]
-        clear = bool(gain.sum() > 2 * gain.std() * keys**0.5)
+        best, second = (*losses, *losses)[:2]
+        clear = _clearly_above(losses[second], losses[best])
         self.found = with_layers(self.policy, best)
         told = f"layer {'+'.join(map(str, best)) or 'none'} selects again"
         than = "" if clear or second == best else f", not clearly better than {'+'.join(map(str, second)) or 'none'}"
@@ -103,25 +104,36 @@ class Finding:
         return Recipe(self.shape, self.found, layers, found={"sparsify": self.about})
 
     def _passages(self, tokens: list[int]) -> Iterator[Passage]:
-        """One of the prompt, behind its first token, and one of Python's reference where there is a tokenizer."""
-        yield Passage((tokens[0], *tokens[1 - self.length :]), start=1)
+        """Of the prompt and, where there is a tokenizer, of Python's reference in turn, from their ends."""
+        texts = [tokens]
         if self.tokenizer is not None:
-            text = self.tokenizer("\n\n".join(topics.values())[: 8 * self.length], verbose=False)["input_ids"]
-            if len(text) >= self.length:
-                yield Passage(tuple(text[: self.length]), start=1)
+            text = "\n\n".join(topics.values())[: 8 * self.length * MOST]
+            texts.append(self.tokenizer(text, verbose=False)["input_ids"])
+        step = self.length - 1
+        for number in range(MOST):
+            for text in texts:
+                if len(text) > (number + 1) * step:
+                    stop = len(text) - number * step
+                    yield Passage((text[0], *text[stop - step : stop]), start=1)
 
-    def _losses(self, passages: Sequence[Passage]) -> dict[tuple[int, ...], Tensor]:
-        """By candidate, KL of every key token over the number of its kind, float64 `[keys]`."""
-        options = self.policy.options.model_dump()
-        tried = candidates(self.shape, int(options["dense_layers"]))
+    def _race(self, passages: Iterable[Passage]) -> Losses:
+        """What may be the best behind these passages; who is clearly worse reads no further one, nor does the last."""
+        tried = candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
         told: dict[tuple[int, ...], dict[Any, list[Tensor]]] = {one: {kind: [] for kind in KINDS} for one in tried}
-        for passage in passages:
+        losses: Losses = {}
+        for passage in islice(passages, MOST):
             probe = Probe(self.model, passage, keys_alone=True, attach=None)
             for one, kinds in told.items():
                 for kind, found in probe.measure(with_layers(self.policy, one)).items():
                     kinds[kind].append(found.divergence)
-        joined = {one: [torch.cat(kinds[kind]) for kind in KINDS] for one, kinds in told.items()}
-        return {one: torch.cat([kind / max(len(kind), 1) for kind in kinds]) for one, kinds in joined.items()}
+            joined = {one: [torch.cat(kinds[kind]) for kind in KINDS] for one, kinds in told.items()}
+            losses = {one: torch.cat([kind / max(len(kind), 1) for kind in kinds]) for one, kinds in joined.items()}
+            losses = dict(sorted(losses.items(), key=lambda item: float(item[1].sum())))
+            best = next(iter(losses.values()))
+            told = {one: told[one] for one, loss in losses.items() if not _clearly_above(loss, best)}
+            if len(told) == 1:
+                break
+        return losses
 
     def _keep(self) -> str:
         """Keep the recipe in the user's cache; says where."""
@@ -130,6 +142,11 @@ class Finding:
         except (OSError, SaccadeError) as error:
             return f"; not kept: {error}"
         return "" if path is None else f"; kept in {path}"
+
+
+def _clearly_above(loss: Tensor, best: Tensor) -> bool:
+    gain = loss - best
+    return len(gain) > 1 and bool(gain.sum() > SURE * gain.std() * len(gain) ** 0.5)
 
 
 def tokenizer_of(model: str) -> Any:
