@@ -16,8 +16,8 @@ PICTURE = "gates.svg"
 def gates(
     model: Model = None,
     variants: Annotated[
-        str, words("NAME,NAME", "letter, loss, share, multiplier, ascent: HardKuma gates; direct. In this order.")
-    ] = "letter,loss,direct,share,multiplier,ascent",
+        str, words("NAME,NAME", "letter, loss, share, multiplier: HardKuma gates; direct. In this order.")
+    ] = "letter,loss,direct,share,multiplier",
     target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,

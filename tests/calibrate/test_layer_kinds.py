@@ -88,7 +88,7 @@ def test_layers_are_searched_among_those_with_full_attention(folder: Path, task:
 
 
 def test_heads_are_found_in_layers_with_full_attention(folder: Path, task: Path, tmp_path: Path) -> None:
-    settings = head_settings(folder, tmp_path, methods="hardkuma,random", task=str(task), target_heads=4)
+    settings = head_settings(folder, tmp_path, methods="direct,random", task=str(task), target_heads=4)
     results = HeadSearch.check(settings).run(nothing)
     file = RoleFile.read(tmp_path / "roles.json")
     assert file.roles.concerned == FULL_LAYERS
