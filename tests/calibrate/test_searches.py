@@ -75,7 +75,6 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"target_heads": 21}, ["--target-heads 21", "4", "20"]),
         ({"methods": "direct,hardkuma"}, ["--method 'hardkuma' is not valid: direct, score, random"]),
         ({"methods": ""}, ["--method"]),
-        ({"lengths": (200, 150)}, ["--lengths 200,150"]),
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],
     "layers": [
@@ -186,8 +185,12 @@ def test_heads_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pat
             assert model.generate(prompt, do_sample=False, max_new_tokens=3).shape == (1, 83)
     # What is in the folder is not done again.
     again: list[str] = []
-    HeadSearch.check(settings).run(again.append)
+    exact = HeadSearch.check(replace(settings, exact=True)).run(again.append)
     assert again == []
+    for one, kind in ((results, "threshold"), (exact, "exact")):
+        assert one["chosen_of"] == {"method": "direct", "seed": 0, "roles": kind}
+        assert one["chosen"] == one["found"][0]["roles"][kind]
+    assert Recipe.read(tmp_path / "saccade.json").roles == exact["chosen"] != results["chosen"]
 
 
 def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:

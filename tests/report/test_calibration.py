@@ -170,10 +170,10 @@ def head_results(methods: tuple[str, ...] = ("direct", "score"), seeds: int = 2)
         outcome(5, 24, 0.5, method="layers", seed=0, roles="tidal", heads=4, list="heads:0+1", budget=budget)
         for budget in (64, 1024)
     ]
-    chosen = next(iter(found[0]["roles"].values()))
+    kind, chosen = next(iter(found[0]["roles"].items()))
     return {
         **ABOUT, "target_heads": 3, "exact": False, "seeds": seeds, "dense": DENSE, "found": found, "rows": rows,
-        "chosen": chosen, "environment": {"kv_heads": 2},
+        "chosen": chosen, "chosen_of": {"method": methods[0], "seed": 0, "roles": kind}, "environment": {"kv_heads": 2},
     }  # fmt: skip
 
 
@@ -198,12 +198,6 @@ def test_heads_pool_seeds() -> None:
     assert "role file and recipe: direct, seed 0, threshold: 3 heads" in text
     assert "all seeds" in text
     assert "all seeds" not in said(head_table(head_results(seeds=1)))
-
-
-def test_exact_roles_are_the_ones_written_if_asked_for() -> None:
-    results = head_results() | {"exact": True}
-    results["chosen"] = results["found"][0]["roles"]["exact"]
-    assert "direct, seed 0, exact: 3 heads" in said(head_table(results))
 
 
 def test_a_table_of_heads_fits_80_columns() -> None:

@@ -11,6 +11,7 @@ import numpy
 from ..checkpoints.shape import shape_of_model
 from ..errors import OutputError, SaccadeError
 from ..eval.entry import parse_budgets
+from ..eval.output import whole_numbers
 from ..methods.policy import Policy
 from ..plans.head_list import HeadList
 from ..plans.role_file import RoleFile
@@ -21,7 +22,7 @@ from .asking import Reading
 from .gates import DirectGates
 from .gold import GoldObserver
 from .ledger import held
-from .problems import Problems
+from .problems import SHORTEST, Problems
 from .sweep import Outcome
 from .target import CHOOSING_HEADS, TRAINING, Target, TargetSettings
 from .training import LOG, HeadTraining, Training
@@ -91,8 +92,6 @@ class HeadSearch:
         for method in methods:
             if method not in METHODS:
                 raise SaccadeError(f"--method {method!r} is not valid: {', '.join(METHODS)}")
-        if settings.lengths[0] > settings.lengths[1]:
-            raise SaccadeError(f"--lengths {settings.lengths[0]},{settings.lengths[1]}: the shortest comes first")
         target = Target.check(settings.common)
         shape = target.subject.shape
         full, wanted = shape.full_layers, settings.target_heads
@@ -137,8 +136,9 @@ class HeadSearch:
         roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
         roles |= {("layers", 0, name): text for name, text in self._layers(found, earlier).items()}
         # What goes into the recipe is the first method's first seed.
-        first = found[0].roles
-        chosen = first["exact" if self.settings.exact or "threshold" not in first else "threshold"]
+        first = found[0]
+        kind = "exact" if self.settings.exact or "threshold" not in first.roles else "threshold"
+        chosen = first.roles[kind]
         with self.target.sweep(model, self.problems) as sweep:
             pairs = [(text, budget) for text in roles.values() for budget in self.budgets]
             options = ({"roles": text, "budget": budget} for text, budget in pairs)
@@ -158,6 +158,7 @@ class HeadSearch:
             "found": [asdict(one) for one in found],
             "rows": rows,
             "chosen": chosen,
+            "chosen_of": {"method": first.method, "seed": first.seed, "roles": kind},
         }
         written = self.target.write_results(RESULTS, results)
         self._write(written, dense, best, earlier)
@@ -235,6 +236,14 @@ class HeadSearch:
         known = replace(earlier, policy=earlier.policy if earlier.tuned else Policy.from_spec(best.spec), roles=chosen)
         scores = {one.spec: [one.correct, one.count] for one in (dense, best)}
         self.target.write_recipe("calibrate heads", known, found=found, scores=scores)
+
+
+def shortest_and_longest(lengths: str) -> tuple[int, int]:
+    """Lengths of training texts as the user writes them; a SaccadeError if they are not valid."""
+    found = whole_numbers("--lengths", lengths, at_least=SHORTEST)
+    if len(found) > 2 or found[0] > found[-1]:
+        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    return found[0], found[-1]
 
 
 def best_heads(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import OutputError
 from ..eval.output import check_folder
+from ..files import replace_bytes
 from .gates import Gates
 from .ledger import Ledger
 from .mixture import Mixture
@@ -147,37 +147,26 @@ class HeadTraining:
 
     def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
-        tensors = {f"gates.{name}": value.detach().cpu() for name, value in self.gates.parameters.items()}
+        tensors = {"step": torch.tensor(self.step), "multiplier": torch.tensor(self.multiplier, dtype=torch.float64)}
         for name, parameter in self.gates.parameters.items():
-            for key, value in self._optimiser.state[parameter].items():
-                tensors[f"adam.{name}.{key}"] = torch.as_tensor(value).cpu()
-        part = self._folder / f"{CHECKPOINT}.part"
-        try:
-            save_file(tensors, part, metadata={"step": str(self.step), "multiplier": repr(self.multiplier)})
-            os.replace(part, self._folder / CHECKPOINT)
-        except (OSError, SafetensorError) as error:
-            part.unlink(missing_ok=True)
-            raise OutputError(f"{str(self._folder / CHECKPOINT)!r} cannot be written: {error}") from error
+            moments = {f"{name}.{key}": value for key, value in self._optimiser.state[parameter].items()}
+            tensors |= {name: parameter.detach(), **moments}
+        replace_bytes(self._folder / CHECKPOINT, save(tensors))
 
     def _load(self) -> None:
         path = self._folder / CHECKPOINT
         if not path.exists():
             return
         try:
-            with safe_open(str(path), framework="pt") as file:
-                about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self.step, self.multiplier = int(about["step"]), float(about["multiplier"])
+            tensors = load_file(path)
+            self.step, self.multiplier = int(tensors["step"]), float(tensors["multiplier"])
             for name, parameter in self.gates.parameters.items():
-                saved = tensors[f"gates.{name}"]
+                saved = tensors[name]
                 if saved.shape != parameter.shape or not bool(saved.isfinite().all()):
                     raise ValueError(f"it has no finite {name} of shape {tuple(parameter.shape)}")
                 parameter.data.copy_(saved)
-                prefix = f"adam.{name}."
-                self._optimiser.state[parameter] = {
-                    key.removeprefix(prefix): value if key == f"{prefix}step" else value.to(parameter.device)
-                    for key, value in tensors.items()
-                    if key.startswith(prefix)
-                }
+                moments = {key: tensors[f"{name}.{key}"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq")}
+                self._optimiser.state[parameter] = {"step": tensors[f"{name}.step"], **moments}
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise OutputError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
 

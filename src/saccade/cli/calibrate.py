@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import SaccadeError
 from . import options
 from .group import NeedsEval, OneLineErrors
 from .options import count, flag, words
@@ -115,19 +114,14 @@ def heads(
 
       saccade calibrate heads --task kv --lengths 256,2048 --steps 800 --method direct,score --budgets 16,64
     """
-    from ..calibrate.heads import HeadSearch, HeadSettings
+    from ..calibrate.heads import HeadSearch, HeadSettings, shortest_and_longest
     from ..calibrate.target import TargetSettings
-    from ..eval.output import whole_numbers
     from ..report.heads import head_report, head_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
-    between = whole_numbers("--lengths", lengths, at_least=128)
-    if len(between) > 2:
-        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
-    span = between[0], between[-1]
-    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, span, budgets)
+    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, shortest_and_longest(lengths), budgets)
     run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 

@@ -45,9 +45,9 @@ def head_table(results: Mapping[str, Any]) -> Table:
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
-    method, roles = _written_down(results)
+    of = results["chosen_of"]
     heads = next(row["heads"] for row in results["rows"] if row["list"] == results["chosen"])
-    notes = [f"role file and recipe: {method}, seed {results['found'][0]['seed']}, {roles}: {heads} heads"]
+    notes = [f"role file and recipe: {of['method']}, seed {of['seed']}, {of['roles']}: {heads} heads"]
     if results["seeds"] > 1:
         notes.append("intervals: Wilson, of all seeds' answers together, though seeds are asked the same questions")
     return notes
@@ -105,14 +105,14 @@ def _answers(axes: Axes, results: Mapping[str, Any]) -> None:
 
 def _pooled(results: Mapping[str, Any]) -> list[Row]:
     """Rows by method, kind of roles and budget, in order of appearance, all seeds together."""
-    chosen = _written_down(results)
+    of = results["chosen_of"]
     pooled: list[Row] = []
     for (method, roles), own in grouped(results["rows"], lambda row: (row["method"], row["roles"])).items():
         fewest, most = min(row["heads"] for row in own), max(row["heads"] for row in own)
         of_all = {
             "method": method,
             "roles": roles,
-            "chosen": (method, roles) == chosen,
+            "chosen": (method, roles) == (of["method"], of["roles"]),
             "seeds": len({row["seed"] for row in own}),
             "heads": str(most) if fewest == most else f"{fewest} to {most}",
         }
@@ -121,10 +121,3 @@ def _pooled(results: Mapping[str, Any]) -> list[Row]:
             answers = {"correct": right, "n": count, "interval": wilson(right, count), "recall": mean_recall(rows)}
             pooled.append({**of_all, "budget": budget, **answers})
     return pooled
-
-
-def _written_down(results: Mapping[str, Any]) -> tuple[str, str]:
-    """Method and kind of the roles that went into the recipe."""
-    first = results["found"][0]
-    kind = "exact" if results["exact"] or "threshold" not in first["roles"] else "threshold"
-    return first["method"], kind
