@@ -114,10 +114,6 @@ def test_retrieval_scores_are_of_layers_with_full_attention(folder: Path, tmp_pa
     assert np.shape(found.values) == (3, 2) and np.all(np.array(found.values) > 0)
     named = {int(part.partition(".")[0]) for part in found.roles["exact"].removeprefix("heads:").split("+")}
     assert FULL_LAYERS[0] in named and named <= set(FULL_LAYERS)
-    earlier = Recipe(search.target.subject.shape, Policy.from_spec("dense"), reselect=(5,))
-    layers = search._layers([found], earlier)
-    assert set(layers) == {"scored", "tidal"} and layers["tidal"] == "heads:1+5"
-    assert set(map(int, layers["scored"].removeprefix("heads:").split("+"))) <= set(FULL_LAYERS)
 
 
 def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_path: Path) -> None:

@@ -166,10 +166,6 @@ def head_results(methods: tuple[str, ...] = ("direct", "score"), seeds: int = 2)
                 )
                 for kind in kinds for number, budget in enumerate((64, 1024))
             ]  # fmt: skip
-    rows += [
-        outcome(5, 24, 0.5, method="layers", seed=0, roles="tidal", heads=4, list="heads:0+1", budget=budget)
-        for budget in (64, 1024)
-    ]
     kind, chosen = next(iter(found[0]["roles"].items()))
     return {
         **ABOUT, "target_heads": 3, "exact": False, "seeds": seeds, "dense": DENSE, "found": found, "rows": rows,
@@ -192,7 +188,6 @@ def test_heads_pool_seeds() -> None:
     assert pooled in [line[:10] for line in lines]
     assert ["score", "exact", "2", "3", "64", "30/48", interval, "0.625"] in lines
     assert [line[4:6] for line in lines if line[:2] == ["direct", "exact"]] == [["64", "30/48"], ["1,024", "32/48"]]
-    assert ["layers", "tidal", "1", "4", "64", "5/24"] in [line[:6] for line in lines]
     text = said(head_table(head_results()))
     assert "3 heads wanted, 2 seed(s), 24 questions each in 2 texts; dense attention 23/24" in text
     assert "role file and recipe: direct, seed 0, threshold: 3 heads" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -121,8 +121,8 @@ class HeadSearch:
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, as far as they are known before it."""
-        trained = (DIRECT in self.methods) * self.settings.seeds
-        candidates = (2 * trained + 2 * self.settings.seeds + 2) * len(self.budgets)
+        seeds, trained = self.settings.seeds, (DIRECT in self.methods) * self.settings.seeds
+        candidates = (trained + seeds * len(self.methods)) * len(self.budgets)
         return trained * self.settings.steps + len(self.problems) * (1 + candidates)
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
@@ -134,7 +134,6 @@ class HeadSearch:
         seeds = range(self.settings.seeds)
         found = [self.find(model, method, seed, advance) for method in self.methods for seed in seeds]
         roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
-        roles |= {("layers", 0, name): text for name, text in self._layers(found, earlier).items()}
         # What goes into the recipe is the first method's first seed.
         first = found[0]
         kind = "exact" if self.settings.exact or "threshold" not in first.roles else "threshold"
@@ -210,21 +209,6 @@ class HeadSearch:
         full = total[list(shape.full_layers)]
         best: numpy.ndarray[Any, Any] = full.reshape(len(full), shape.kv_heads, -1).max(-1) / steps
         return best
-
-    def _layers(self, found: Sequence[Found], earlier: Recipe) -> dict[str, str]:
-        """Whole layers with as many heads in all: those that hold the best-scored heads, and TidalDecode's plan."""
-        full = self.target.subject.shape.full_layers
-        layers = self.count // self.target.subject.shape.kv_heads
-        chosen: dict[str, set[int]] = {}
-        scored = next((one.values for one in found if one.method == SCORE), None)
-        if scored is not None and layers > 1:
-            order = numpy.argsort(-numpy.max(scored, axis=1), kind="stable")[: layers - 1] + 1
-            chosen["scored"] = {full[place] for place in (0, *order.tolist())}
-        if earlier.reselect:
-            plan = {*full[: 3 if layers > 3 else 1], *earlier.reselect}
-            if len(plan) <= layers:
-                chosen["tidal"] = plan
-        return {name: "heads:" + "+".join(map(str, sorted(plan))) for name, plan in chosen.items()}
 
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
         """The role file, and the recipe: with the roles at the largest budget; layers and what was tuned stay."""
