@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from saccade.calibrate.heads import THRESHOLD
+from saccade.calibrate.heads import THRESHOLD, refuse_count
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
 from saccade.calibrate.training import LOG, TRACED
 from saccade.errors import SaccadeError
@@ -81,11 +81,7 @@ class Trial:
             raise SaccadeError(f"--minutes {settings.minutes:g} is not valid: above 0")
         subject = Target.check(settings.common)
         shape = subject.subject.shape
-        most = len(shape.full_layers) * shape.kv_heads
-        if not shape.kv_heads <= settings.target_heads <= most:
-            raise SaccadeError(
-                f"--target-heads {settings.target_heads} is not valid: {shape.kv_heads} (the first layer's) to {most}"
-            )
+        refuse_count(settings.target_heads, shape)
         for seed in range(settings.seeds):
             subject.draw(TRAINING + seed, settings.asked, settings.lengths, settings.steps, together=True)
         trial = cls(settings, subject, variants, settings.target_heads - shape.kv_heads)

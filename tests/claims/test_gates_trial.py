@@ -181,7 +181,7 @@ def _after(calls: int, work: Any, stop: Any) -> Any:
     ("arguments", "says"),
     [
         (("--variants", "letter,root"), "--variants 'root' is not valid: letter, loss, direct, share"),
-        (("--target-heads", "1"), "--target-heads 1 is not valid: 2 (the first layer's) to 10"),
+        (("--target-heads", "1"), "--target-heads 1 is not valid: 2 (the heads of layer 0"),
         (("--target-heads", "11"), "--target-heads 11"),
         (("--lengths", "300,200"), "--lengths '300,200' is not valid"),
         (("--lengths", "128,4000"), "1600 positions"),

@@ -27,6 +27,7 @@ from .sweep import Outcome
 from .target import CHOOSING_HEADS, TRAINING, Target, TargetSettings
 from .training import LOG, HeadTraining, Training
 
+Array = numpy.ndarray[Any, Any]
 METHODS = DIRECT, SCORE, RANDOM = DirectGates.kind, "score", "random"
 RESULTS, ROLES = "heads.json", "roles.json"
 SCORED_TEXTS, PROBED_TEXTS = 16, 3
@@ -96,12 +97,7 @@ class HeadSearch:
         shape = target.subject.shape
         full, wanted = shape.full_layers, settings.target_heads
         count = wanted if wanted is not None else min(4, len(full)) * shape.kv_heads
-        if not shape.kv_heads <= count <= len(full) * shape.kv_heads:
-            told = f"{len(full)} layers {'with full attention ' if shape.kinds else ''}of {shape.kv_heads}"
-            raise SaccadeError(
-                f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
-                f"retrieve) to {len(full) * shape.kv_heads} ({told})"
-            )
+        refuse_count(count, shape)
         for log in sorted(settings.common.output_dir.glob(f"training/*/{LOG}")):
             if (kind := held(log, "training.kind")) not in (None, DIRECT):
                 raise OutputError(f"{str(log)!r} is of {kind} gates, not {DIRECT}; choose another --output-dir")
@@ -187,13 +183,10 @@ class HeadSearch:
         training = HeadTraining(model, self.texts(method, seed), recipe, folder, about, gates)
         training.run(advance)
         values = gates.mean().cpu().numpy()
-        chosen = {
-            "threshold": head_list(values > THRESHOLD, shape),
-            "exact": head_list(best_heads(values, wanted), shape),
-        }
-        return Found(method, seed, values.tolist(), chosen, training.trace())
+        roles = {name: head_list(mask, shape) for name, mask in masks(values, wanted).items()}
+        return Found(method, seed, values.tolist(), roles, training.trace())
 
-    def _scores(self, model: Any, seed: int) -> numpy.ndarray[Any, Any]:
+    def _scores(self, model: Any, seed: int) -> Array:
         """Retrieval score `[F, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
         shape, problems = self.target.subject.shape, self.texts(SCORE, seed)
         total, steps = numpy.zeros((shape.layers, shape.query_heads)), 0
@@ -207,7 +200,7 @@ class HeadSearch:
         if not steps:
             raise SaccadeError("--method score: no answer of the task stands in its text, so that no head can copy it")
         full = total[list(shape.full_layers)]
-        best: numpy.ndarray[Any, Any] = full.reshape(len(full), shape.kv_heads, -1).max(-1) / steps
+        best: Array = full.reshape(len(full), shape.kv_heads, -1).max(-1) / steps
         return best
 
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
@@ -230,15 +223,30 @@ def shortest_and_longest(lengths: str) -> tuple[int, int]:
     return found[0], found[-1]
 
 
-def best_heads(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
+def refuse_count(count: int, shape: ModelShape) -> None:
+    """Raise a SaccadeError if so many heads cannot retrieve."""
+    full = shape.full_layers
+    if not shape.kv_heads <= count <= len(full) * shape.kv_heads:
+        told = f"{len(full)} layers {'with full attention ' if shape.kinds else ''}of {shape.kv_heads}"
+        raise SaccadeError(
+            f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
+            f"retrieve) to {len(full) * shape.kv_heads} ({told})"
+        )
+
+
+def masks(values: Array, count: int) -> dict[str, Array]:
+    """Which gates `[F - 1, Hkv]` retrieve: those above one half, and exactly the `count` best."""
+    return {"threshold": values > THRESHOLD, "exact": best_heads(values, count)}
+
+
+def best_heads(values: Array, count: int) -> Array:
     """The `count` largest as a mask; ties to the lower layer, then head."""
-    mask = numpy.zeros(values.size, dtype=bool)
-    mask[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
-    shaped: numpy.ndarray[Any, Any] = mask.reshape(values.shape)
-    return shaped
+    mask = numpy.zeros(values.shape, dtype=bool)
+    mask.flat[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
+    return mask
 
 
-def head_list(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
+def head_list(retrieve: Array, shape: ModelShape) -> str:
     """Roles as text, the first layer with full attention put in front: all its heads retrieve."""
     above = (tuple(Role.PUBLISH if one else Role.REUSE for one in layer) for layer in retrieve.tolist())
     roles = dict(zip(shape.full_layers, ((Role.PUBLISH,) * shape.kv_heads, *above), strict=True))
