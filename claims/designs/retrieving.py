@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy
 
 from saccade.calibrate.heads import best_heads, head_list
-from saccade.calibrate.training import LETTER
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 
 from ..gates.choice import CHOICE, Choice
+from ..gates.scaled import LETTER
 from ..gates.variants import DIRECT
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS

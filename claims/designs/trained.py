@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
-from saccade.calibrate.heads import GREY, THRESHOLD
+from saccade.calibrate.heads import THRESHOLD
 
 from ..gates.choice import CHOICE, Choice
-from ..gates.variants import DIRECT
+from ..gates.variants import DIRECT, GREY
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study

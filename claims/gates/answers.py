@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
-from saccade.calibrate.heads import THRESHOLD, best_heads, head_list, retrieving
+from saccade.calibrate.heads import head_list, masks, retrieving
 from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.problems import NeedleProblems
 from saccade.calibrate.sweep import KEY, Sweep
@@ -95,19 +94,13 @@ class RoleAnswers:
         """Every run's roles at every budget."""
         shape = self.subject.shape
         for run in self.trial["runs"]:
-            for name, mask in masks(run, self.trial["target"]).items():
+            for name, mask in masks(numpy.array(run["values"]), self.trial["target"]).items():
                 told = head_list(mask, shape)
                 heads = retrieving(told, shape)
                 for budget in self.settings.choice.budgets:
                     spec = Policy.create("lychee_decode", {"roles": told, "budget": budget}).to_spec()
                     about = {"variant": run["variant"], "seed": run["seed"], "step": run["step"]}
                     yield {**about, "roles": name, "heads": heads, "budget": budget, "spec": spec}
-
-
-def masks(run: Mapping[str, Any], count: int) -> dict[str, NDArray[numpy.bool_]]:
-    """Which gates retrieve `[F - 1, Hkv]`: those above one half, and exactly the `count` best."""
-    values = numpy.array(run["values"])
-    return {"threshold": values > THRESHOLD, "exact": best_heads(values, count)}
 
 
 def read_trial(path: Path, shape: ModelShape) -> dict[str, Any]:

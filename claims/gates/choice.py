@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from saccade.calibrate.training import LETTER
 from saccade.errors import SaccadeError
 
+from .scaled import LETTER
 from .variants import DIRECT, SCALED
 
 Results = Mapping[str, Any]

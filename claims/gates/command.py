@@ -16,8 +16,8 @@ PICTURE = "gates.svg"
 def gates(
     model: Model = None,
     variants: Annotated[
-        str, words("NAME,NAME", "letter, loss, share, multiplier, ascent: HardKuma gates; direct. In this order.")
-    ] = "letter,loss,direct,share,multiplier,ascent",
+        str, words("NAME,NAME", "letter, loss, share, multiplier: HardKuma gates; direct. In this order.")
+    ] = "letter,loss,direct,share,multiplier",
     target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
@@ -49,22 +49,20 @@ def gates(
       python -m claims gates --variants loss,direct --seeds 1 --steps 200 --lengths 128,256 --asked 4
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
+    from saccade.calibrate.heads import shortest_and_longest
     from saccade.calibrate.target import TargetSettings
     from saccade.cli.terminal import output, quiet_libraries, say, show
-    from saccade.errors import SaccadeError
-    from saccade.eval.output import whole_numbers, write_json
+    from saccade.eval.output import write_json
 
     from .job import RESULTS, Trial, TrialSettings
     from .table import progress_line, trial_table
 
     quiet_libraries()
-    span = whole_numbers("--lengths", lengths, at_least=128)
-    if len(span) > 2 or span[0] > span[-1]:
-        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    span = shortest_and_longest(lengths)
     common = TargetSettings(model, task, max(span), 1, output_dir, None, device, dtype, seed, 1)
     trial = Trial.check(
         TrialSettings(
-            common, variants, target_heads, seeds, steps, rate, kept, (span[0], span[-1]), asked, every, together,
+            common, variants, target_heads, seeds, steps, rate, kept, span, asked, every, together,
             workers, minutes,
         )
     )  # fmt: skip

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from saccade.calibrate.heads import GREY, THRESHOLD
+from saccade.calibrate.heads import THRESHOLD, refuse_count
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
-from saccade.calibrate.training import LOG, TRACED, Training
+from saccade.calibrate.training import LOG, TRACED
 from saccade.errors import SaccadeError
 from saccade.recipes.machine import device_name, kernels_on, processor, versions
 
 from .together import Part, train, train_alone
-from .variants import VARIANTS
+from .variants import GREY, VARIANTS
 
 RESULTS = "gates.json"
 _EACH = 3  # processes a device: one that makes texts or waits leaves it to the others
@@ -74,17 +74,14 @@ class Trial:
         for name in variants:
             if name not in VARIANTS:
                 raise SaccadeError(f"--variants {name!r} is not valid: {', '.join(VARIANTS)}")
-        for one in map(VARIANTS.__getitem__, variants):
-            Training(one.kind, settings.target_heads, settings.steps, settings.rate, settings.kept, scale=one.scale)
+        for name, value in {"kept": settings.kept, "rate": settings.rate}.items():
+            if not 0 < value <= 1:
+                raise SaccadeError(f"--{name} {value:g} is not valid: above 0 and at most 1")
         if settings.minutes is not None and not settings.minutes > 0:
             raise SaccadeError(f"--minutes {settings.minutes:g} is not valid: above 0")
         subject = Target.check(settings.common)
         shape = subject.subject.shape
-        most = len(shape.full_layers) * shape.kv_heads
-        if not shape.kv_heads <= settings.target_heads <= most:
-            raise SaccadeError(
-                f"--target-heads {settings.target_heads} is not valid: {shape.kv_heads} (the first layer's) to {most}"
-            )
+        refuse_count(settings.target_heads, shape)
         for seed in range(settings.seeds):
             subject.draw(TRAINING + seed, settings.asked, settings.lengths, settings.steps, together=True)
         trial = cls(settings, subject, variants, settings.target_heads - shape.kv_heads)
@@ -202,7 +199,7 @@ class Trial:
                     "scale": VARIANTS[name].scale,
                     "seed": part.seed,
                     "step": last["step"],
-                    "start": last["start"],
+                    "start": records[1]["loss"] if last["step"] else None,
                     "expected_l0": last["expected_l0"],
                     "open": sum(value > THRESHOLD for value in flat),
                     "grey": sum(GREY[0] < value < GREY[1] for value in flat) / len(flat),

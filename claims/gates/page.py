@@ -24,7 +24,7 @@ def command(variants: Iterable[str]) -> str:
 def section(results: Results) -> list[str]:
     """Markdown: where each variant has ended, over its seeds, and the answers that its roles keep."""
     budgets = results["answers"]["budgets"] if "answers" in results else []
-    heads = ["gates", "`--scale`", "expected open", "undecided", "above one half"]
+    heads = ["gates", "scale", "expected open", "undecided", "above one half"]
     kept = ("those above one half", f"the best {results['target']}")
     heads += [f"right, {roles}, budget {budget}" for roles in kept for budget in budgets]
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]

@@ -9,9 +9,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from saccade.calibrate.training import DIVIDED
 from saccade.report.table import new_table
 from saccade.report.wording import grouped
+
+from .scaled import DIVIDED
 
 Results = Mapping[str, Any]
 

@@ -14,13 +14,16 @@ from typing import Any
 
 import torch
 
+from saccade.calibrate.gates import DirectGates, Gates
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
-from saccade.calibrate.training import HeadTraining, Training
+from saccade.calibrate.training import Training
 from saccade.cli.terminal import quiet_libraries
 from saccade.errors import SaccadeError
 
+from .hardkuma import HardKuma
 from .remembering import RememberedProblems, RememberingMixture
-from .variants import VARIANTS
+from .scaled import ScaledTraining
+from .variants import DIRECT, VARIANTS
 
 BLOCK = 10
 """Steps that each training makes before the next one's turn, and after which all are saved."""
@@ -52,17 +55,19 @@ class Part:
         """Where a training keeps its log and its checkpoint."""
         return self.settings.output_dir / "training" / f"{variant}-{self.seed}"
 
-    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
+    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[ScaledTraining]:
         """One of each variant, as far as it has come."""
         about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
         about |= {"lengths": list(self.lengths), "asked": self.asked}
+        training = Training(self.target, self.steps, self.rate, self.kept, self.seed, self.every)
         made = []
         for name in self.variants:
-            own = VARIANTS[name]
-            training = Training(
-                own.kind, self.target, self.steps, self.rate, self.kept, self.seed, self.every, own.scale
+            shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
+            gates: Gates = (
+                DirectGates(shape, model.device) if name == DIRECT else HardKuma(shape, model.device, self.seed)
             )
-            made.append(HeadTraining(model, problems, training, self.folder(name), about))
+            scale = VARIANTS[name].scale
+            made.append(ScaledTraining(model, problems, training, self.folder(name), about, gates, scale))
         return made
 
 

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.calibrate.gates import DirectGates, HardKuma
-from saccade.calibrate.training import ASCENT, LETTER, LOSS, MULTIPLIER, SHARE
+from saccade.calibrate.gates import DirectGates
+
+from .hardkuma import HardKuma
+from .scaled import LETTER, LOSS, MULTIPLIER, SHARE
 
 DIRECT = DirectGates.kind
+GREY = 0.1, 0.9
+"""Between them a gate has not decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Gates as `Training` names them."""
+    """Gates by name, and the `scale` of their training."""
 
     kind: str
     scale: str
 
 
 VARIANTS = {
-    # The first ones are begun first. "ascent" under Adam is "loss" but for rounding, so that it comes last.
+    # The first ones are begun first.
     LETTER: Variant(HardKuma.kind, LETTER),
     LOSS: Variant(HardKuma.kind, LOSS),
-    DIRECT: Variant(DirectGates.kind, LETTER),
+    DIRECT: Variant(DIRECT, LETTER),
     SHARE: Variant(HardKuma.kind, SHARE),
     MULTIPLIER: Variant(HardKuma.kind, MULTIPLIER),
-    ASCENT: Variant(HardKuma.kind, ASCENT),
 }
-SCALED = (LOSS, ASCENT, MULTIPLIER, SHARE)
-"""What could take the letter's place; see `Choice`."""
+SCALED = (LOSS, "ascent", MULTIPLIER, SHARE)
+"""What could take the letter's place; see `Choice`. "ascent", the multiplier in steps of the loss's size, is "loss"
+under Adam but for rounding, and was not trained."""

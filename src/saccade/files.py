@@ -16,7 +16,12 @@ from .errors import OutputError, PolicyError
 
 
 def replace_text(path: str | Path, text: str, what: str = "") -> None:
-    """Write `text` beside the file, in full and to the disk, and put it in the file's place; messages call it `what`.
+    """`replace_bytes` of text in UTF-8."""
+    replace_bytes(path, text.encode(), what)
+
+
+def replace_bytes(path: str | Path, content: bytes, what: str = "") -> None:
+    """Write beside the file, in full and to the disk, and put that in the file's place; messages call it `what`.
 
     Raises:
         OutputError: if it cannot be written; the file is as it was and nothing is left beside it.
@@ -25,8 +30,8 @@ def replace_text(path: str | Path, text: str, what: str = "") -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with part.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)

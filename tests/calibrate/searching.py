@@ -81,16 +81,12 @@ def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.He
     names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
     options: dict[str, Any] = {
-        "methods": "hardkuma",
+        "methods": "direct",
         "target_heads": 8,
         "exact": False,
         "seeds": 1,
         "steps": 3,
-        "rate": 0.3,
-        "kept": 0.3,
         "lengths": (128, 160),
-        "asked": 2,
-        "every": 1,
         "budgets": "16,32",
     }
     return heads.HeadSettings(shared, **{**options, **changes})

@@ -23,7 +23,7 @@ from claims.gates import job as job_module
 from claims.gates import page
 from claims.gates.choice import CHOICE, Choice
 from claims.gates.picture import trial_picture
-from claims.gates.variants import SCALED, VARIANTS
+from claims.gates.variants import VARIANTS
 from claims.judging.claim import Claim
 from claims.judging.discovery import found
 from claims.judging.study import Study
@@ -76,7 +76,7 @@ def test_a_trial_gives_traces_and_answers(
     ]
     for run in results["runs"]:
         assert run["step"] == 12 and len(run["values"]) == LAYERS - 1
-        assert run["trace"]["step"] == [0, 4, 8, 12]
+        assert run["trace"]["step"] == [0, 1, 4, 8, 12]
         assert run["trace"]["expected_l0"][-1] == pytest.approx(run["expected_l0"], rel=1e-5)
         assert (run["start"] > 0) == (run["variant"] != "direct")
     assert ElementTree.fromstring((tmp_path / "gates.svg").read_text()).tag.endswith("svg")
@@ -181,7 +181,7 @@ def _after(calls: int, work: Any, stop: Any) -> Any:
     ("arguments", "says"),
     [
         (("--variants", "letter,root"), "--variants 'root' is not valid: letter, loss, direct, share"),
-        (("--target-heads", "1"), "--target-heads 1 is not valid: 2 (the first layer's) to 10"),
+        (("--target-heads", "1"), "--target-heads 1 is not valid: 2 (the heads of layer 0"),
         (("--target-heads", "11"), "--target-heads 11"),
         (("--lengths", "300,200"), "--lengths '300,200' is not valid"),
         (("--lengths", "128,4000"), "1600 positions"),
@@ -242,7 +242,7 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
         ({"loss": (2.9, 0.88)}, "letter"),  # 0.98 of 0.9 is 0.882
         ({"loss": (3.1, 1.0)}, "letter"),
         ({"loss": (2.0, 0.9), "share": (1.0, 0.91)}, "share"),
-        (dict.fromkeys(SCALED, (2.0, 0.9)), "loss"),
+        (dict.fromkeys(("share", "multiplier", "loss"), (2.0, 0.9)), "loss"),
     ],
 )
 def test_a_variant_stands_for_hardkuma_if_it_reaches_the_number_and_keeps_the_answers(
@@ -332,13 +332,13 @@ def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> 
     results["runs"][-4]["step"] = 7
     lines = page.section(results)
     assert lines[0].startswith(
-        "| gates | `--scale` | expected open | undecided | above one half | right, those above one half,"
+        "| gates | scale | expected open | undecided | above one half | right, those above one half,"
     )
     assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
     assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
-    assert "wanted open beside the first layer's 2, 9 steps, multiplier cut off at 7 to 9, 3 seeds" in lines[-3]
+    assert "wanted open beside the first layer's 2, 9 steps, share cut off at 7 to 9, 3 seeds" in lines[-3]
     assert "a device" in lines[-3]
-    assert "--variants letter,loss,direct,share,multiplier,ascent &&" in lines[-3]
+    assert "--variants letter,loss,direct,share,multiplier &&" in lines[-3]
     without = {name: value for name, value in made_up().items() if name != "answers"}
     assert "| hardkuma | letter | 5.0 | 0% | 4 |" in page.section(without)
 

@@ -90,7 +90,7 @@ def test_a_mistake_is_answered_in_one_line(
         (("generat",), ("'generat'", "Did you mean 'generate'?")),
         (("bench", "serv"), ("'serv'", "'serve'")),
         (("bench", "decode", "--steps", "few"), ("--steps", "'few'", "whole numbers from 2")),
-        (("calibrate", "heads", "--rate", "fast"), ("--rate", "'fast'", "a number is, such as 0.5")),
+        (("calibrate", "heads", "--lengths", "300,200"), ("--lengths '300,200'", "1024,10240")),
         (("bench", "decode", "--shape", "llama"), ("'llama'", "llama-3.1-8b")),
         (("bench", "decode", "--policy", "tidl"), ("'tidl'", "did you mean tidal?")),
         (("bench", "decode", "--dtype", "int3"), ("'int3'", "bfloat16")),

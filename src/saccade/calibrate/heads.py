@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy
 
 from ..checkpoints.shape import shape_of_model
-from ..errors import SaccadeError
+from ..errors import OutputError, SaccadeError
 from ..eval.entry import parse_budgets
+from ..eval.output import whole_numbers
 from ..methods.policy import Policy
 from ..plans.head_list import HeadList
 from ..plans.role_file import RoleFile
@@ -18,21 +19,23 @@ from ..plans.roles import RoleMap
 from ..recipes.recipe import Recipe
 from ..types import ModelShape, Role
 from .asking import Reading
-from .gates import KINDS, DirectGates
+from .gates import DirectGates
 from .gold import GoldObserver
-from .problems import Problems
+from .ledger import held
+from .problems import SHORTEST, Problems
 from .sweep import Outcome
 from .target import CHOOSING_HEADS, TRAINING, Target, TargetSettings
-from .training import LETTER, HeadTraining, Training
+from .training import LOG, HeadTraining, Training
 
-UNTRAINED = ("score", "random")
-METHODS = (*KINDS, *UNTRAINED)
-SCALED = tuple(kind for kind in KINDS if kind != DirectGates.kind)
+Array = numpy.ndarray[Any, Any]
+METHODS = DIRECT, SCORE, RANDOM = DirectGates.kind, "score", "random"
 RESULTS, ROLES = "heads.json", "roles.json"
 SCORED_TEXTS, PROBED_TEXTS = 16, 3
 """Texts that the retrieval score is read from, and that dense attention is asked about before anything is trained."""
-THRESHOLD, GREY = 0.5, (0.1, 0.9)
-"""Above the first a gate retrieves; between the others it has not decided."""
+ASKED = 10
+"""Questions of a training text, at most."""
+THRESHOLD = 0.5
+"""Above it a gate retrieves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +48,8 @@ class HeadSettings:
     exact: bool
     seeds: int
     steps: int
-    rate: float
-    kept: float
     lengths: tuple[int, int]
-    asked: int
-    every: int
     budgets: str
-    scale: str = LETTER
-
-    def training(self, method: str, target: int, seed: int) -> Training:
-        """How gates of a kind are trained; direct ones always by the letter, since their loss begins at 0."""
-        scale = self.scale if method in SCALED else LETTER
-        return Training(method, target, self.steps, self.rate, self.kept, seed, self.every, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class Found:
 
     Attributes:
         values: of every head above the first layer with full attention, `[F - 1][Hkv]`, F being the number of those
-            layers: E[z], a gate, a score, or None for chance.
+            layers: a gate, a score, or None for chance.
         roles: "threshold" and "exact", as `heads:` lists.
         trace: of a training; see `HeadTraining.trace`.
     """
@@ -75,14 +68,6 @@ class Found:
     values: list[list[float]] | None
     roles: dict[str, str]
     trace: dict[str, list[Any]] | None = None
-
-    @property
-    def grey(self) -> float | None:
-        """Share of gates that have not decided; None where nothing was trained."""
-        if self.method not in KINDS or self.values is None:
-            return None
-        inside = [GREY[0] < value < GREY[1] for layer in self.values for value in layer]
-        return sum(inside) / len(inside)
 
 
 @dataclass(frozen=True)
@@ -108,21 +93,14 @@ class HeadSearch:
         for method in methods:
             if method not in METHODS:
                 raise SaccadeError(f"--method {method!r} is not valid: {', '.join(METHODS)}")
-        if settings.lengths[0] > settings.lengths[1]:
-            raise SaccadeError(f"--lengths {settings.lengths[0]},{settings.lengths[1]}: the shortest comes first")
         target = Target.check(settings.common)
         shape = target.subject.shape
         full, wanted = shape.full_layers, settings.target_heads
         count = wanted if wanted is not None else min(4, len(full)) * shape.kv_heads
-        if not shape.kv_heads <= count <= len(full) * shape.kv_heads:
-            told = f"{len(full)} layers {'with full attention ' if shape.kinds else ''}of {shape.kv_heads}"
-            raise SaccadeError(
-                f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
-                f"retrieve) to {len(full) * shape.kv_heads} ({told})"
-            )
-        _ = settings.training(SCALED[0], count, 0)
-        if settings.scale != LETTER and not set(methods) & set(SCALED):
-            raise SaccadeError(f"--scale {settings.scale} is not valid of --method {settings.methods}: {LETTER}")
+        refuse_count(count, shape)
+        for log in sorted(settings.common.output_dir.glob(f"training/*/{LOG}")):
+            if (kind := held(log, "training.kind")) not in (None, DIRECT):
+                raise OutputError(f"{str(log)!r} is of {kind} gates, not {DIRECT}; choose another --output-dir")
         budgets = tuple(sorted(parse_budgets(settings.budgets)))
         search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
@@ -131,16 +109,16 @@ class HeadSearch:
 
     def texts(self, method: str, seed: int) -> Problems:
         """What a method looks at; with a file of the user's the same as everywhere."""
-        if method not in KINDS:
+        if method != DIRECT:
             return self.target.problems(CHOOSING_HEADS + seed)
         own = self.settings
-        return self.target.draw(TRAINING + seed, own.asked, own.lengths, own.steps, together=True)
+        return self.target.draw(TRAINING + seed, ASKED, own.lengths, own.steps, together=True)
 
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, as far as they are known before it."""
-        trained = sum(method in KINDS for method in self.methods) * self.settings.seeds
-        candidates = (2 * trained + self.settings.seeds * len(UNTRAINED) + 2) * len(self.budgets)
+        seeds, trained = self.settings.seeds, (DIRECT in self.methods) * self.settings.seeds
+        candidates = (trained + seeds * len(self.methods)) * len(self.budgets)
         return trained * self.settings.steps + len(self.problems) * (1 + candidates)
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
@@ -152,10 +130,10 @@ class HeadSearch:
         seeds = range(self.settings.seeds)
         found = [self.find(model, method, seed, advance) for method in self.methods for seed in seeds]
         roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
-        roles |= {("layers", 0, name): text for name, text in self._layers(found, earlier).items()}
         # What goes into the recipe is the first method's first seed.
-        first = found[0].roles
-        chosen = first["exact" if self.settings.exact or "threshold" not in first else "threshold"]
+        first = found[0]
+        kind = "exact" if self.settings.exact or "threshold" not in first.roles else "threshold"
+        chosen = first.roles[kind]
         with self.target.sweep(model, self.problems) as sweep:
             pairs = [(text, budget) for text in roles.values() for budget in self.budgets]
             options = ({"roles": text, "budget": budget} for text, budget in pairs)
@@ -172,9 +150,10 @@ class HeadSearch:
             "target_heads": self.count,
             "texts": len(self.problems),
             "dense": dense.to_dict(),
-            "found": [{**asdict(one), "grey": one.grey} for one in found],
+            "found": [asdict(one) for one in found],
             "rows": rows,
             "chosen": chosen,
+            "chosen_of": {"method": first.method, "seed": first.seed, "roles": kind},
         }
         written = self.target.write_results(RESULTS, results)
         self._write(written, dense, best, earlier)
@@ -189,31 +168,27 @@ class HeadSearch:
     def find(self, model: Any, method: str, seed: int, advance: Callable[[str], None]) -> Found:
         """The roles that one method finds from one seed; a finished training is read from the folder."""
         settings, target, shape = self.settings, self.target, self.target.subject.shape
-        wanted = self.count - shape.kv_heads
-        if method in UNTRAINED:
+        wanted, above = self.count - shape.kv_heads, (len(shape.full_layers) - 1, shape.kv_heads)
+        if method != DIRECT:
             rng = numpy.random.default_rng([target.settings.seed, seed])
-            scored = method == "score"
-            above = len(shape.full_layers) - 1, shape.kv_heads
+            scored = method == SCORE
             values = self._scores(model, seed)[1:] if scored else rng.random(above)
             roles = {"exact": head_list(best_heads(values, wanted), shape)}
             return Found(method, seed, values.tolist() if scored else None, roles)
         # Of the common settings only those that training depends on: scoring may change without it.
         about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
-        about |= {"lengths": list(settings.lengths), "asked": settings.asked}
-        recipe = settings.training(method, wanted, seed)
+        about |= {"lengths": list(settings.lengths), "asked": ASKED}
+        recipe, gates = Training(wanted, settings.steps, seed=seed), DirectGates(above, model.device)
         folder = target.settings.output_dir / "training" / f"{method}-{seed}"
-        training = HeadTraining(model, self.texts(method, seed), recipe, folder, about)
+        training = HeadTraining(model, self.texts(method, seed), recipe, folder, about, gates)
         training.run(advance)
-        values = training.gates.mean().cpu().numpy()
-        chosen = {
-            "threshold": head_list(values > THRESHOLD, shape),
-            "exact": head_list(best_heads(values, wanted), shape),
-        }
-        return Found(method, seed, values.tolist(), chosen, training.trace())
+        values = gates.mean().cpu().numpy()
+        roles = {name: head_list(mask, shape) for name, mask in masks(values, wanted).items()}
+        return Found(method, seed, values.tolist(), roles, training.trace())
 
-    def _scores(self, model: Any, seed: int) -> numpy.ndarray[Any, Any]:
+    def _scores(self, model: Any, seed: int) -> Array:
         """Retrieval score `[F, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
-        shape, problems = self.target.subject.shape, self.texts("score", seed)
+        shape, problems = self.target.subject.shape, self.texts(SCORE, seed)
         total, steps = numpy.zeros((shape.layers, shape.query_heads)), 0
         for number in range(min(len(problems), SCORED_TEXTS)):
             problem = problems[number]
@@ -225,30 +200,14 @@ class HeadSearch:
         if not steps:
             raise SaccadeError("--method score: no answer of the task stands in its text, so that no head can copy it")
         full = total[list(shape.full_layers)]
-        best: numpy.ndarray[Any, Any] = full.reshape(len(full), shape.kv_heads, -1).max(-1) / steps
+        best: Array = full.reshape(len(full), shape.kv_heads, -1).max(-1) / steps
         return best
-
-    def _layers(self, found: Sequence[Found], earlier: Recipe) -> dict[str, str]:
-        """Whole layers with as many heads in all: those that hold the best-scored heads, and TidalDecode's plan."""
-        full = self.target.subject.shape.full_layers
-        layers = self.count // self.target.subject.shape.kv_heads
-        chosen: dict[str, set[int]] = {}
-        scored = next((one.values for one in found if one.method == "score"), None)
-        if scored is not None and layers > 1:
-            order = numpy.argsort(-numpy.max(scored, axis=1), kind="stable")[: layers - 1] + 1
-            chosen["scored"] = {full[place] for place in (0, *order.tolist())}
-        if earlier.reselect:
-            plan = {*full[: 3 if layers > 3 else 1], *earlier.reselect}
-            if len(plan) <= layers:
-                chosen["tidal"] = plan
-        return {name: "heads:" + "+".join(map(str, sorted(plan))) for name, plan in chosen.items()}
 
     def _write(self, results: dict[str, Any], dense: Outcome, best: Outcome, earlier: Recipe) -> None:
         """The role file, and the recipe: with the roles at the largest budget; layers and what was tuned stay."""
-        chosen, shape, first = results["chosen"], earlier.model, self.methods[0]
-        names = ("target_heads", "exact", "steps", "rate", "kept", "lengths", "asked")
-        scale = results["scale"] if first in SCALED else LETTER
-        found = {"method": first, "scale": scale, **{name: results[name] for name in names}}
+        chosen, shape = results["chosen"], earlier.model
+        names = ("target_heads", "exact", "steps", "lengths")
+        found = {"method": self.methods[0], **{name: results[name] for name in names}}
         roles = RoleFile(shape, HeadList.parse(chosen).role_map(shape), {**self.target.about(), **found})
         roles.write(self.target.settings.output_dir / ROLES)
         known = replace(earlier, policy=earlier.policy if earlier.tuned else Policy.from_spec(best.spec), roles=chosen)
@@ -256,15 +215,38 @@ class HeadSearch:
         self.target.write_recipe("calibrate heads", known, found=found, scores=scores)
 
 
-def best_heads(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
+def shortest_and_longest(lengths: str) -> tuple[int, int]:
+    """Lengths of training texts as the user writes them; a SaccadeError if they are not valid."""
+    found = whole_numbers("--lengths", lengths, at_least=SHORTEST)
+    if len(found) > 2 or found[0] > found[-1]:
+        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
+    return found[0], found[-1]
+
+
+def refuse_count(count: int, shape: ModelShape) -> None:
+    """Raise a SaccadeError if so many heads cannot retrieve."""
+    full = shape.full_layers
+    if not shape.kv_heads <= count <= len(full) * shape.kv_heads:
+        told = f"{len(full)} layers {'with full attention ' if shape.kinds else ''}of {shape.kv_heads}"
+        raise SaccadeError(
+            f"--target-heads {count} is not valid: {shape.kv_heads} (the heads of layer {full[0]}, which always "
+            f"retrieve) to {len(full) * shape.kv_heads} ({told})"
+        )
+
+
+def masks(values: Array, count: int) -> dict[str, Array]:
+    """Which gates `[F - 1, Hkv]` retrieve: those above one half, and exactly the `count` best."""
+    return {"threshold": values > THRESHOLD, "exact": best_heads(values, count)}
+
+
+def best_heads(values: Array, count: int) -> Array:
     """The `count` largest as a mask; ties to the lower layer, then head."""
-    mask = numpy.zeros(values.size, dtype=bool)
-    mask[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
-    shaped: numpy.ndarray[Any, Any] = mask.reshape(values.shape)
-    return shaped
+    mask = numpy.zeros(values.shape, dtype=bool)
+    mask.flat[numpy.argsort(-values.ravel(), kind="stable")[:count]] = True
+    return mask
 
 
-def head_list(retrieve: numpy.ndarray[Any, Any], shape: ModelShape) -> str:
+def head_list(retrieve: Array, shape: ModelShape) -> str:
     """Roles as text, the first layer with full attention put in front: all its heads retrieve."""
     above = (tuple(Role.PUBLISH if one else Role.REUSE for one in layer) for layer in retrieve.tolist())
     roles = dict(zip(shape.full_layers, ((Role.PUBLISH,) * shape.kv_heads, *above), strict=True))

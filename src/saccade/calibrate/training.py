@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..checkpoints.shape import shape_of
-from ..errors import OutputError, SaccadeError
+from ..errors import OutputError
 from ..eval.output import check_folder
-from .gates import KINDS, DirectGates, Gates, uniform
+from ..files import replace_bytes
+from .gates import Gates
 from .ledger import Ledger
 from .mixture import Mixture
 from .problems import Problem, Problems
@@ -26,53 +25,27 @@ CHECKPOINT = "checkpoint.safetensors"
 LOG = "steps.jsonl"
 TRACED = ("step", "loss", "expected_l0", "multiplier")
 """Of a record, what `HeadTraining.trace` gives."""
-SCALES = LETTER, LOSS, MULTIPLIER, ASCENT, SHARE = "letter", "loss", "multiplier", "ascent", "share"
-"""What brings the constraint to the size of the loss; see `Training`."""
-DIVIDED = (LOSS, SHARE)
-"""By which the loss is divided by its first value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How gates of a kind are trained; the defaults are the paper's (section 4.1, appendix F).
+    """How gates are trained; the defaults are LycheeDecode's (section 4.1, appendix F).
 
     Attributes:
         target: heads above the first layer with full attention that may read everything, N_target of equation 7.
         steps: optimiser steps, one text each.
         rate: learning rate of the gates, and of the multiplier.
         kept: share of the sequence that a sparse head's set holds.
-        seed: of texts and of uniform numbers.
-        every: steps between two records.
-        scale: what brings the constraint to the size of the loss, a sum of 10^3 to 10^5 where the multiplier begins at
-            0 and the excess is some tens. "letter": nothing, as in equation 7. With D the first step's loss: "loss"
-            divides the loss by D, "multiplier" begins the multiplier at D, "ascent" lets it climb by the excess times
-            D; "share" is "loss", and the multiplier climbs by the excess as a share of all gates. Adam does not feel a
-            factor of all gradients, so that "loss" and "ascent" differ by rounding alone.
-
-    Raises:
-        SaccadeError: a value out of range, or a scale for direct gates, which begin as the teacher, at a loss of 0.
+        seed: of the texts, and of gates that are drawn.
+        every: steps between two records; the first and the last step have one, too.
     """
 
-    kind: str
     target: int
     steps: int = 3000
     rate: float = 0.01
     kept: float = 0.3
     seed: int = 0
     every: int = 10
-    scale: str = LETTER
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise SaccadeError(f"gates {self.kind!r} are not valid: {', '.join(KINDS)}")
-        if not 0 < self.kept <= 1:
-            raise SaccadeError(f"--kept {self.kept:g} is not valid: a share above 0 and at most 1")
-        if not 0 < self.rate <= 1:
-            raise SaccadeError(f"--rate {self.rate:g} is not valid: above 0 and at most 1")
-        if self.scale not in SCALES:
-            raise SaccadeError(f"--scale {self.scale!r} is not valid: {', '.join(SCALES)}")
-        if self.kind == DirectGates.kind and self.scale != LETTER:
-            raise SaccadeError(f"--scale {self.scale} is not valid of direct gates, whose loss begins at 0: letter")
 
 
 class HeadTraining:
@@ -82,23 +55,24 @@ class HeadTraining:
         model: in eval mode.
         problems: a text for each step, taken in turn.
         folder: for the checkpoint and the log.
+        about: what else the training depends on, JSON-ready.
+        gates: what is trained, at its beginning.
 
     Raises:
         OutputError: a folder of another training, or one that cannot be written.
     """
 
-    def __init__(self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any]) -> None:
+    def __init__(
+        self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any], gates: Gates
+    ) -> None:
         self._model, self._problems, self.training, self._folder = model, problems, training, folder
-        shape = shape_of(model.config)
-        self._shape = (len(shape.full_layers) - 1, shape.kv_heads)
-        self.gates: Gates = KINDS[training.kind](self._shape, device=model.device)
-        self._optimiser = torch.optim.AdamW(self.gates.parameters.values(), lr=training.rate, weight_decay=0.0)
+        self.gates = gates
+        self._optimiser = torch.optim.AdamW(gates.parameters.values(), lr=training.rate, weight_decay=0.0)
         self.multiplier = 0.0
-        self.start: float | None = None  # the first step's loss
         self.step = 0
         check_folder(folder)
         # Under names of their own: `--seed` and a training's seed are two things.
-        named = {f"training.{name}": value for name, value in asdict(training).items()}
+        named = {f"training.{name}": value for name, value in {**asdict(training), "kind": gates.kind}.items()}
         self.log = Ledger(folder / LOG, {**about, **named}, ("step",))
         self._load()
 
@@ -124,11 +98,11 @@ class HeadTraining:
                 self._record(None)
             while self.step < last:
                 loss = self._train(own, self._problems[self.step % len(self._problems)])
-                if self.step % self.training.every == 0 or self.step == self.training.steps:
+                if self.step % self.training.every == 0 or self.step in (1, self.training.steps):
                     self._record(loss)
                 if self.step % save_every == 0 or self.step == last:
                     self._save()
-                advance(f"{self.training.kind}, seed {self.training.seed}")
+                advance(f"{self.gates.kind}, seed {self.training.seed}")
         finally:
             if mixture is None:
                 own.close()
@@ -147,73 +121,54 @@ class HeadTraining:
         context = mixture.read(problem.tokens)
         with torch.no_grad():
             wanted = mixture.logits(context, ids, at, None)
-        seed = int(numpy.random.SeedSequence([self.training.seed, self.step]).generate_state(1)[0])
-        gates = self.gates.sample(uniform(self._shape, torch.Generator().manual_seed(seed)))
-        loss = (mixture.logits(context, ids, at, gates) - wanted).square().sum()
+        loss = (mixture.logits(context, ids, at, self.gates.sample(self.step)) - wanted).square().sum()
         excess = self.gates.expected_l0() - self.training.target
-        if self.start is None:
-            self._begin(float(loss.detach()))
-        scale, size = self.training.scale, self.start or 1.0
-        torch.autograd.backward((loss / size if scale in DIVIDED else loss) + self.multiplier * excess)
+        torch.autograd.backward(self.lagrangian(loss, excess))
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.gates.project()
-        # Gradient ascent: up above the target, down below it (equation 7).
-        rate = self.training.rate * {ASCENT: size, SHARE: 1 / gates.numel()}.get(scale, 1.0)
-        self.multiplier = max(self.multiplier + rate * float(excess.detach()), 0.0)
+        self.climb(float(excess.detach()))
         self.step += 1
         return float(loss.detach())
 
-    def _begin(self, loss: float) -> None:
-        """Take the first step's loss for the size of what follows."""
-        if not loss and self.training.scale != LETTER:
-            raise SaccadeError(f"--scale {self.training.scale}: the loss is 0 at the start and has no size")
-        self.start = loss
-        if self.training.scale == MULTIPLIER:
-            self.multiplier = loss
+    def lagrangian(self, loss: Tensor, excess: Tensor) -> Tensor:
+        """What the gates lower (equation 7)."""
+        return loss + self.multiplier * excess
+
+    def climb(self, excess: float) -> None:
+        """The multiplier's gradient ascent: up above the target, down below it (equation 7)."""
+        self.multiplier = max(self.multiplier + self.training.rate * excess, 0.0)
 
     def _record(self, loss: float | None) -> None:
-        if (self.step,) in self.log.records:
-            return
-        record = {"step": self.step, "loss": loss, "expected_l0": float(self.gates.expected_l0().detach())}
-        parameters = {name: _rounded(value) for name, value in self.gates.state().items()}
-        means = {"mean": _rounded(self.gates.mean()), "parameters": parameters}
-        self.log.add({**record, "multiplier": self.multiplier, "start": self.start, **means})
+        if (self.step,) not in self.log.records:
+            mean = numpy.round(self.gates.mean().cpu().numpy(), 6).tolist()
+            traced = (self.step, loss, float(self.gates.expected_l0().detach()), self.multiplier)
+            self.log.add({**dict(zip(TRACED, traced, strict=True)), "mean": mean})
 
     def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
-        tensors = {f"gates.{name}": value for name, value in self.gates.state().items()}
+        tensors = {"step": torch.tensor(self.step), "multiplier": torch.tensor(self.multiplier, dtype=torch.float64)}
         for name, parameter in self.gates.parameters.items():
-            for key, value in self._optimiser.state[parameter].items():
-                tensors[f"adam.{name}.{key}"] = torch.as_tensor(value).cpu().clone()
-        part = self._folder / f"{CHECKPOINT}.part"
-        try:
-            known = {"step": str(self.step), "multiplier": repr(self.multiplier), "start": repr(self.start or 0.0)}
-            save_file(tensors, part, metadata=known)
-            os.replace(part, self._folder / CHECKPOINT)
-        except (OSError, SafetensorError) as error:
-            part.unlink(missing_ok=True)
-            raise OutputError(f"{str(self._folder / CHECKPOINT)!r} cannot be written: {error}") from error
+            moments = {f"{name}.{key}": value for key, value in self._optimiser.state[parameter].items()}
+            tensors |= {name: parameter.detach(), **moments}
+        replace_bytes(self._folder / CHECKPOINT, save(tensors))
 
     def _load(self) -> None:
         path = self._folder / CHECKPOINT
         if not path.exists():
             return
         try:
-            with safe_open(str(path), framework="pt") as file:
-                about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self.step, self.multiplier = int(about["step"]), float(about["multiplier"])
-            self.start = float(about["start"])
+            tensors = load_file(path)
+            self.step, self.multiplier = int(tensors["step"]), float(tensors["multiplier"])
+            for name, parameter in self.gates.parameters.items():
+                saved = tensors[name]
+                if saved.shape != parameter.shape or not bool(saved.isfinite().all()):
+                    raise ValueError(f"it has no finite {name} of shape {tuple(parameter.shape)}")
+                parameter.data.copy_(saved)
+                moments = {key: tensors[f"{name}.{key}"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq")}
+                self._optimiser.state[parameter] = {"step": tensors[f"{name}.step"], **moments}
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise OutputError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
-
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-        self.gates.load(under("gates."))
-        for name, parameter in self.gates.parameters.items():
-            for key, value in under(f"adam.{name}.").items():
-                self._optimiser.state[parameter][key] = value if key == "step" else value.to(parameter.device)
 
 
 def _targets(problem: Problem) -> tuple[list[int], list[int]]:
@@ -224,7 +179,3 @@ def _targets(problem: Problem) -> tuple[list[int], list[int]]:
         places += range(len(tokens) - 1, len(tokens) - 1 + len(ask.answer))
         tokens += (*ask.answer, *ask.after)
     return tokens, places
-
-
-def _rounded(values: Tensor) -> Any:
-    return numpy.round(values.detach().double().cpu().numpy(), 6).tolist()

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import SaccadeError
 from . import options
 from .group import NeedsEval, OneLineErrors
-from .options import count, flag, number, words
+from .options import count, flag, words
 
 calibrate = typer.Typer(
     no_args_is_help=True,
@@ -83,29 +82,16 @@ def heads(
         str,
         words(
             "NAME,NAME",
-            "hardkuma, direct, hardconcrete: gates trained by distillation; score: copying in one dense pass; "
-            "random. The first one's first seed goes into the recipe, the others are compared with it.",
+            "direct: a gate per head, trained by distillation; score: copying in one dense pass; random. The first "
+            "one's first seed goes into the recipe, the others are compared with it.",
         ),
-    ] = "hardkuma",
+    ] = "direct",
     exact: Annotated[
         bool, flag("--exact", "Keep exactly --target-heads heads, the best; not those whose gate exceeds 0.5.")
     ] = False,
     seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
-    rate: Annotated[float, number("NUMBER", "Learning rate of gates and multiplier.")] = 0.01,
-    scale: Annotated[
-        str,
-        words(
-            "NAME",
-            "What brings the multiplier to the size of the loss, by its first value: loss is divided by it, multiplier "
-            "begins at it, ascent goes in steps of it; share: loss, and steps by the excess as a share of all gates; "
-            "letter: nothing, as in the paper. Direct gates: always letter.",
-        ),
-    ] = "letter",
-    kept: Annotated[float, words("SHARE", "Share of the text that a sparse head attends to in training.")] = 0.3,
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
-    asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
-    every: Annotated[int, count("Steps between two records.")] = 10,
     task: options.Task = "passkey",
     context: options.Context = 4096,
     budgets: options.Budgets = "64,256,1024",
@@ -120,29 +106,22 @@ def heads(
     """Learn which heads retrieve (LycheeDecode), and write them into a role file and a recipe.
 
     The model stays as it is; only one gate per head is trained, to give the dense model's logits with few heads that
-    read everything. The defaults are the paper's. Roles are then scored on new texts under lychee_decode.
+    read everything. Roles are then scored on new texts under lychee_decode.
 
     Examples:
 
       saccade calibrate heads --model ./Qwen3-8B --target-heads 32
 
-      saccade calibrate heads --task kv --lengths 256,2048 --steps 800 --method hardkuma,score --budgets 16,64
+      saccade calibrate heads --task kv --lengths 256,2048 --steps 800 --method direct,score --budgets 16,64
     """
-    from ..calibrate.heads import HeadSearch, HeadSettings
+    from ..calibrate.heads import HeadSearch, HeadSettings, shortest_and_longest
     from ..calibrate.target import TargetSettings
-    from ..eval.output import whole_numbers
     from ..report.heads import head_report, head_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
-    between = whole_numbers("--lengths", lengths, at_least=128)
-    if len(between) > 2:
-        raise SaccadeError(f"--lengths {lengths!r} is not valid: the shortest and the longest, such as 1024,10240")
-    span = between[0], between[-1]
-    settings = HeadSettings(
-        shared, method, target_heads, exact, seeds, steps, rate, kept, span, asked, every, budgets, scale
-    )
+    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, shortest_and_longest(lengths), budgets)
     run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 
