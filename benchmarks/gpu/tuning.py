@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from saccade.calibrate.asking import Reading, rows_that_fit
+from saccade.calibrate.asking import Reading
 from saccade.calibrate.candidates import families, ladder, rungs
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.promise import FINALISTS, MARGIN, RUNGS, texts_needed, texts_to_screen
 from saccade.checkpoints.presets import random_model
 from saccade.checkpoints.shape import shape_of
-from saccade.eval.reader import Reader
+from saccade.eval.reader import Reader, rows_that_fit
 from saccade.methods.policy import Policy
 from saccade.recipes.machine import free_memory
 from saccade.recipes.recipe import Recipe

@@ -15,9 +15,10 @@ from transformers import DynamicCache
 import saccade
 from adapters import tiny
 from methods import oracles
-from saccade.calibrate import asking
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.problems import Ask, Problem
+from saccade.eval import reader
+from saccade.eval.sheet import AnswerObserver
 
 POLICIES = {
     "dense": "dense",
@@ -109,7 +110,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_the_text_as_it_was(model: Any, 
     assert reading.ask(saccade.Policy.from_spec(POLICIES["tidal"])) == first
 
 
-class _Failing(asking.AnswerObserver):
+class _Failing(AnswerObserver):
     def see(self, *_: Any) -> None:
         raise ZeroDivisionError
 
@@ -123,7 +124,7 @@ def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(args[0].shape[0]), with_kwargs=True)
     for rows, used in ((0.5, 1), (2.99, 2), (3, 3), (5.5, 4), (11.9, 6), (12, 12), (50, 12)):
-        monkeypatch.setattr(asking, "free_memory", lambda _, free=(rows * row + beside) / 0.875: int(free) + 1)
+        monkeypatch.setattr(reader, "free_memory", lambda _, free=(rows * row + beside) / 0.875: int(free) + 1)
         reading = Reading(model, problem)
         widths.clear()
         reading.ask(saccade.Policy.from_spec("dense"), recall=False)

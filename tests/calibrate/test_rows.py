@@ -14,8 +14,7 @@ import pytest
 import torch
 from searching import layer_settings, make_task, probe_settings, tune_settings
 
-from saccade.calibrate import asking
-from saccade.calibrate.asking import Reading, Sheet
+from saccade.calibrate.asking import Reading
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.promise import walk
@@ -23,6 +22,8 @@ from saccade.calibrate.sweep import KEY, Sweep
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.versions import cache_argument
 from saccade.errors import SaccadeError
+from saccade.eval import reader
+from saccade.eval.sheet import Sheet
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
 from saccade.recipes import machine
@@ -68,7 +69,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     right = Sheet.right
 
     def heard(sheet: Sheet, logits: torch.Tensor) -> list[bool]:
-        tokens.append((sheet.asks, logits.argmax(-1).tolist()))
+        tokens.append(([row.tokens for row in sheet.rows], logits.argmax(-1).tolist()))
         return right(sheet, logits)
 
     monkeypatch.setattr(Sheet, "right", heard)
@@ -129,11 +130,11 @@ def test_a_run_that_is_taken_up_asks_as_many_together_as_it_began_with(
         if len(lines_of(tmp_path / "parts")) == 8:
             raise StoppedError
 
-    monkeypatch.setattr(asking, "free_memory", lambda _: 0)
+    monkeypatch.setattr(reader, "free_memory", lambda _: 0)
     Tuning.check(settings(folder, task, tmp_path / "whole")).run(nothing)
     with pytest.raises(StoppedError):
         Tuning.check(settings(folder, task, tmp_path / "parts")).run(stop)
-    monkeypatch.setattr(asking, "free_memory", lambda _: 2**40)
+    monkeypatch.setattr(reader, "free_memory", lambda _: 2**40)
     taken_up, fresh = (Tuning.check(settings(folder, task, tmp_path / name)) for name in ("parts", "fresh"))
     assert widths_of(monkeypatch, lambda: taken_up.run(nothing)) == {1}
     assert json.loads(lines_of(tmp_path / "parts")[0])["settings"]["rows"] == 1
@@ -156,11 +157,11 @@ def test_a_search_that_is_taken_up_asks_as_many_together(
 
     for name in ("whole", "parts"):
         LayerSearch.check(probe_settings(folder, tmp_path / name, budgets="16")).run(nothing)
-    monkeypatch.setattr(asking, "free_memory", lambda _: 0)
+    monkeypatch.setattr(reader, "free_memory", lambda _: 0)
     search("whole").run(nothing)
     with pytest.raises(StoppedError):
         search("parts").run(stop)
-    monkeypatch.setattr(asking, "free_memory", lambda _: 2**40)
+    monkeypatch.setattr(reader, "free_memory", lambda _: 2**40)
     assert widths_of(monkeypatch, lambda: search("parts").run(nothing)) == {1}
     assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
     assert json.loads(lines_of(tmp_path / "whole")[0])["settings"]["rows"] == 1

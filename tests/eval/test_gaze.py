@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.eval.gaze import BINS, Focus, GazeObserver
+from saccade.eval.gaze import BINS, GazeObserver
+from saccade.eval.sheet import Row, Sheet
 from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Role, Rows, Selection, Softmax
 
@@ -24,45 +25,41 @@ def selection(*sets: list[int], unit: int = 1) -> Selection:
     return Selection(ids, (ids >= 0).sum(-1).int(), unit)
 
 
+class Alone(GazeObserver):
+    """Of one row, which answers from the document's end on; its fact lies at `span`."""
+
+    def __init__(self, span: tuple[int, int] | None = (0, 1)) -> None:
+        self.turn_to(Sheet((Row([5, 6], 1, span),), LENGTH))
+
+
 def look(gaze: GazeObserver, chosen: Selection | None) -> None:
     gaze.observe(3, SPAN, torch.zeros(1, 4, 4), view(), chosen, Softmax(1.0))
 
 
 def test_bins_count_sets_not_tokens() -> None:
-    gaze = GazeObserver(LENGTH)
+    gaze = Alone()
     look(gaze, selection([0, 1, 2, 15], [5, LENGTH - 1, LENGTH + 1]))
-    assert gaze.bins == [1.0, 0.5, *[0.0] * (BINS - 3), 0.5]
+    assert gaze.bins(0) == [1.0, 0.5, *[0.0] * (BINS - 3), 0.5]
 
 
 def test_pages_touch_every_bin_they_reach_into() -> None:
-    gaze = GazeObserver(LENGTH)
+    gaze = Alone()
     look(gaze, selection([1], unit=16))
-    assert gaze.bins == [0.0, 1.0, 1.0, 1.0, *[0.0] * (BINS - 4)]
+    assert gaze.bins(0) == [0.0, 1.0, 1.0, 1.0, *[0.0] * (BINS - 4)]
 
 
 def test_a_fact_is_held_by_the_sets_that_have_a_token_of_it() -> None:
-    gaze = GazeObserver(LENGTH)
-    gaze.look_for((100, 102))
+    gaze = Alone((100, 102))
     look(gaze, selection([99, 102], [101, 400]))
-    assert gaze.fact_held == 0.5
+    assert gaze.fact_held(0) == 0.5
     look(gaze, selection([100, 101]))
-    assert gaze.fact_held == pytest.approx(0.75)
-    gaze.look_for((0, 1))
-    assert gaze.fact_held is None
+    assert gaze.fact_held(0) == pytest.approx(0.75)
+    gaze.turn_to(gaze.sheet)
+    assert gaze.fact_held(0) is None
 
 
 def test_attending_to_everything_is_no_look() -> None:
-    gaze = GazeObserver(LENGTH)
+    gaze = Alone()
     look(gaze, None)
-    assert gaze.bins is None
-    assert gaze.fact_held is None
-
-
-def test_a_focus_passes_on_to_those_who_are_there() -> None:
-    gaze = GazeObserver(LENGTH)
-    focus = Focus()
-    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), Softmax(1.0))
-    assert gaze.bins is None
-    focus.observers = (gaze,)
-    focus.observe(0, SPAN, torch.zeros(1, 4, 4), view(), selection([0]), Softmax(1.0))
-    assert gaze.bins is not None
+    assert gaze.bins(0) is None
+    assert gaze.fact_held(0) is None

@@ -74,23 +74,6 @@ def test_an_index_of_text_reads_what_was_prefilled_before(
         assert not torch.allclose(reader.feed_rows(tokens, 0), found, atol=1e-3), "other chunks, another answer"
 
 
-def test_a_shared_beginning_gives_the_same_as_the_whole_question(model: Any, context: Context, reader: Reader) -> None:
-    for policy in POLICIES:
-        with saccade.sparsify(model, policy) as run, run.decoding():
-            whole = [reader_feed_and_crop(reader, question.tokens, keep=0) for question in context.questions]
-            reader.feed(context.questions[0].tokens[:5])
-            rest = [reader_feed_and_crop(reader, question.tokens[5:], keep=5) for question in context.questions]
-            reader.crop()
-        for one, other in zip(whole, rest, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
-
-
-def reader_feed_and_crop(reader: Reader, tokens: tuple[int, ...], keep: int) -> torch.Tensor:
-    logits = reader.feed(tokens)
-    reader.crop(keep)
-    return logits
-
-
 RECTIFIED = "resa:page=8,min_pages=2,rectify=4"
 
 
@@ -123,17 +106,6 @@ def test_timing_takes_one_step_per_token(model: Any, context: Context, reader: R
     assert reader.decoded == len(seconds)
 
 
-def scripted(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, said: list[int]) -> str:
-    """The answer when the model says `said`."""
-    rest = iter(said)
-
-    def speak(*arguments: object, **options: object) -> torch.Tensor:
-        return torch.nn.functional.one_hot(torch.tensor(next(rest)), 2048).float()
-
-    monkeypatch.setattr(reader, "feed", speak)
-    return reader.answer(speak(), tokenizer)
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -144,10 +116,9 @@ def scripted(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, sa
         (" word" * 40, "word"),
     ],
 )
-def test_answers_end_where_they_should(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, reader: Reader, text: str, answer: str
-) -> None:
+def test_answers_end_where_they_should(tokenizer: Any, context: Context, text: str, answer: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    said = scripted(tokenizer, monkeypatch, reader, ids)
+    heard = (context.questions[0].heard(tokenizer, ids[: number + 1]) for number in range(len(ids)))
+    said = next(said for said, ended in heard if ended)
     assert said.startswith(answer)
     assert len(said) < len(text.strip()) - 3

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.eval.workers import WORKERS_BYTES, shared_out, workers_for
+from saccade.eval.workers import shared_out, workers_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forked processes")
 
@@ -80,10 +80,8 @@ def test_processes_end_with_the_one_that_waits_for_them() -> None:
         ({"cores": 1}, 1),
         ({"threads": 2}, 1),
         ({"device": "cuda"}, 1),
-        ({"copied_bytes": WORKERS_BYTES // 2}, 2),
-        ({"copied_bytes": 2 * WORKERS_BYTES}, 1),
     ],
 )
 def test_how_many(change: dict[str, object], workers: int) -> None:
-    usual = {"count": 9, "cores": 4, "threads": 1, "device": "cpu", "copied_bytes": 2**20}
+    usual = {"count": 9, "cores": 4, "threads": 1, "device": "cpu"}
     assert workers_for(**{**usual, **change}) == workers  # type: ignore[arg-type]  # names and kinds are those above

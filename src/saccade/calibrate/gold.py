@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ..decode.recall import dense_weights
+from ..eval.sheet import AnswerObserver, AnswerStep
 from ..kernels.dense_decode_scores.api import decode_scores
-from .asking import AnswerObserver, AnswerStep
 
 
 class GoldObserver(AnswerObserver):
@@ -32,11 +32,11 @@ class GoldObserver(AnswerObserver):
     def see(self, step: AnswerStep) -> None:
         weights = dense_weights(decode_scores(step.q, step.kv, pooling="each"), step.softmax)
         best = weights.argmax(-1).tolist()
-        for row, ask in enumerate(self.sheet.asks):
-            if not step.rows[row] or ask.gold is None:
+        for row, asked in enumerate(self.sheet.rows):
+            if not step.rows[row] or asked.span is None:
                 continue
-            first, stop = ask.gold
-            following = ask.answer[step.position - len(ask.prompt) + 1]
+            first, stop = asked.span
+            following = asked.tokens[step.position + 1]
             self.mass[step.layer] += weights[row, :, first:stop].sum(-1).double().cpu()
             hits = [first <= at < stop and self._tokens[at] == following for at in best[row]]
             self.copies[step.layer] += torch.tensor(hits, dtype=torch.float64, device="cpu")

@@ -18,6 +18,7 @@ from ..checkpoints.load import ModelSource
 from ..errors import DocumentError, SaccadeError
 from ..eval.benchmark import SUFFIXES
 from ..eval.output import check_folder, write_json, writing
+from ..eval.reader import rows_that_fit
 from ..eval.subject import Subject
 from ..eval.workers import workers_for
 from ..methods.policy import Policy
@@ -26,7 +27,6 @@ from ..recipes.machine import device_name, kernels_on, versions
 from ..recipes.recipe import NAME, Recipe
 from ..recipes.resolve import beside
 from ..types import ModelShape
-from .asking import rows_that_fit
 from .ledger import Ledger, held
 from .problems import TASKS, NeedleProblems, Problems, needles_in
 from .sweep import KEY, Sweep

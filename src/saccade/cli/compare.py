@@ -96,7 +96,7 @@ def compare(
         comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads)
 
         def so_far(complete: bool = True) -> dict[str, Any]:
-            known = {"complete": complete, "rows": comparison.rows(), "notes": list(job.notes)}
+            known = {"complete": complete, "rows": comparison.rows(), "notes": [*job.notes, *comparison.notes]}
             return {**known, "environment": environment}
 
         def keep(complete: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from statistics import median
 from typing import Any
@@ -12,13 +13,13 @@ import torch
 
 from ..adapters.hf.run import sparsify
 from ..checkpoints.shape import shape_of
-from ..decode.recall import RecallObserver
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .context import Context, Question
 from .folder import GAZE, RECALL, SAMPLES, ResultsFolder
-from .gaze import Focus, GazeObserver
-from .reader import NEVER, Reader
+from .gaze import GazeObserver
+from .reader import NEVER, Reader, rows_that_fit
+from .sheet import AnswerRecall, Row, RowCounter, Sheet
 from .tally import LayerRecalls, Tally, recalls_of
 from .workers import shared_out, workers_for
 
@@ -59,6 +60,7 @@ class Comparison:
         policies: what is compared; the first one is the dense baseline.
         folder: where answers are written as they come.
         threads: CPU threads of decoding; prefill keeps torch's own number.
+        notes: what the user should know of a run, each once.
     """
 
     model: Any
@@ -68,6 +70,7 @@ class Comparison:
     folder: ResultsFolder
     threads: int = 1
     tallies: list[Tally] = field(init=False)
+    notes: list[str] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.tallies = [Tally(policy) for policy in self.policies]
@@ -105,21 +108,22 @@ class Comparison:
 
     def _quality(self, reader: Reader, number: int, context: Context, advance: Callable[[str], None]) -> None:
         """The quality pass over one context; nothing is timed, so policies are shared out among idle cores."""
-        workers = workers_for(
-            len(self.tallies),
-            cores=self._prefill_threads,
-            threads=self.threads,
-            device=self.model.device.type,
-            copied_bytes=reader.nbytes,
-        )
+        tokens, asked = len(context.tokens), len(context.questions)
+        cores, device = self._prefill_threads, self.model.device.type
+        fitting = rows_that_fit(self.model, tokens, len(self.tallies))
+        workers = workers_for(fitting, cores=cores, threads=self.threads, device=device)
+        rows = rows_that_fit(self.model, tokens, asked, workers)
+        if rows < asked and not self.notes:
+            told = f"memory is short of {asked} copies of a text of {tokens:,} tokens"
+            self.notes.append(f"{told}: {rows} of its questions are decoded together")
         if workers == 1:
             for tally in self.tallies:
-                self._take(number, tally, self._ask(reader, context, tally.policy, tally.add_run), advance)
+                self._take(number, tally, self._ask(reader, context, tally.policy, rows, tally.add_run), advance)
             return
 
         def ask_all(place: int) -> tuple[list[Answer], list[RunStats]]:
             runs: list[RunStats] = []
-            return list(self._ask(reader, context, self.policies[place], runs.append)), runs
+            return list(self._ask(reader, context, self.policies[place], rows, runs.append)), runs
 
         for tally, (answers, runs) in zip(self.tallies, shared_out(ask_all, len(self.tallies), workers), strict=True):
             for run in runs:
@@ -132,41 +136,46 @@ class Comparison:
             advance(str(tally.policy))
 
     def _ask(
-        self, reader: Reader, context: Context, policy: Policy, add_run: Callable[[RunStats], None]
+        self, reader: Reader, context: Context, policy: Policy, rows: int, add_run: Callable[[RunStats], None]
     ) -> Iterator[Answer]:
-        """Put the questions about a context under one policy; its run's statistics come last, whatever happens."""
-        gaze = GazeObserver(len(context.tokens))
-        focus = Focus()
-        layers = shape_of(self.model.config).full_layers
+        """Put the questions about a context under one policy, so many together; statistics come last, in any case.
+
+        Where two tokens are equally likely within rounding, as in bfloat16, answers depend on how many those are.
+        """
+        questions, past, shape = context.questions, len(context.tokens), shape_of(self.model.config)
+        counter, gaze, recall = observers = RowCounter(shape), GazeObserver(), AnswerRecall(shape.full_layers)
         # Equal beginnings of the questions are decoded once: the same tokens, the same sets, the same KV. Not so where
-        # they may have been rectified, with the first question, before the second one begins.
-        shared = _shared_beginning(context.questions) if policy.rectify is None else 0
-        # Given tokens are no drafts: nothing verifies them.
-        phase = NEVER if policy.rectify is not None and policy.rectify.mode == "verify" else policy.phase
-        with sparsify(self.model, policy, tokenizer=self.tokenizer, observers=(focus,)) as run, run.decoding():
+        # they may have been rectified, with the first questions, before others begin.
+        shared = _shared_beginning(questions) if policy.rectify is None else 0
+        # Given tokens are no drafts: nothing verifies them. And drafts of one row would stand or fall with others'.
+        verified = policy.rectify is not None and policy.rectify.mode == "verify"
+        phase, rows = (NEVER, 1) if verified else (policy.phase, rows)
+        with sparsify(self.model, policy, tokenizer=self.tokenizer, observers=observers) as run, run.decoding():
             try:
                 if shared:
-                    reader.feed(context.questions[0].tokens[:shared])
-                    reader.mark()
-                for question in context.questions:
-                    located = question.value_span is not None
-                    gaze.look_for(question.value_span or (0, 1))
-                    recall = RecallObserver(layers, keep_steps=True)
-                    reader.feed(question.tokens[shared:-1], phase)
-                    focus.observers = (gaze, recall) if located else (recall,)
-                    logits = reader.feed(question.tokens[-1:], phase)
-                    asked = reader.decoded
-                    said = reader.answer(logits, self.tokenizer, question.longest, sentence=question.sentence)
-                    # The last token was never fed.
-                    tokens = reader.decoded - asked + 1
-                    focus.observers = ()
+                    counter.turn_to(_sheet(questions[:1], 1, past))
+                    reader.feed(questions[0].tokens[:shared])
+                elif rows > 1:
+                    # So that an index of the text is built once, for one row.
+                    reader.feed(questions[0].tokens[:1])
+                    reader.crop()
+                reader.repeat(rows)
+                for begin in range(0, len(questions), rows):
+                    asked = questions[begin : begin + rows]
+                    sheet = _sheet(asked, rows, past)
+                    for observer in observers:
+                        observer.turn_to(sheet)
+                    hear = [partial(question.heard, self.tokenizer) for question in asked]
+                    for place, said in reader.answers(sheet, hear, phase):
+                        counter.stats(run.stats())
+                        row, held, bins = sheet.rows[place], gaze.fact_held(place), gaze.bins(place)
+                        recalls = recalls_of(recall.records(row), shape.full_layers)
+                        yield Answer(asked[place], said, len(row.said), held, bins, recalls)
                     reader.crop(shared)
-                    yield Answer(
-                        question, said, tokens, gaze.fact_held, gaze.bins, recalls_of(recall.records(), layers)
-                    )
             finally:
                 reader.crop()
-                add_run(run.stats())
+                reader.repeat(1)
+                add_run(counter.stats(run.stats()))
 
     def _record(self, number: int, answer: Answer, tally: Tally) -> None:
         question, depth = answer.question, answer.question.depth
@@ -218,6 +227,10 @@ class Comparison:
                     if missing:
                         reader.feed((list(tokens) * missing)[:missing], phase)
                     tally.pass_seconds += reader.timed(tokens[:1])
+
+
+def _sheet(questions: Sequence[Question], rows: int, past: int) -> Sheet:
+    return Sheet.of([Row([*one.tokens], len(one.tokens), one.value_span) for one in questions], rows, past)
 
 
 def _shared_beginning(questions: Sequence[Question]) -> int:

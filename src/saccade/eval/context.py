@@ -61,6 +61,13 @@ class Question:
         tokens = encode(tokenizer, row.question + between + row.answer_prefix)
         return cls(tokens, row.question, ", ".join(row.answers), row.score, row.max_new_tokens)
 
+    def heard(self, tokenizer: Any, said: Sequence[int]) -> tuple[str, bool]:
+        """An answer's first tokens as text, and whether they are all: by the last, their number or a sentence's end."""
+        ended = said[-1] == tokenizer.eos_token_id
+        text = str(tokenizer.decode(said[:-1] if ended else said))
+        sentence = self.sentence and ("." in text or "\n" in text.lstrip())
+        return text.strip(), ended or len(said) == self.longest or sentence
+
 
 @dataclass(frozen=True, slots=True)
 class Context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,31 @@ from ..checkpoints.shape import shape_of
 from ..checkpoints.versions import cache_argument
 from ..errors import UnsupportedModelError
 from ..plans.rectify import Phase
-from ..recipes.machine import synchronize
-from .context import ANSWER_TOKENS
+from ..recipes.machine import free_memory, synchronize
+from .sheet import Sheet
 from .snapshot import Snapshot
 
 NEVER = Phase(None)
+
+Hear = Callable[[Sequence[int]], tuple[str, bool]]
+"""What so many tokens say, and whether an answer ends with them."""
+
+UNTOLD, PLANNED, ROW, WIDEST = 4 * 2**30, 7 / 8, 1.5, 6
+"""Free bytes if nobody says; the share planned with; caches that one with room and index takes; tensors of a layer."""
+
+
+def rows_that_fit(model: Any, tokens: int, asked: int, processes: int = 1) -> int:
+    """Rows of batches for `asked` questions: as few and as even as free memory, which `processes` share, allows.
+
+    Each row has its own cache with a text of so many tokens; beside them a pass over the text needs the most room.
+    """
+    told, itemsize, shape = free_memory(model.device), model.dtype.itemsize, shape_of(model.config)
+    free = (UNTOLD if told is None else told) // processes
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    widest = max(size for weight in model.parameters() for size in weight.shape if size != vocabulary)
+    row = tokens * shape.token_bytes(itemsize) * ROW
+    fitting = int((free * PLANNED - tokens * WIDEST * widest * itemsize) // row)
+    return -(-asked // -(-asked // max(min(fitting, asked), 1)))
 
 
 def prefilled(model: Any, tokens: Sequence[int]) -> Any:
@@ -49,11 +69,11 @@ class Reader:
 
     @torch.inference_mode()
     def repeat(self, rows: int) -> None:
-        """Hold the text so many times, for questions that are decoded together."""
-        self.crop()
+        """Hold the first row, with what was decoded in it, so many times, for questions that are decoded together."""
+        chosen = torch.zeros(rows, dtype=torch.long, device=self._ids.device)
         for layer in self._layers:
-            layer.batch_repeat_interleave(rows)
-        Snapshot.of(self._cache, self._shape.keeping, rows).put_back(self._cache)
+            layer.batch_select_indices(chosen)
+        Snapshot.of(self._cache, self._shape.keeping, chosen).put_back(self._cache)
         tell(self._cache, self._ids.repeat(rows, 1))
         self.mark()
 
@@ -89,18 +109,23 @@ class Reader:
                 parts.append(logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def answer(self, logits: Tensor, tokenizer: Any, longest: int = ANSWER_TOKENS, *, sentence: bool = True) -> str:
-        """Continue greedily from logits `[V]` to the end of sequence, `longest` tokens or the end of a `sentence`."""
-        said: list[int] = []
-        text = ""
-        while True:
-            said.append(int(logits.argmax()))
-            if said[-1] == tokenizer.eos_token_id:
-                return text.strip()
-            text = str(tokenizer.decode(said))
-            if len(said) == longest or (sentence and ("." in text or "\n" in text.lstrip())):
-                return text.strip()
-            logits = self.feed(said[-1:])
+    def answers(self, sheet: Sheet, hear: Sequence[Hear], phase: Phase = NEVER) -> Iterator[tuple[int, str]]:
+        """Let every row of a sheet answer greedily until its answer ends; its number and text as soon as it does.
+
+        Each step feeds every row its own next token, of its question while it has some: all are at the same slot, and
+        none is treated otherwise than alone.
+        """
+        while known := [len(row.tokens) for row in sheet.rows if row.end is None]:
+            # Questions as far as none ends; their last tokens, and answers', one by one.
+            together = max(min(known) - self.decoded - 1, 1)
+            logits = self.feed_rows(sheet.fed(self.decoded, together), together - 1, phase)
+            for number, (row, token) in enumerate(zip(sheet.rows, logits[:, -1].argmax(-1).tolist(), strict=True)):
+                if row.end is None and len(row.tokens) == self.decoded:
+                    row.tokens.append(token)
+                    text, ended = hear[number](row.said)
+                    if ended:
+                        yield number, text
+                        row.end = self.decoded
 
     def timed(self, tokens: Sequence[int]) -> Iterator[float]:
         """Decode given tokens one by one; seconds of each step."""
@@ -110,12 +135,6 @@ class Reader:
             self.feed((token,))
             synchronize(self._model.device)
             yield time.perf_counter() - start
-
-    @property
-    def nbytes(self) -> int:
-        """What keys and values take in memory, and what other layers hold."""
-        kept: int = sum(tensor.nbytes for layer in self._layers for tensor in (layer.keys, layer.values))
-        return kept + sum(place.nbytes for place in self._places.values())
 
     @property
     def _layers(self) -> list[Any]:

@@ -18,33 +18,20 @@ class Snapshot:
     held: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, cache: Any, full: Collection[int], rows: int = 1) -> Snapshot:
-        """Copy it, every row `rows` times."""
+    def of(cls, cache: Any, full: Collection[int], rows: Tensor | None = None) -> Snapshot:
+        """Copy it; row `i` of the copy is row `rows[i]`, int64 `[B]`, or itself."""
 
-        def repeated(tensor: Tensor) -> Tensor:
+        def chosen(tensor: Tensor) -> Tensor:
             # A number is of no row.
-            return tensor.repeat_interleave(rows, dim=0) if tensor.dim() > 1 else tensor.clone()
+            return tensor.clone() if rows is None or tensor.dim() < 2 else tensor.index_select(0, rows)
 
-        return cls(full, tuple(map(_changed(repeated), _holders(cache, full))))
+        return cls(full, tuple(map(_changed(chosen), _holders(cache, full))))
 
     def put_back(self, cache: Any) -> None:
         """Let the cache hold copies of it again; recurrent layers write into theirs."""
         copied = _changed(torch.clone)
         for holder, held in zip(_holders(cache, self.full), self.held, strict=True):
             holder.update(copied(held))
-
-    @property
-    def nbytes(self) -> int:
-        """What the copies take."""
-        sizes: list[int] = []
-
-        def counted(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.nbytes)
-            return tensor
-
-        for held in self.held:
-            _changed(counted)(held)
-        return sum(sizes)
 
 
 def _holders(cache: Any, full: Collection[int]) -> Iterator[dict[str, Any]]:

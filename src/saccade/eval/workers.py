@@ -16,11 +16,8 @@ from ..errors import SaccadeError
 
 T = TypeVar("T")
 
-WORKERS_BYTES = 2 * 2**30
-"""Most memory that the copies of a cache may take, one for each worker."""
 
-
-def workers_for(count: int, *, cores: int, threads: int, device: str, copied_bytes: int = 0) -> int:
+def workers_for(count: int, *, cores: int, threads: int, device: str) -> int:
     """How many processes may share `count` pieces of work; 1: do it yourself.
 
     Forked processes see everything that was loaded, but neither accelerators nor OpenMP survive a fork; without
@@ -31,11 +28,10 @@ def workers_for(count: int, *, cores: int, threads: int, device: str, copied_byt
         cores: cores that may be used.
         threads: threads of one piece of work.
         device: where tensors lie, such as "cpu".
-        copied_bytes: what a process will copy of what it sees.
     """
     if device != "cpu" or threads != 1 or not sys.platform.startswith("linux"):
         return 1
-    return max(min(count, cores, WORKERS_BYTES // max(copied_bytes, 1)), 1)
+    return max(min(count, cores), 1)
 
 
 def shared_out(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
