@@ -107,8 +107,8 @@ class Finding:
         """Of the prompt and, where there is a tokenizer, of Python's reference in turn, from their ends."""
         texts = [tokens]
         if self.tokenizer is not None:
-            text = "\n\n".join(topics.values())[: 8 * self.length * MOST]
-            texts.append(self.tokenizer(text, verbose=False)["input_ids"])
+            reference = "\n\n".join(topics.values())[: 8 * self.length * MOST]
+            texts.append(self.tokenizer(reference, verbose=False)["input_ids"])
         step = self.length - 1
         for number in range(MOST):
             for text in texts:
