@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+from torch import Tensor
+
 from ...decode.counters import Counters
 from ...decode.recall import MeanRecall, RecallObserver
 from ...errors import ServingError
@@ -48,6 +50,8 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "attention_recall_with_dense": ("Summary", "The same as a mean over all heads, with dense heads as 1", ()),
     "rectifications": ("Counter", "Dense passes over tokens that sparse steps had decoded", ()),
     "rectified_tokens": ("Counter", "Tokens that dense passes ran again", ()),
+    "drafted_tokens": ("Counter", "Tokens drafted under the policy that a dense pass has verified", ("policy",)),
+    "accepted_tokens": ("Counter", "Drafted tokens that the dense pass has kept", ("policy",)),
     "preemptions": ("Counter", "Requests that lost their cache and were computed anew, under a rectified policy", ()),
 }
 """What is exported: prometheus_client's class, the help text, the labels."""
@@ -134,17 +138,24 @@ class StepMetrics:
     every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when no step has come for as
     long: nobody says that a batch was the last one.
 
-    `layers` are those that a policy concerns, None: all that are counted.
+    `layers` are those that a policy concerns, None: all that are counted; `policy` is what drafts are counted under.
     """
 
     def __init__(
-        self, counters: Counters, recall: RecallObserver | None, pause: float, layers: Sequence[int] | None = None
+        self,
+        counters: Counters,
+        recall: RecallObserver | None,
+        pause: float,
+        layers: Sequence[int] | None = None,
+        policy: str = "",
     ) -> None:
         self._counters, self._recall, self._pause = counters, recall, pause
         self._layers = range(counters.layers) if layers is None else layers
         self._read = self._latest = time.monotonic()
         self._lock, self._waiting = threading.RLock(), False
         self._ours = True
+        self._policy, self._drafted = policy, 0
+        self._rejected: Tensor | None = None
         self._decoded = self._selecting = self._dense = 0
         self._measuring = self._measured = self._measured_before = 0
         self._attended_before = self._attended = self._skipped = 0.0
@@ -169,6 +180,14 @@ class StepMetrics:
             self._dense += sum(dense)
             if self._pause and not self._waiting:
                 self._wait(self._pause)
+
+    def verified(self, drafted: int, rejected: Tensor) -> None:
+        """Note the drafts that a step has verified, and of each row how many it has rejected, int32 on the device."""
+        if not drafted:
+            return
+        with self._lock:
+            self._drafted += drafted
+            self._rejected = rejected.sum() if self._rejected is None else self._rejected + rejected.sum()
 
     def measuring(self, tokens: int) -> None:
         """Note that recall is measured in so many tokens of the step to come; they count once it is through."""
@@ -239,6 +258,10 @@ class StepMetrics:
             metric("tokens_skipped").inc(self._selecting - attended)
             metric("share_attended").set(self._attended / (self._attended + self._skipped))
         self._flush_recall()
+        if self._rejected is not None:
+            metric("drafted_tokens", self._policy).inc(self._drafted)
+            metric("accepted_tokens", self._policy).inc(self._drafted - int(self._rejected))
+            self._drafted, self._rejected = 0, None
         self._decoded = self._selecting = self._dense = 0
         self._ours = True
 
