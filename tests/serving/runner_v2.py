@@ -1,4 +1,4 @@
-"""Model runner V2 on a CPU: its Triton kernels run in Triton's interpreter. Import it before vLLM, in a process of its own.
+"""Model runner V2 on a CPU: its Triton kernels run in Triton's interpreter. To be imported before vLLM.
 
 vLLM takes V2 where Triton has a device. Here it finds a device that does nothing, since no kernel is compiled.
 """
@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
-
-assert "vllm" not in sys.modules, "vLLM has already looked for Triton"
-os.environ |= {
-    "TRITON_INTERPRET": "1",
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+from unittest.mock import patch
 
 import numpy as np
 import triton.runtime.interpreter as interpreter
 from triton.backends import backends
 
+assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads it when it is imported"
+assert "vllm" not in sys.modules, "vLLM has already looked for Triton"
 backends.setdefault("cpu", SimpleNamespace(compiler=None, driver=None))  # type: ignore[arg-type]  # never asked
 
 
@@ -49,14 +44,16 @@ for method in MASKS:
     _take_any_mask(method)
 
 
-def schedule_ahead() -> None:
-    """Let engines schedule a step before the one ahead of it is done; the CPU platform switches that off."""
+@contextmanager
+def scheduled_ahead() -> Iterator[None]:
+    """Let the engines made inside schedule a step before the one ahead of it is done, which vLLM forbids on CPUs."""
     from vllm.platforms.cpu import CpuPlatform
 
-    stock = CpuPlatform.check_and_update_config.__func__
+    stock = CpuPlatform.check_and_update_config
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
-        stock(cls, vllm_config)
+        stock(vllm_config)
         vllm_config.scheduler_config.async_scheduling = True
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    with patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update_config)):
+        yield

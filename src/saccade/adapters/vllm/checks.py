@@ -268,6 +268,8 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     elif scheduling.async_scheduling and not chosen.schedules_ahead:
         told = f"{chosen.__name__} schedules synchronously: derive it from AheadScheduler"
         reasons.append(f"rectify={rectify}: {told}, or pass --no-async-scheduling")
+    if rectify.mode == "verify":
+        reasons.append(f"rectify={rectify} needs vLLM's own scheduler: leave out --scheduler-cls")
     if scheduling.async_scheduling and not rectifies_ahead(vllm_config):
         told = "model runner V1, and models with M-RoPE, have its tokens too late when steps are scheduled ahead"
         reasons.append(f"rectify={rectify} needs --no-async-scheduling: {told}")

@@ -44,7 +44,7 @@ def _unmet(vllm_config: Any, drafts: int) -> Iterator[str]:
     if parallel.worker_cls != WORKER:
         yield f"needs --worker-cls {WORKER}"
     if not vllm_config.use_v2_model_runner:
-        yield "needs vLLM's model runner V2 and Triton: do not set VLLM_USE_V2_MODEL_RUNNER=0"
+        yield "needs vLLM's model runner V2, which VLLM_USE_V2_MODEL_RUNNER=0 and a vLLM without Triton rule out"
     if getattr(scheduling.get_scheduler_cls(), "rectifies", False):
         yield "needs vLLM's own scheduler: leave out --scheduler-cls"
     if gone := sorted({*mixed_kinds(model.hf_text_config, model.max_model_len)} - {FULL, SLIDING}):

@@ -94,7 +94,9 @@ class ServeOptions:
             told = f"{options.policy} has no dense passes that overwrite"
             raise ServingError(f"rectify_together: {told}; give it rectify=32, or leave out")
         if recall and options.drafts:
-            raise ServingError(f"recall={recall}: drafts of {options.policy} are verified, which says more; leave it out")
+            raise ServingError(
+                f"recall={recall}: drafts of {options.policy} are verified, which says more; leave it out"
+            )
         return options
 
     def to_dict(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class SparseBuilder:
     layer_names: list[str]
     sparse: SparseRows
     verifies = False
-    """Whether it makes the steps of a lossless engine's target, which are dense; its drafts have a builder of theirs."""
+    """Whether it makes steps of a lossless engine's target, which are dense; its drafts have a builder of theirs."""
     _layers: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""One forward pass of the target of a lossless engine: vLLM's own kernel serves all rows, drafts to verify among them."""
+"""One forward pass of a lossless engine's target: vLLM's own kernel serves all rows, drafts to verify among them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from ....errors import ServingError
+from ..checks import refuse_unsupported
+from ..lossless import WORKER
+from ..options import ServeOptions
 from ..vllm_api import check_interfaces
 
 if current_platform.is_cpu():
@@ -25,11 +28,13 @@ class LosslessWorker(Worker):
         """Make the model runner, and take the place of the speculator that it chose, before that loads a model.
 
         Raises:
-            ServingError: model runner V1, or a vLLM that this was not written for.
+            ServingError: no policy drafts, or the engine cannot, or this is a vLLM that this was not written for.
         """
+        options = ServeOptions.of(self.vllm_config)
+        if options is None or not options.drafts:
+            raise ServingError(f"--worker-cls {WORKER} drafts with a policy: give it one with rectify=8:verify")
+        refuse_unsupported(self.vllm_config, options)
         super().init_device()
-        if not self.vllm_config.use_v2_model_runner:
-            raise ServingError("drafts need vLLM's model runner V2: do not set VLLM_USE_V2_MODEL_RUNNER=0")
         check_interfaces("lossless")
         from .speculator import SelfSpeculator
 

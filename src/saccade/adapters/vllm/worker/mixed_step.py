@@ -66,7 +66,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
 
 
 def written_in(common: Any, batch: Batch) -> tuple[Written, ...]:
-    """What a step writes. Rows beyond the requests pad a captured graph; they have no tokens and nothing of them is read."""
+    """What a step writes; rows that pad a captured graph have no tokens, and nothing of them is read."""
     single = [row for row, queries in enumerate(batch.queries) if queries == 1]
     several = [row for row, queries in enumerate(batch.queries) if queries > 1]
     parts = ((single, 1), (several, common.max_query_len))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
@@ -16,7 +15,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappin
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from ..options import ServeOptions, drafting
+from ..options import drafting
 from .worker import serving_of
 
 
@@ -25,13 +24,13 @@ class DraftRows:
     """The rows of a cycle's drafts, side by side.
 
     Attributes:
-        slots, slots_cpu: int32 `[n]`, where the model runner keeps each request.
+        slots: int32 `[n]`, where the model runner keeps each request; `slots_cpu` the same in numpy.
         bound: int32 `[n]` on the host, no less than a row's tokens in front of its drafts.
         tables: of each cache group int32 `[n, blocks]`.
     """
 
     slots: Tensor
-    slots_cpu: np.ndarray
+    slots_cpu: Any
     bound: Tensor
     tables: tuple[Tensor, ...]
 
@@ -40,7 +39,7 @@ class DraftRows:
         return len(self.slots_cpu)
 
 
-class SelfSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM's
+class SelfSpeculator(BaseSpeculator):
     """Proposes the likeliest tokens of the target under the policy, for every row whose prompt is through.
 
     A row's drafts begin behind its verified tokens. They write keys and values into slots that the verifying step
@@ -54,13 +53,11 @@ class SelfSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM's
 
     def __init__(self, vllm_config: Any, runner: Any) -> None:
         self._config, self._runner = vllm_config, runner
-        options = ServeOptions.of(vllm_config)
-        assert options is not None and options.drafts, "checks refuse an engine that has this worker for nothing"
         rows, device = vllm_config.scheduler_config.max_num_seqs, runner.device
         self._inputs = InputBuffers(rows, rows, device)
         self._starts_cpu = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
         self._starts = self._starts_cpu.to(device)
-        self._proposed = torch.zeros(rows, options.drafts, dtype=torch.int64, device=device)
+        self._proposed = torch.zeros(rows, vllm_config.num_speculative_tokens, dtype=torch.int64, device=device)
         self.attn_groups: list[list[Any]] = []
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
@@ -97,9 +94,9 @@ class SelfSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM's
         metrics = serving_of(self._config).metrics
         if metrics is not None:
             metrics.verified(input_batch.num_draft_tokens, num_rejected)
-        # Told from what the host knows, without waiting: rows that have sampled are those whose prompt ends here or before.
+        # As the host knows it, without waiting: rows have sampled whose prompt ends in this step or before.
         reached = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
-        chosen = np.flatnonzero(reached >= input_batch.prefill_len_np)
+        chosen = torch.from_numpy(reached >= input_batch.prefill_len_np).nonzero()[:, 0]
         count = drafts.shape[1] if num_speculative_tokens is None else num_speculative_tokens
         if not len(chosen) or not count:
             return drafts
@@ -113,15 +110,16 @@ class SelfSpeculator(BaseSpeculator):  # type: ignore[misc]  # vLLM's
             drafts[where, number] = tokens
         return drafts
 
-    def _rows(self, input_batch: Any, chosen: np.ndarray, where: Tensor) -> DraftRows:
+    def _rows(self, input_batch: Any, chosen: Tensor, where: Tensor) -> DraftRows:
         runner, slots = self._runner, input_batch.idx_mapping[where]
         gather = runner.block_tables.gather_block_tables
         # vLLM 0.33 hides blocks that windows have left behind; what it is not told it cannot hide.
         told = {"num_computed_tokens": runner.req_states.num_computed_tokens.gpu}
         known = {name: value for name, value in told.items() if name in signature(gather).parameters}
         tables = gather(slots, num_reqs_padded=len(chosen), **known)
-        bound = input_batch.seq_lens_cpu_upper_bound[torch.from_numpy(chosen)]
-        return DraftRows(slots, input_batch.idx_mapping_np[chosen], bound, tables)
+        return DraftRows(
+            slots, input_batch.idx_mapping_np[chosen.numpy()], input_batch.seq_lens_cpu_upper_bound[chosen], tables
+        )
 
     def _draft(self, rows: DraftRows, tokens: Tensor, positions: Tensor, number: int) -> Tensor:
         """The likeliest next token of each row `[n]`: one forward pass over `tokens` at `positions`, both int64 `[n]`.
