@@ -27,7 +27,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from saccade.adapters.vllm.checks import SCHEDULER
-from saccade.adapters.vllm.lossless import WORKER
 from saccade.adapters.vllm.metrics import VARIABLE
 from saccade.adapters.vllm.options import ServeOptions, shape_of
 from saccade.adapters.vllm.server import serve
@@ -112,61 +111,6 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
         patch.setattr("saccade.adapters.vllm.server.serve.rectifies_ahead", lambda config: True)
         assert made(policy="quest:budget=64,rectify=8").args.async_scheduling is None, "as vLLM chooses"
     assert made(policy="quest:rectify=8", rectify_together=True).args.additional_config["saccade"]["rectify_together"]
-
-
-@pytest.fixture
-def _runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU."""
-    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-
-
-LOSSLESS = "quest:rectify=8:verify"
-PROPER = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 8}
-SEQS = ("--max-num-seqs", "8")
-
-
-@pytest.mark.usefixtures("_runner_v2")
-def test_verification_brings_its_worker_and_vllms_own_slots(made: Callable[..., Server]) -> None:
-    server = made(*SEQS, policy=LOSSLESS)
-    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, None)
-    assert server.args.speculative_config == PROPER
-    assert (server.options.drafts, server.options.rewrites) == (8, None)
-    by_hand = ("--worker-cls", WORKER, "--speculative-config", json.dumps(PROPER))
-    assert made(*SEQS, *by_hand, policy=LOSSLESS).args.speculative_config == PROPER
-
-
-def _speculative(**settings: Any) -> tuple[str, str]:
-    return "--speculative-config", json.dumps({**PROPER, **settings})
-
-
-@pytest.mark.usefixtures("_runner_v2")
-@pytest.mark.parametrize(
-    ("policy", "rest", "words"),
-    [
-        (LOSSLESS, _speculative(num_speculative_tokens=4), "needs --speculative-config"),
-        (LOSSLESS, _speculative(draft_sample_method="probabilistic"), "needs --speculative-config"),
-        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
-        (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
-        (LOSSLESS, ("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
-        (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
-        (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
-        (LOSSLESS, ("--max-num-batched-tokens", "71"), "9 tokens of each of 8 rows in a step of 71: --max-num-seqs 7"),
-        (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
-        (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
-        ("lychee_cluster:rectify=8:verify", (), "index of text"),
-        ("quest:budget=64", ("--speculative-config", json.dumps(PROPER)), "or drafts them itself: rectify=8:verify"),
-    ],
-)
-def test_what_cannot_be_drafted_or_verified(reasons: Reasons, policy: str, rest: tuple[str, ...], words: str) -> None:
-    assert any(words in reason for reason in reasons(*SEQS, *rest, policy=policy))
-
-
-@pytest.mark.usefixtures("_runner_v2")
-def test_recurrent_layers_do_not_forget_drafts(reasons: Reasons, tmp_path: Path) -> None:
-    config = Qwen3NextConfig(**{**SMALL, "head_dim": 32}, layer_types=["linear_attention", "full_attention"] * 2)
-    given = {"model": str(model(tmp_path, config)), "policy": "quest:rectify=8:verify,dense_layers=0"}
-    assert any("layers of type linear_attention would not" in reason for reason in reasons(*SEQS, **given))
 
 
 @pytest.mark.parametrize(

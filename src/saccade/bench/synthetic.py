@@ -9,7 +9,7 @@ from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
 from ..adapters.vllm.options import KEY, ServeOptions
-from ..errors import SaccadeError
+from ..errors import SaccadeError, ServingError
 
 WORKER = "saccade.bench.vllm_worker.SyntheticWorker"
 
@@ -64,12 +64,14 @@ class Engine:
             backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
-            if options.policy.rectify is not None:
+            if options.drafts:
+                raise ServingError(f"policy {options.policy}: no timing of drafts that are verified is built")
+            if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.
                 config = EngineArgs(load_format="dummy", **{**settings, **ours}).create_engine_config()
                 ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
-                ours["cudagraph_capture_sizes"] = captured_for(config, options.policy.rectify)
+                ours["cudagraph_capture_sizes"] = captured_for(config, options.rewrites)
         self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,

@@ -138,24 +138,18 @@ class StepMetrics:
     every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when no step has come for as
     long: nobody says that a batch was the last one.
 
-    `layers` are those that a policy concerns, None: all that are counted; `policy` is what drafts are counted under.
+    `layers` are those that a policy concerns, None: all that are counted.
     """
 
     def __init__(
-        self,
-        counters: Counters,
-        recall: RecallObserver | None,
-        pause: float,
-        layers: Sequence[int] | None = None,
-        policy: str = "",
+        self, counters: Counters, recall: RecallObserver | None, pause: float, layers: Sequence[int] | None = None
     ) -> None:
         self._counters, self._recall, self._pause = counters, recall, pause
         self._layers = range(counters.layers) if layers is None else layers
         self._read = self._latest = time.monotonic()
         self._lock, self._waiting = threading.RLock(), False
         self._ours = True
-        self._policy, self._drafted = policy, 0
-        self._rejected: Tensor | None = None
+        self._verified: tuple[str, int, Tensor] | None = None
         self._decoded = self._selecting = self._dense = 0
         self._measuring = self._measured = self._measured_before = 0
         self._attended_before = self._attended = self._skipped = 0.0
@@ -181,13 +175,11 @@ class StepMetrics:
             if self._pause and not self._waiting:
                 self._wait(self._pause)
 
-    def verified(self, drafted: int, rejected: Tensor) -> None:
-        """Note the drafts that a step has verified, and of each row how many it has rejected, int32 on the device."""
-        if not drafted:
-            return
+    def verified(self, policy: str, drafted: int, rejected: Tensor) -> None:
+        """Note the drafts that a step has verified, and how many it has rejected, int `[rows]` on the device."""
         with self._lock:
-            self._drafted += drafted
-            self._rejected = rejected.sum() if self._rejected is None else self._rejected + rejected.sum()
+            _, before, in_all = self._verified or (policy, 0, 0)
+            self._verified = policy, before + drafted, in_all + rejected.sum()
 
     def measuring(self, tokens: int) -> None:
         """Note that recall is measured in so many tokens of the step to come; they count once it is through."""
@@ -258,10 +250,11 @@ class StepMetrics:
             metric("tokens_skipped").inc(self._selecting - attended)
             metric("share_attended").set(self._attended / (self._attended + self._skipped))
         self._flush_recall()
-        if self._rejected is not None:
-            metric("drafted_tokens", self._policy).inc(self._drafted)
-            metric("accepted_tokens", self._policy).inc(self._drafted - int(self._rejected))
-            self._drafted, self._rejected = 0, None
+        if self._verified is not None:
+            policy, drafted, rejected = self._verified
+            metric("drafted_tokens", policy).inc(drafted)
+            metric("accepted_tokens", policy).inc(drafted - int(rejected))
+            self._verified = None
         self._decoded = self._selecting = self._dense = 0
         self._ours = True
 

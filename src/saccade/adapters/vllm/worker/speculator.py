@@ -91,16 +91,16 @@ class SelfSpeculator(BaseSpeculator):
         drafts = self._proposed[: input_batch.num_reqs]
         if dummy_run:
             return drafts
-        metrics = serving_of(self._config).metrics
-        if metrics is not None:
-            metrics.verified(input_batch.num_draft_tokens, num_rejected)
+        serving = serving_of(self._config)
+        if serving.metrics is not None:
+            serving.metrics.verified(str(serving.options.policy), input_batch.num_draft_tokens, num_rejected)
         # As the host knows it, without waiting: rows have sampled whose prompt ends in this step or before.
         reached = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
-        chosen = torch.from_numpy(reached >= input_batch.prefill_len_np).nonzero()[:, 0]
+        chosen = [row for row, through in enumerate((reached >= input_batch.prefill_len_np).tolist()) if through]
         count = drafts.shape[1] if num_speculative_tokens is None else num_speculative_tokens
-        if not len(chosen) or not count:
+        if not chosen or not count:
             return drafts
-        where = async_tensor_h2d(chosen.tolist(), drafts.device, torch.int64)
+        where = async_tensor_h2d(chosen, drafts.device, torch.int64)
         rows = self._rows(input_batch, chosen, where)
         tokens = last_sampled[rows.slots, 0]
         # The last token that was sampled has no keys yet.
@@ -110,16 +110,15 @@ class SelfSpeculator(BaseSpeculator):
             drafts[where, number] = tokens
         return drafts
 
-    def _rows(self, input_batch: Any, chosen: Tensor, where: Tensor) -> DraftRows:
+    def _rows(self, input_batch: Any, chosen: list[int], where: Tensor) -> DraftRows:
         runner, slots = self._runner, input_batch.idx_mapping[where]
         gather = runner.block_tables.gather_block_tables
         # vLLM 0.33 hides blocks that windows have left behind; what it is not told it cannot hide.
         told = {"num_computed_tokens": runner.req_states.num_computed_tokens.gpu}
         known = {name: value for name, value in told.items() if name in signature(gather).parameters}
         tables = gather(slots, num_reqs_padded=len(chosen), **known)
-        return DraftRows(
-            slots, input_batch.idx_mapping_np[chosen.numpy()], input_batch.seq_lens_cpu_upper_bound[chosen], tables
-        )
+        bound = input_batch.seq_lens_cpu_upper_bound[chosen]
+        return DraftRows(slots, input_batch.idx_mapping_np[chosen], bound, tables)
 
     def _draft(self, rows: DraftRows, tokens: Tensor, positions: Tensor, number: int) -> Tensor:
         """The likeliest next token of each row `[n]`: one forward pass over `tokens` at `positions`, both int64 `[n]`.

@@ -146,7 +146,7 @@ def _start(vllm_config: Any) -> Serving:
             # Only then is recall measured: what nobody can read is not worth a pass over the keys.
             recall = RecallObserver(plan.roles.concerned) if options.recall else None
             pause = 0.0 if vllm_config.device_config.device_type == "cpu" else _PAUSE
-            steps = StepMetrics(counters, recall, pause, plan.roles.concerned, str(options.policy))
+            steps = StepMetrics(counters, recall, pause, plan.roles.concerned)
             _count_requests(vllm_config, str(options.policy), steps)
     # What drafts write is written again: the cache of a lossless engine is exact in rows of any length.
     covered = covered_length(None if options.drafts else plan.selector, vllm_config.model_config.max_model_len)
