@@ -9,7 +9,7 @@ from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
 from ..adapters.vllm.options import KEY, ServeOptions
-from ..errors import SaccadeError, ServingError
+from ..errors import SaccadeError
 
 WORKER = "saccade.bench.vllm_worker.SyntheticWorker"
 
@@ -64,8 +64,6 @@ class Engine:
             backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
-            if options.drafts:
-                raise ServingError(f"policy {options.policy}: no timing of drafts that are verified is built")
             if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.
