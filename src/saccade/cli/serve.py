@@ -89,9 +89,8 @@ def serve(
 def _print(server: Server) -> None:
     from .terminal import output
 
-    rewrites, drafts = server.options.rewrites, server.options.drafts
-    passes = "" if rewrites is None else f", a dense pass after every {rewrites.every} sparse steps"
-    passes = f"{passes}, drafts of up to {drafts} tokens for each dense step" if drafts else passes
+    rectify = server.options.policy.rectify
+    passes = "" if rectify is None else f", a dense pass after every {rectify.every} sparse steps"
     blocks = "blocks as vLLM chooses" if server.block is None else f"blocks of {server.block} tokens"
     rows = [
         ("policy", str(server.options.policy)),
