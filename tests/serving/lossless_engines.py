@@ -27,6 +27,7 @@ from saccade.adapters.vllm.worker import dense_step
 from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.adapters.vllm.worker.speculator import SelfSpeculator
 from saccade.adapters.vllm.worker.worker import serving_of
+from saccade.methods.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,10 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
 
 def figures(asked: Asked) -> tuple[float, ...]:
     """Drafted and accepted tokens on `/metrics`."""
-    return tuple(metric(name, asked.spec)._value.get() for name in ("drafted_tokens", "accepted_tokens"))
+    if asked.policy is None:
+        return 0, 0
+    policy = str(Policy.from_spec(asked.spec))
+    return tuple(metric(name, policy)._value.get() for name in ("drafted_tokens", "accepted_tokens"))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -38,6 +39,9 @@ FEW: dict[str, Any] = {
 }
 EVERY_TIME = (TIDAL, AHEAD, FEW)
 """A published set, a union, bounds of pages; scheduled ahead, and with too few blocks for all requests."""
+
+DRAFTING = [*dict.fromkeys(re.sub(",rectify=[^,]*", "", policy) for policy in POLICIES if "cluster" not in policy)]
+"""All that have no index of text."""
 
 
 def by_stock(engine: Any) -> dict[str, dict[str, loads.Heard]]:
@@ -148,9 +152,7 @@ def test_model_runner_v2_answers_what_v1_answers(stock: Any) -> None:
 
 @walk
 @pytest.mark.parametrize("drafts", [1, 4, 8, 16])
-@pytest.mark.parametrize(
-    "policy", [policy for policy in POLICIES if "rectify" not in policy and "cluster" not in policy]
-)
+@pytest.mark.parametrize("policy", DRAFTING)
 def test_every_policy_answers_what_vllm_answers(policy: str, drafts: int, stock: Any) -> None:
     Engines.started += 1
     asked = {"policy": policy, "drafts": drafts, "loads": ["small", "whole"]}
