@@ -20,6 +20,7 @@ from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import registry
 
 from saccade.adapters.vllm.checks import SCHEDULER
+from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.document import language_reference
@@ -76,9 +77,12 @@ class Engines:
         return self._make(settings)
 
     def sparse(self, policy: str, *, recall: float = 0.0, **settings: Any) -> LLM:
-        """vLLM decoding under a policy; a rectified one gets the scheduler that it needs."""
-        options = {"policy": policy, "recall": recall}
-        if Policy.from_spec(policy).rectify is not None:
+        """vLLM decoding under a policy; a rectified one gets the scheduler, or worker, that it needs."""
+        options, rectify = {"policy": policy, "recall": recall}, Policy.from_spec(policy).rectify
+        if rectify is not None and rectify.mode == "verify":
+            speculative = speculation(str(model_path()), rectify.every)
+            settings = {"worker_cls": WORKER, "speculative_config": speculative, **settings}
+        elif rectify is not None:
             settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False, **settings}
         return self._make({"attention_backend": "CUSTOM", "additional_config": {"saccade": options}, **settings})
 

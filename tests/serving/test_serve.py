@@ -338,7 +338,9 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({"policy": "tidal:reselect=99"}, (), ("reselect=99",)),
     ({"policy": "quest:page=32"}, ("--block-size", "48"), ("block_size=48", "--block-size 32")),
     ({"policy": "resa:rectify=8"}, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), ("--scheduler-cls",)),
-    ({"policy": "quest:rectify=8:verify"}, (), ("verify",)),
+    ({"policy": "quest:rectify=8:verify"}, ("--max-num-seqs", "8"), ("rectify=8:verify", "model runner V2")),
+    ({"policy": "quest:rectify=8:verify", "recall": 0.5}, (), ("recall=0.5", "verified")),
+    ({"policy": "quest:rectify=8:verify", "rectify_together": True}, (), ("rectify_together", "overwrite")),
     ({"policy": "resa:rectify=64"}, ("--max-num-batched-tokens", "32", "--max-num-seqs", "4"), ("--max-num-batched",)),
     ({}, ("--attention-backend", "CPU_ATTN"), ("--attention-backend CUSTOM", "CPU_ATTN")),
     ({}, ("--kv-cache-dtype", "fp8_e5m2"), ("kv_cache_dtype=fp8_e5m2", "auto, bfloat16, float16, fp8, fp8_e4m3")),
@@ -400,7 +402,7 @@ def test_layers_with_a_window_are_left_to_vllm(made: Callable[..., Server], reas
     [
         ({}, ("--attention-backend", "CUSTOM"), ("layers with a window", "backend_per_kind")),
         ({}, ("--attention-config", '{"backend_per_kind": {"sliding_window": "CPU_ATTN"}}'), ("backend_per_kind",)),
-        ({"policy": "quest:rectify=8:verify,dense_layers=0"}, (), ("rectify=8:verify", "not built for serving")),
+        ({"policy": "quest:rectify=8:verify,dense_layers=0"}, ("--max-num-seqs", "8"), ("rectify=8:verify", "V2")),
         ({"policy": "tidal:dense_layers=0,reselect=0"}, (), ("reselect=0", "1, 3 (full attention)")),
     ],
 )

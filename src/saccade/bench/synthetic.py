@@ -64,12 +64,12 @@ class Engine:
             backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
-            if options.policy.rectify is not None:
+            if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.
                 config = EngineArgs(load_format="dummy", **{**settings, **ours}).create_engine_config()
                 ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
-                ours["cudagraph_capture_sizes"] = captured_for(config, options.policy.rectify)
+                ours["cudagraph_capture_sizes"] = captured_for(config, options.rewrites)
         self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,

@@ -61,7 +61,9 @@ class SaccadeAttentionSpec(FullAttentionSpec):
         if spec.head_size_v != spec.head_size:
             raise ServingError(f"values of a layer are {spec.head_size_v} wide, its keys {spec.head_size}")
         page = spec.unpadded_page_size_bytes + extra_bytes if extra_bytes else spec.page_size_padded
-        ours = {"policy": policy, "rectified": Policy.from_spec(policy).rectify is not None, "covered": covered}
+        rectify = Policy.from_spec(policy).rectify
+        rectified = rectify is not None and rectify.mode == "overwrite"
+        ours = {"policy": policy, "rectified": rectified, "covered": covered}
         made: SaccadeAttentionSpec = replace_as(spec, cls, **ours, page_size_padded=page)
         return made
 

@@ -16,6 +16,7 @@ from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
+from .lossless import reasons_against_drafting, reasons_against_drafts_of
 from .options import ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -40,11 +41,12 @@ BACKEND = "saccade.adapters.vllm.plugin.SaccadeBackend"
 
 def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
     """Every reason why an engine cannot decode under the policy; empty if it can."""
-    rectify = options.policy.rectify
+    rectify, drafts = options.rewrites, options.drafts
     rectification = [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
+    rectification += reasons_against_drafting(vllm_config, drafts) if drafts else []
     model = _model(vllm_config)
     # A model that no policy fits needs no second reason.
-    return [*model, *_engine(vllm_config), *rectification, *([] if model else _fit(vllm_config, options))]
+    return [*model, *_engine(vllm_config, options), *rectification, *([] if model else _fit(vllm_config, options))]
 
 
 def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
@@ -81,10 +83,11 @@ def _model(vllm_config: Any) -> list[str]:
     return reasons
 
 
-def _engine(vllm_config: Any) -> list[str]:
+def _engine(vllm_config: Any, options: ServeOptions) -> list[str]:
     parallel, cache, reasons = vllm_config.parallel_config, vllm_config.cache_config, []
-    if vllm_config.speculative_config is not None:
-        reasons.append("speculative decoding verifies several tokens at once; a policy decodes them one by one")
+    if vllm_config.speculative_config is not None and not options.drafts:
+        told = "speculative decoding verifies several tokens at once; a policy decodes them one by one"
+        reasons.append(f"{told}, or drafts them itself: rectify=8:verify")
     if vllm_config.kv_transfer_config is not None:
         reasons.append("a KV connector would carry keys and values away that sparse steps wrote")
     if parallel.pipeline_parallel_size > 1:
@@ -149,9 +152,9 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
         plan = plan_of(vllm_config, options)
     except PolicyError as error:
         return [str(error)]
-    page = plan.bounds_page
+    page, drafts = plan.bounds_page, options.drafts
     reasons, block = _guess(vllm_config, options, plan), vllm_config.cache_config.block_size
-    reasons += _room(vllm_config, page)
+    reasons += _room(vllm_config, page) + (reasons_against_drafts_of(plan, drafts) if drafts else [])
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
@@ -163,7 +166,7 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     held = vllm_config.cache_config.cache_dtype
     if plan.owns_index and held in FP8:
         reasons.append(f"kv_cache_dtype={held}: {options.policy} keeps chunks in the cache's dtype; do not quantise it")
-    if plan.owns_index and options.policy.rectify is not None and vllm_config.use_v2_model_runner:
+    if plan.owns_index and options.rewrites is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
@@ -275,7 +278,7 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
         told = f"{chosen.__name__} schedules synchronously: derive it from AheadScheduler"
         reasons.append(f"rectify={rectify}: {told}, or pass --no-async-scheduling")
     if rectify.mode == "verify":
-        reasons.append(f"rectify={rectify}: verification is not built for serving; rectify={rectify.every} overwrites")
+        reasons.append(f"rectify={rectify} needs vLLM's own scheduler: leave out --scheduler-cls")
     if scheduling.async_scheduling and not rectifies_ahead(vllm_config):
         told = "model runner V1, and models with M-RoPE, have its tokens too late when steps are scheduled ahead"
         reasons.append(f"rectify={rectify} needs --no-async-scheduling: {told}")

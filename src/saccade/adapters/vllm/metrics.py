@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+from torch import Tensor
+
 from ...decode.counters import Counters
 from ...decode.recall import MeanRecall, RecallObserver
 from ...errors import ServingError
@@ -48,6 +50,8 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "attention_recall_with_dense": ("Summary", "The same as a mean over all heads, with dense heads as 1", ()),
     "rectifications": ("Counter", "Dense passes over tokens that sparse steps had decoded", ()),
     "rectified_tokens": ("Counter", "Tokens that dense passes ran again", ()),
+    "drafted_tokens": ("Counter", "Tokens drafted under the policy that a dense pass has verified", ("policy",)),
+    "accepted_tokens": ("Counter", "Drafted tokens that the dense pass has kept", ("policy",)),
     "preemptions": ("Counter", "Requests that lost their cache and were computed anew, under a rectified policy", ()),
 }
 """What is exported: prometheus_client's class, the help text, the labels."""
@@ -145,6 +149,7 @@ class StepMetrics:
         self._read = self._latest = time.monotonic()
         self._lock, self._waiting = threading.RLock(), False
         self._ours = True
+        self._verified: tuple[str, int, Tensor] | None = None
         self._decoded = self._selecting = self._dense = 0
         self._measuring = self._measured = self._measured_before = 0
         self._attended_before = self._attended = self._skipped = 0.0
@@ -169,6 +174,12 @@ class StepMetrics:
             self._dense += sum(dense)
             if self._pause and not self._waiting:
                 self._wait(self._pause)
+
+    def verified(self, policy: str, drafted: int, rejected: Tensor) -> None:
+        """Note the drafts that a step has verified, and how many it has rejected, int `[rows]` on the device."""
+        with self._lock:
+            _, before, in_all = self._verified or (policy, 0, 0)
+            self._verified = policy, before + drafted, in_all + rejected.sum()
 
     def measuring(self, tokens: int) -> None:
         """Note that recall is measured in so many tokens of the step to come; they count once it is through."""
@@ -239,6 +250,11 @@ class StepMetrics:
             metric("tokens_skipped").inc(self._selecting - attended)
             metric("share_attended").set(self._attended / (self._attended + self._skipped))
         self._flush_recall()
+        if self._verified is not None:
+            policy, drafted, rejected = self._verified
+            metric("drafted_tokens", policy).inc(drafted)
+            metric("accepted_tokens", policy).inc(drafted - int(rejected))
+            self._verified = None
         self._decoded = self._selecting = self._dense = 0
         self._ours = True
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...checkpoints.shape import stored_hash, widths, window_of
 from ...checkpoints.unsupported import mixed_kinds, reasons_in_sizes, sizes_in
 from ...errors import ModelFolderError, ServingError, UnsupportedModelError, meant
 from ...methods.policy import Policy
+from ...plans.rectify import Rectify
 from ...recipes.kept import already_found
 from ...recipes.resolve import Shape, resolve
 from ...types import ModelShape
 
 KEY = "saccade"
 """Under which the options travel in vLLM's `additional_config`."""
+
+_DRAFTS = "saccade_drafts"
 
 OFF = "off"
 """What a request gives under the same key to decode densely."""
@@ -40,6 +44,17 @@ class ServeOptions:
     rectify_together: bool = False
     notes: tuple[str, ...] = ()
     found: bool = False
+
+    @property
+    def rewrites(self) -> Rectify | None:
+        """Rectification by dense passes that overwrite what sparse steps wrote; None: there is none."""
+        return None if self.drafts else self.policy.rectify
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that the policy drafts before a dense pass verifies them: the engine is lossless; 0: it is not."""
+        rectify = self.policy.rectify
+        return rectify.every if rectify is not None and rectify.mode == "verify" else 0
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServeOptions | None:
@@ -80,16 +95,20 @@ class ServeOptions:
         if not isinstance(together, bool):
             raise ServingError(f"rectify_together={together!r} is not valid: true or false")
         chosen = resolve(policy, model, shape)
-        if together and chosen.policy.rectify is None:
+        options = cls(chosen.policy, float(recall), together, chosen.notes)
+        if together and options.rewrites is None:
+            told = f"{options.policy} has no dense passes that overwrite"
+            raise ServingError(f"rectify_together: {told}; give it rectify=32, or leave out")
+        if recall and options.drafts:
             raise ServingError(
-                f"rectify_together: {chosen.policy} has no dense passes; give it rectify=32, or leave out"
+                f"recall={recall}: drafts of {options.policy} are verified, which says more; leave it out"
             )
-        known = None
+        if chosen.policy.options.model_dump().get("reselect", ()) is not None:
+            return options
         with suppress(ModelFolderError, ServingError, UnsupportedModelError):  # whoever looks at the model says it
-            if chosen.policy.options.model_dump().get("reselect", ()) is None:
-                known = already_found(chosen.policy, model, shape())
-        final, *notes = (chosen.policy,) if known is None else known
-        return cls(final, float(recall), together, (*chosen.notes, *notes), known is not None)
+            if (known := already_found(chosen.policy, model, shape())) is not None:
+                return replace(options, policy=known[0], notes=(*chosen.notes, known[1]), found=True)
+        return options
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -107,6 +126,18 @@ def given_to(vllm_config: Any) -> bool:
     """Whether an engine was started with our options, whatever they are."""
     given = getattr(vllm_config, "additional_config", None)
     return isinstance(given, Mapping) and KEY in given
+
+
+def drafting(vllm_config: Any) -> Any:
+    """A copy of an engine's configuration, which tells the builders that get it that their steps are drafts."""
+    told = copy(vllm_config)
+    told.additional_config = {**vllm_config.additional_config, _DRAFTS: True}
+    return told
+
+
+def drafts_with(vllm_config: Any) -> bool:
+    """Whether a configuration is one of `drafting`."""
+    return _DRAFTS in vllm_config.additional_config
 
 
 def opted_out(params: Any) -> bool:

@@ -98,12 +98,16 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcRequestState: prompt_len prefill_len
         vllm.config VllmConfig: model_config cache_config parallel_config scheduler_config attention_config
         vllm.config VllmConfig: speculative_config kv_transfer_config additional_config use_v2_model_runner
-        vllm.config VllmConfig: compilation_config
+        vllm.config VllmConfig: compilation_config lora_config watermark_config
+        vllm.config SpeculativeConfig: method model num_speculative_tokens draft_sample_method
+        vllm.config SpeculativeConfig: rejection_sample_method num_speculative_tokens_per_batch_size
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
+        vllm.config ModelConfig: is_multimodal_model enable_prompt_embeds
         vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_memory_bytes
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
-        vllm.config ParallelConfig: prefill_context_parallel_size use_ubatching
+        vllm.config ParallelConfig: prefill_context_parallel_size use_ubatching worker_cls data_parallel_size
+        vllm.config ParallelConfig: enable_eplb
         vllm.config SchedulerConfig: async_scheduling max_num_batched_tokens max_num_scheduled_tokens
         vllm.config SchedulerConfig: long_prefill_token_threshold get_scheduler_cls max_num_seqs
         vllm.config CompilationConfig: max_cudagraph_capture_size cudagraph_capture_sizes
@@ -153,6 +157,33 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm._custom_ops scaled_fp8_quant(input scale group_shape)
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_prefix_len)
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_attn_metadata fast_build)
+    """),
+    "lossless": _parts("""
+        vllm.config.compilation CUDAGraphMode
+        vllm.forward_context set_forward_context(attn_metadata vllm_config num_tokens slot_mapping)
+        vllm.v1.worker.gpu_worker Worker: init_device
+        vllm.v1.worker.gpu.attn_utils build_attn_metadata(attn_groups num_reqs num_tokens query_start_loc_gpu)
+        vllm.v1.worker.gpu.attn_utils build_attn_metadata(query_start_loc_cpu max_query_len seq_lens max_seq_len)
+        vllm.v1.worker.gpu.attn_utils build_attn_metadata(block_tables slot_mappings kv_cache_config positions)
+        vllm.v1.worker.gpu.attn_utils build_attn_metadata(seq_lens_cpu_upper_bound is_prefilling req_idx)
+        vllm.v1.worker.gpu.attn_utils build_slot_mappings_by_layer(slot_mappings kv_cache_config)
+        vllm.v1.worker.gpu.attn_utils init_attn_backend(kv_cache_config vllm_config device)
+        vllm.v1.worker.gpu.block_table BlockTables.gather_block_tables(idx_mapping num_reqs_padded)
+        vllm.v1.worker.gpu.block_table BlockTables.compute_slot_mappings(idx_mapping query_start_loc positions)
+        vllm.v1.worker.gpu.input_batch InputBuffers(max_num_reqs max_num_tokens device): input_ids positions seq_lens
+        vllm.v1.worker.gpu.input_batch InputBatch: num_reqs idx_mapping idx_mapping_np num_scheduled_tokens
+        vllm.v1.worker.gpu.input_batch InputBatch: num_draft_tokens num_computed_prefill_tokens_np prefill_len_np
+        vllm.v1.worker.gpu.input_batch InputBatch: seq_lens_cpu_upper_bound
+        vllm.v1.worker.gpu.model_runner GPUModelRunner: device speculator req_states
+        vllm.v1.worker.gpu.states RequestState: num_computed_tokens
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator: init_cudagraph_manager capture
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(input_batch attn_metadata slot_mappings)
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(last_hidden_states aux_hidden_states)
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(num_sampled num_rejected last_sampled)
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(dummy_run num_speculative_tokens)
+    """),
+    "lossless on CPUs": _parts("""
+        vllm.v1.worker.cpu_worker CPUWorker: init_device
     """),
     "scheduler": _parts("""
         vllm.v1.core.sched.scheduler Scheduler(vllm_config kv_cache_config): schedule running requests

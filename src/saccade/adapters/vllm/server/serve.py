@@ -37,6 +37,7 @@ from ..checks import (
     unit,
     windows_apart,
 )
+from ..lossless import WORKER, speculation
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
 from .named import missing
@@ -252,8 +253,12 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
     args.additional_config = {**(args.additional_config or {}), KEY: options.to_dict()}
     if args.host is None and args.uds is None:
         args.host = HOST
-    if options.policy.rectify is not None:
+    if options.rewrites is not None:
         args.scheduler_cls = SCHEDULER if args.scheduler_cls is None else args.scheduler_cls
+    if options.drafts:
+        args.worker_cls = WORKER if args.worker_cls == "auto" else args.worker_cls
+        if args.speculative_config is None:
+            args.speculative_config = speculation(str(args.model), options.drafts)
     if bundled and args.served_model_name is None:
         args.served_model_name = [BUNDLED]
     if bundled and current_platform.is_cpu():
@@ -282,12 +287,12 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if ours and current_platform.is_cpu():
         args.block_size = unit()
     config = _made(args)
-    if options.policy.rectify is not None:
+    if options.rewrites is not None:
         before = args.async_scheduling, args.cudagraph_capture_sizes
         if args.async_scheduling is None and not rectifies_ahead(config):
             args.async_scheduling = False
         if not _captures(args):
-            args.cudagraph_capture_sizes = captured_for(config, options.policy.rectify)
+            args.cudagraph_capture_sizes = captured_for(config, options.rewrites)
         if (args.async_scheduling, args.cudagraph_capture_sizes) != before:
             config = _made(args)
     try:

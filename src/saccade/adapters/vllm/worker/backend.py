@@ -19,6 +19,8 @@ from ....errors import ServingError
 from ....types import KVView, Rows, Softmax
 from ..cache_dtype import FP8, VALID, bounds_bytes
 from ..cache_spec import SaccadeAttentionSpec
+from ..options import drafts_with
+from . import dense_step
 from .mixed_step import prepare
 from .page_bounds import BlockBounds
 from .sparse import SparseRows
@@ -66,12 +68,16 @@ class SparseBuilder:
     vllm_config: Any
     layer_names: list[str]
     sparse: SparseRows
+    verifies = False
+    """Whether it makes steps of a lossless engine's target, which are dense; its drafts have a builder of theirs."""
     _layers: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ours = tuple(sorted(map(extract_layer_index, self.layer_names)))
-        told = serving_of(self.vllm_config).plan.roles.concerned
+        serving = serving_of(self.vllm_config)
+        self.verifies = serving.options.drafts > 0 and not drafts_with(self.vllm_config)
+        told = serving.plan.roles.concerned
         if ours != told:
             raise ServingError(
                 f"vLLM keeps the caches of layers {', '.join(map(str, ours))} in a group of their own; in layers "
@@ -97,6 +103,8 @@ class SparseBuilder:
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The step that vLLM's `CommonAttentionMetadata` describes."""
+        if self.verifies:
+            return dense_step.prepare(self.vllm_config, common, build_parent)
         return prepare(self.sparse, common, build_parent)
 
 

@@ -47,7 +47,8 @@ class Batch:
         """From vLLM's `CommonAttentionMetadata`, of all of which asked for here it keeps a copy on the host."""
         count, lengths = common.num_reqs, common.seq_lens_cpu_upper_bound
         queries = [stop - start for start, stop in pairwise(common.query_start_loc_cpu.tolist())][:count]
-        lengths = (common.seq_lens if lengths is None else lengths)[:count].tolist()
+        # vLLM's bound counts drafts that may yet be rejected; kernels on the host take a row at its word.
+        lengths = (common.seq_lens if lengths is None or common.seq_lens.is_cpu else lengths)[:count].tolist()
         places = list(range(count)) if common.req_idx is None else common.req_idx.tolist()
         prefilling = common.is_prefilling[:count].tolist()
         # Rows that pad a captured batch are nobody's; model runner V2 says nothing of them.

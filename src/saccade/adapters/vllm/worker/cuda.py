@@ -54,23 +54,25 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         reasons, longest, room = reasons_of(vllm_config), vllm_config.model_config.max_model_len, room_of(vllm_config)
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         most = max(vllm_config.scheduler_config.max_num_seqs, captured)
+        fixed = not reasons and not self.verifies
         self.sparse = SparseRows(
             vllm_config,
             self.view,
             room,
-            longest=None if reasons else longest,
+            longest=longest if fixed else None,
             rows=most,
-            workspace=None if reasons else Workspace.of(most, self.num_heads_q, device),
+            workspace=Workspace.of(most, self.num_heads_q, device) if fixed else None,
         )
-        if not reasons:
+        if fixed:
             self._decode_steps = DecodeSteps(self.sparse, most, longest, device)
-        if vllm_config.parallel_config.rank == 0:
+        if vllm_config.parallel_config.rank == 0 and not serving_of(vllm_config).options.drafts:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"
             logger.info("saccade: decoding steps are %s", told)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        if reasons_of(vllm_config):
+        # Drafts are run kernel by kernel, and the passes that verify them in piecewise graphs.
+        if reasons_of(vllm_config) or serving_of(vllm_config).options.drafts:
             return AttentionCGSupport.NEVER
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 

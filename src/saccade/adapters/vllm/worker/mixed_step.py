@@ -42,7 +42,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
     """Split a step's rows."""
     batch, table, lengths = rows.batch(common), common.block_table_tensor, common.seq_lens
     sparse = rows.chosen(batch)
-    written = _written(common, batch)
+    written = written_in(common, batch)
     total = common.num_actual_tokens
     if not sparse:
         return MixedStep(
@@ -65,8 +65,8 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
     return MixedStep(Part(build_parent(others, False), rest_tokens, found), written, total, dense)
 
 
-def _written(common: Any, batch: Batch) -> tuple[Written, ...]:
-    """Rows beyond the requests pad a captured graph; they have no tokens and nothing of them is read."""
+def written_in(common: Any, batch: Batch) -> tuple[Written, ...]:
+    """What a step writes; rows that pad a captured graph have no tokens, and nothing of them is read."""
     single = [row for row, queries in enumerate(batch.queries) if queries == 1]
     several = [row for row, queries in enumerate(batch.queries) if queries > 1]
     parts = ((single, 1), (several, common.max_query_len))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....errors import ServingError
 from ..checks import refuse_detached
-from ..options import KEY, OFF, given_to, held_by, opted_out
+from ..options import KEY, OFF, ServeOptions, given_to, held_by, opted_out
 from ..vllm_api import borrowed, problem
 
 # Every vLLM that finds this package loads this module, also one that it was not written for and that does not use it.
@@ -66,9 +66,11 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """Called when the last request has left the batch of model runner V1; V2 does not say when requests leave."""
         self._slots = rest[0] if rest else None
         self._away: dict[int, RequestRow] = {}
-        self._follows, self._config = given_to(vllm_config), vllm_config
+        self._follows, self._config, self._lossless = given_to(vllm_config), vllm_config, False
         if self._follows:
             refuse_detached(vllm_config)
+            options = ServeOptions.of(vllm_config)
+            self._lossless = options is not None and options.drafts > 0
             publish(vllm_config, self)
 
     @classmethod
@@ -118,7 +120,9 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         if self._follows:
             state = self._slots
             resumed = state is not None and bool(state.prefill_len.np[req_idx] > state.prompt_len.np[req_idx])
-            self._enter(req_idx, RequestRow(not opted_out(sampling_params), resumed=resumed))
+            # Where every answer is dense, there is nothing to opt out of.
+            sparse = self._lossless or not opted_out(sampling_params)
+            self._enter(req_idx, RequestRow(sparse, resumed=resumed))
         return False
 
     def of(self, slots: Sequence[int]) -> list[RequestRow]:

@@ -82,7 +82,8 @@ class Serving:
 
     Attributes:
         plan: of this rank's heads.
-        covered: the longest row of which every head attends to all tokens.
+        covered: the longest row of which the cache is exact, as every head attends to all tokens or a dense step
+            writes all of them.
         levels: delimiter levels of the vocabulary, for policies that read text.
         recall, metrics: who measures it, who reports the steps; None: nobody.
         attended: what has run in the step at hand.
@@ -130,7 +131,7 @@ def _start(vllm_config: Any) -> Serving:
             f"the attention backend CUSTOM is saccade's and needs a policy: --additional-config '{{\"{KEY}\": "
             '{"policy": "quest:budget=2048"}}\''
         )
-    if options.policy.rectify is not None:
+    if options.rewrites is not None:
         check_interfaces("scheduler")
     refuse_unsupported(vllm_config, options)
     parallel = vllm_config.parallel_config
@@ -147,7 +148,8 @@ def _start(vllm_config: Any) -> Serving:
             pause = 0.0 if vllm_config.device_config.device_type == "cpu" else _PAUSE
             steps = StepMetrics(counters, recall, pause, plan.roles.concerned)
             _count_requests(vllm_config, str(options.policy), steps)
-    covered = covered_length(plan.selector, vllm_config.model_config.max_model_len)
+    # What drafts write is written again: the cache of a lossless engine is exact in rows of any length.
+    covered = covered_length(None if options.drafts else plan.selector, vllm_config.model_config.max_model_len)
     attended = Attended(vllm_config, plan.roles.concerned)
     return Serving(options, plan, covered, counters, attended, _levels(vllm_config, plan), recall, steps)
 

@@ -1,0 +1,64 @@
+"""What a lossless engine is started with, and what it cannot serve: the policy drafts, and vLLM verifies densely."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ...checkpoints.unsupported import mixed_kinds
+from ...plans.plan import Plan
+from ...types import FULL, SLIDING
+
+WORKER = "saccade.adapters.vllm.worker.lossless.LosslessWorker"
+"""What `--worker-cls` is given."""
+
+
+def speculation(model: str, drafts: int) -> dict[str, Any]:
+    """What `--speculative-config` is given: slots for so many drafts a row, of a model that is not loaded again."""
+    return {"method": "draft_model", "model": model, "num_speculative_tokens": drafts}
+
+
+def reasons_against_drafting(vllm_config: Any, drafts: int) -> list[str]:
+    """Why an engine cannot draft so many tokens and verify them, one line each.
+
+    What is refused under every policy (KV connectors, pipeline and context parallelism, micro-batches) is not repeated.
+    """
+    return [f"rectify={drafts}:verify {reason}" for reason in _unmet(vllm_config, drafts)]
+
+
+def reasons_against_drafts_of(plan: Plan, drafts: int) -> list[str]:
+    """Why a policy cannot draft."""
+    if not plan.reads_text and not plan.owns_index:
+        return []
+    return [f"rectify={drafts}:verify: drafts would enter the policy's index of text, and nothing takes them out"]
+
+
+def _unmet(vllm_config: Any, drafts: int) -> Iterator[str]:
+    model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
+    wanted, given = speculation(str(model.model), drafts), vllm_config.speculative_config
+    found = {name: getattr(given, name, None) for name in wanted}
+    plain = given is not None and given.draft_sample_method == "greedy" and given.rejection_sample_method == "standard"
+    if found != wanted or not plain or given.num_speculative_tokens_per_batch_size is not None:
+        yield f"needs --speculative-config '{json.dumps(wanted)}', as it stands here"
+    if parallel.worker_cls != WORKER:
+        yield f"needs --worker-cls {WORKER}"
+    if not vllm_config.use_v2_model_runner:
+        yield "needs vLLM's model runner V2, which VLLM_USE_V2_MODEL_RUNNER=0 and a vLLM without Triton rule out"
+    if getattr(scheduling.get_scheduler_cls(), "rectifies", False):
+        yield "needs vLLM's own scheduler: leave out --scheduler-cls"
+    if gone := sorted({*mixed_kinds(model.hf_text_config, model.max_model_len)} - {FULL, SLIDING}):
+        yield f"drafts tokens that may be rejected, and layers of type {', '.join(gone)} would not forget them"
+    if model.uses_mrope or model.is_multimodal_model or model.enable_prompt_embeds:
+        yield "drafts from token ids at plain positions: no M-RoPE, no images or audio, no --enable-prompt-embeds"
+    if vllm_config.lora_config is not None:
+        yield "drafts without adapters: leave out --enable-lora"
+    if parallel.data_parallel_size > 1 or parallel.enable_eplb:
+        yield "drafts on one replica alone: leave out --data-parallel-size and --enable-eplb"
+    if vllm_config.watermark_config is not None:
+        yield "drafts without a watermark: leave out --watermark-config"
+    rows, tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
+    if (drafts + 1) * rows > tokens:
+        told = f"verifies {drafts + 1} tokens of each of {rows} rows in a step of {tokens}"
+        fitting = tokens // (drafts + 1)
+        yield f"{told}: --max-num-seqs {fitting} would fit" if fitting else f"{told}: raise --max-num-batched-tokens"

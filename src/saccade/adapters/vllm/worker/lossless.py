@@ -1,0 +1,41 @@
+"""The worker of a lossless engine, named by `--worker-cls`: its model runner drafts with the model that it serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from ....errors import ServingError
+from ..checks import refuse_unsupported
+from ..lossless import WORKER
+from ..options import ServeOptions
+from ..vllm_api import check_interfaces
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+
+class LosslessWorker(Worker):
+    """vLLM's own worker on this platform."""
+
+    vllm_config: Any
+    model_runner: Any
+
+    def init_device(self) -> None:
+        """Make the model runner, and take the place of the speculator that it chose, before that loads a model.
+
+        Raises:
+            ServingError: no policy drafts, or the engine cannot, or this is a vLLM that this was not written for.
+        """
+        options = ServeOptions.of(self.vllm_config)
+        if options is None or not options.drafts:
+            raise ServingError(f"--worker-cls {WORKER} drafts with a policy: give it one with rectify=8:verify")
+        refuse_unsupported(self.vllm_config, options)
+        super().init_device()
+        check_interfaces("lossless")
+        from .speculator import SelfSpeculator
+
+        self.model_runner.speculator = SelfSpeculator(self.vllm_config, self.model_runner)

@@ -1,0 +1,109 @@
+"""Requests that come and go while others decode, and what each of them was answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from engines import tokens_of_text
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        place, length: its prompt's in the text.
+        tokens: the most that it is answered.
+        when: it comes when the first request has so many tokens, or when another one has ended.
+        turn: whether its prompt stands behind the other's prompt and answer.
+        aborted: after how many tokens it is given up; 0: it is not.
+        settings: of vLLM's `SamplingParams`.
+    """
+
+    place: int
+    length: int
+    tokens: int
+    when: int | str = 0
+    turn: bool = False
+    aborted: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Heard:
+    """What it was answered: token ids, of each the ids and log-probabilities asked for, why it ended, what it found."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    ended: list[Any] = field(default_factory=list)
+    cached: int = 0
+
+
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+LOADS: dict[str, dict[str, Ask]] = {
+    "whole": {
+        "first": Ask(0, 390, 100),
+        "short": Ask(3000, 40, 60),
+        "one": Ask(3100, 90, 1),
+        "late": Ask(4000, 500, 40, when=20),
+        "likely": Ask(5000, 130, 30, when=25, settings={"logprobs": 3, "prompt_logprobs": 1}),
+        "penal": Ask(5200, 110, 40, when=30, settings=PENALTIES),
+        "gone": Ask(5400, 100, 60, when=35, aborted=10),
+        "words": Ask(5600, 120, 40, when=40, settings={"bad_words": ["the", "of"], "min_tokens": 10}),
+        "same": Ask(0, 390, 20, when=50),
+        "sibling": Ask(0, 352, 24, when=60),
+        "turn": Ask(6000, 20, 24, when="first", turn=True),
+        "edge": Ask(7000, 1000, 200, when=70),
+        "ended": Ask(8000, 150, 200, when=80, settings={"ignore_eos": False, "stop": ["."]}),
+    },
+    "small": {
+        "first": Ask(9000, 300, 28),
+        "second": Ask(9700, 70, 20),
+        "third": Ask(9900, 200, 16, when=8),
+    },
+}
+_numbers = count()
+
+
+def hear(engine: LLM, name: str) -> dict[str, Heard]:
+    """Ask a load; nothing is found in the prefix cache but what it has left there itself."""
+    asks, core, salt = LOADS[name], engine.llm_engine, f"load {next(_numbers)}"
+    heard, waiting, running = {one: Heard() for one in asks}, dict(asks), set[str]()
+    first, text = heard["first"], tokens_of_text()
+    while waiting or running:
+        for one, ask in list(waiting.items()):
+            due = heard[ask.when].ended if isinstance(ask.when, str) else len(first.tokens) >= ask.when or first.ended
+            if not due:
+                continue
+            prompt = text[ask.place :][: ask.length]
+            if ask.turn:
+                before = asks[str(ask.when)]
+                prompt = text[before.place :][: before.length] + heard[str(ask.when)].tokens + prompt
+            settings = {"temperature": 0, "ignore_eos": True, "max_tokens": ask.tokens, **ask.settings}
+            core.add_request(one, TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), SamplingParams(**settings))
+            running.add(one)
+            del waiting[one]
+        for output in core.step():
+            one = output.request_id.partition("-")[0]
+            answer, known = output.outputs[0], heard[one]
+            if known.ended:
+                continue
+            known.tokens = list(answer.token_ids)
+            known.logprobs = [
+                sorted((i, chance.logprob) for i, chance in step.items()) for step in answer.logprobs or ()
+            ]
+            if output.finished:
+                known.ended, known.cached = [answer.finish_reason, answer.stop_reason], output.num_cached_tokens
+                running.discard(one)
+            elif 0 < asks[one].aborted <= len(known.tokens):
+                core.abort_request([output.request_id])
+                known.ended = ["abort", None]
+                running.discard(one)
+    # Steps that were scheduled ahead for whoever has ended.
+    while core.has_unfinished_requests():
+        core.step()
+    return heard

@@ -1,0 +1,80 @@
+"""What a lossless engine is started with, and what it refuses in one line, before there is an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_serve import SMALL, model
+from transformers import Qwen3NextConfig
+
+from saccade.adapters.vllm.checks import SCHEDULER
+from saccade.adapters.vllm.lossless import WORKER
+from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
+from saccade.checkpoints.bundled import model_path
+
+
+@pytest.fixture(autouse=True)
+def _runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+
+LOSSLESS = "quest:rectify=8:verify"
+PROPER = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 8}
+SEQS = ("--max-num-seqs", "8")
+
+
+def made(*rest: str, policy: str = LOSSLESS, **ours: Any) -> Server:
+    """A server that was checked and not started, at whatever port is free."""
+    return prepare(["--port", "0", *SEQS, *rest], policy=policy, **ours)
+
+
+def reasons(*rest: str, **ours: Any) -> tuple[str, ...]:
+    with pytest.raises(RefusedError) as refused:
+        made(*rest, **ours)
+    assert all("\n" not in reason for reason in refused.value.reasons)
+    return refused.value.reasons
+
+
+def test_verification_brings_its_worker_and_vllms_own_slots() -> None:
+    server = made()
+    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, None)
+    assert server.args.speculative_config == PROPER
+    assert (server.options.drafts, server.options.rewrites) == (8, None)
+    by_hand = ("--worker-cls", WORKER, "--speculative-config", json.dumps(PROPER))
+    assert made(*by_hand).args.speculative_config == PROPER
+
+
+def _speculative(**settings: Any) -> tuple[str, str]:
+    return "--speculative-config", json.dumps({**PROPER, **settings})
+
+
+@pytest.mark.parametrize(
+    ("policy", "rest", "words"),
+    [
+        (LOSSLESS, _speculative(num_speculative_tokens=4), "needs --speculative-config"),
+        (LOSSLESS, _speculative(draft_sample_method="probabilistic"), "needs --speculative-config"),
+        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
+        (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
+        (LOSSLESS, ("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
+        (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
+        (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
+        (LOSSLESS, ("--max-num-batched-tokens", "71"), "9 tokens of each of 8 rows in a step of 71: --max-num-seqs 7"),
+        (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
+        (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
+        ("lychee_cluster:rectify=8:verify", (), "index of text"),
+        ("quest:budget=64", ("--speculative-config", json.dumps(PROPER)), "or drafts them itself: rectify=8:verify"),
+    ],
+)
+def test_what_cannot_be_drafted_or_verified(policy: str, rest: tuple[str, ...], words: str) -> None:
+    assert any(words in reason for reason in reasons(*rest, policy=policy))
+
+
+def test_recurrent_layers_do_not_forget_drafts(tmp_path: Path) -> None:
+    config = Qwen3NextConfig(**{**SMALL, "head_dim": 32}, layer_types=["linear_attention", "full_attention"] * 2)
+    given = {"model": str(model(tmp_path, config)), "policy": "quest:rectify=8:verify,dense_layers=0"}
+    assert any("layers of type linear_attention would not" in reason for reason in reasons(**given))

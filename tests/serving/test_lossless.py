@@ -1,0 +1,162 @@
+"""A lossless engine answers what vLLM answers, whatever is drafted; drafts are sparse, and all else is dense."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import loads
+import pytest
+from engines import Engines
+from test_one_engine import POLICIES
+
+from walking import walk
+
+SCRIPT = Path(__file__).with_name("lossless_engines.py")
+ON_V2 = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+SETTINGS: dict[str, Any] = {
+    "max_num_batched_tokens": 256,
+    "enable_prefix_caching": True,
+    "max_num_seqs": 6,
+    "max_model_len": 1024,
+}
+TIDAL: dict[str, Any] = {
+    "policy": "tidal:budget=192,reselect=7",
+    "loads": ["whole", "small:random", "small:constant", "small:foreign", "small:covered"],
+}
+AHEAD: dict[str, Any] = {"policy": "less_is_more:budget=96,reselect=7", "loads": ["whole"], "ahead": True}
+FEW: dict[str, Any] = {
+    "policy": "quest:budget=64",
+    "loads": ["whole:spoiled", "kept"],
+    "settings": {"num_gpu_blocks_override": 44},
+}
+EVERY_TIME = (TIDAL, AHEAD, FEW)
+"""A published set, a union, bounds of pages; scheduled ahead, and with too few blocks for all requests."""
+
+DRAFTING = [*dict.fromkeys(re.sub(",rectify=[^,]*", "", policy) for policy in POLICIES if "cluster" not in policy)]
+"""All that have no index of text."""
+
+
+def by_stock(engine: Any) -> dict[str, dict[str, loads.Heard]]:
+    return {name: loads.hear(engine, name) for name in loads.LOADS}
+
+
+@pytest.fixture(scope="module")
+def stock(all_engines: Engines) -> dict[str, dict[str, loads.Heard]]:
+    """What vLLM answers, on model runner V1."""
+    return all_engines.by_stock(by_stock, **SETTINGS)
+
+
+@cache
+def found(engines: str) -> dict[tuple[str, int, str], dict[str, Any]]:
+    """What engines of model runner V2 did, as JSON tells of them; by policy, drafts and load."""
+    environment = {**os.environ, **ON_V2, "PROMETHEUS_MULTIPROC_DIR": mkdtemp()}
+    given = [sys.executable, str(SCRIPT), engines]
+    run = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=1800, check=False)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, f"the engines did not answer:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
+    told = json.loads(lines[0].removeprefix("FOUND "))
+    return {(one["policy"], one["drafts"], one["load"]): one for one in told}
+
+
+@pytest.fixture(scope="module")
+def every_time() -> dict[tuple[str, int, str], dict[str, Any]]:
+    Engines.started += len(EVERY_TIME)
+    return found(json.dumps(EVERY_TIME))
+
+
+def check_heard(heard: dict[str, Any], expected: dict[str, loads.Heard]) -> None:
+    """Tokens, ends and log-probabilities are vLLM's; of a request that was given up, as far as it came."""
+    for name, known in expected.items():
+        told = heard[name]
+        if known.ended[0] == "abort":
+            both = min(len(told["tokens"]), len(known.tokens))
+            assert both >= loads.LOADS["whole"][name].aborted and told["tokens"][:both] == known.tokens[:both]
+            continue
+        assert (name, told["tokens"]) == (name, known.tokens)
+        assert told["ended"] == known.ended
+        for step, known_step in zip(told["logprobs"], known.logprobs, strict=True):
+            assert [one for one, _ in step] == [one for one, _ in known_step]
+            # Roundings of products over other numbers of rows.
+            assert [chance for _, chance in step] == pytest.approx([chance for _, chance in known_step], abs=1e-3)
+
+
+def check_steps(one: dict[str, Any]) -> None:
+    """One dense step a step of the scheduler's, `drafts` sparse ones behind each that ends a prompt or decodes."""
+    steps = one["steps"]
+    assert one["runner"] == "vllm.v1.worker.cpu.model_runner"
+    assert steps["dense"] == steps["scheduled"]
+    assert steps["sparse"] == steps["cycles"] * one["drafts"]
+    assert 0 < steps["cycles"] < steps["dense"], "no step was of prompts alone"
+    assert steps["counted"] == [steps["drafted"], steps["accepted"]]
+
+
+@pytest.mark.parametrize(
+    ("engine", "load"), [(one, load) for one in EVERY_TIME for load in one["loads"] if load != "kept"]
+)
+def test_answers_are_those_of_vllm(engine: dict[str, Any], load: str, every_time: Any, stock: Any) -> None:
+    one = every_time[engine["policy"], 4, load]
+    check_heard(one["heard"], stock[load.partition(":")[0]])
+    check_steps(one)
+    steps, how = one["steps"], load.partition(":")[2]
+    if how in ("random", "constant", "foreign"):
+        assert steps["accepted"] < steps["drafted"] / 8, "what nobody drafted was taken"
+    elif how == "covered":
+        # But what is behind the end of an answer is drafted, and verified, in vain.
+        assert steps["selecting"] == 0 and steps["accepted"] == steps["drafted"] > 0
+    else:
+        assert steps["selecting"] > 2 * steps["covered"], "drafts were dense"
+        assert steps["drafted"] > steps["accepted"] > steps["drafted"] / 8, "nothing is shown of either"
+
+
+def test_engines_that_are_short_of_blocks_preempt(every_time: Any) -> None:
+    assert every_time[FEW["policy"], 4, "whole:spoiled"]["steps"]["preempted"] > 0
+
+
+def test_steps_are_scheduled_ahead_where_they_may(every_time: Any) -> None:
+    assert every_time[AHEAD["policy"], 4, "whole"]["steps"]["ahead"] == 2
+    assert every_time[TIDAL["policy"], 4, "whole"]["steps"]["ahead"] == 1
+
+
+def test_answers_are_found_in_the_prefix_cache(every_time: Any, stock: Any) -> None:
+    """Those of a second turn as far as vLLM finds them; one that has the whole prompt computes its last block."""
+    heard, block = every_time[TIDAL["policy"], 4, "whole"]["heard"], 32
+    for name in ("same", "sibling", "turn"):
+        assert heard[name]["cached"] == stock["whole"][name].cached > 0
+    assert heard["turn"]["cached"] > 390 + 100 - 1 - block
+
+
+def test_blocks_of_answers_are_those_of_a_dense_prompt(every_time: Any) -> None:
+    """Keys, values and bounds of pages of what was drafted and verified, against the same text as a prompt."""
+    kept = every_time[FEW["policy"], 4, "kept"]["kept"]
+    assert kept["blocks"] > 8 and kept["layers"] == kept["bounded"] + 2
+    assert kept["scale"] > 1
+    assert kept["keys and values"] < 1e-4 * kept["scale"]
+    assert kept["bounds"] < 1e-4 * kept["scale"]
+
+
+@walk
+def test_model_runner_v2_answers_what_v1_answers(stock: Any) -> None:
+    Engines.started += 1
+    one = found(json.dumps([{"policy": None, "loads": ["whole", "small"]}]))
+    for load in ("whole", "small"):
+        check_heard(one[None, 4, load]["heard"], stock[load])  # type: ignore[index]
+
+
+@walk
+@pytest.mark.parametrize("drafts", [1, 4, 8, 16])
+@pytest.mark.parametrize("policy", DRAFTING)
+def test_every_policy_answers_what_vllm_answers(policy: str, drafts: int, stock: Any) -> None:
+    Engines.started += 1
+    asked = {"policy": policy, "drafts": drafts, "loads": ["small", "whole"]}
+    for load in asked["loads"]:  # type: ignore[attr-defined]
+        one = found(json.dumps([asked]))[policy, drafts, load]
+        check_heard(one["heard"], stock[load])
+        check_steps(one)
