@@ -20,6 +20,7 @@ from claims.judging.claim import (
     LYCHEE_DECODE,
     PAPERS,
     RESA,
+    SACCADE,
     TIDAL,
     VERDICTS,
     Group,
@@ -61,7 +62,14 @@ def test_results_are_those_of_the_criteria_in_the_tree() -> None:
         assert found_there["verdict"] in VERDICTS
 
 
-MAIN_TEXTS = {TIDAL: (7, 3), LESS_IS_MORE: (7, 0), LYCHEE_DECODE: (5, 3), LYCHEE_CLUSTER: (7, 3), RESA: (9, 2)}
+MAIN_TEXTS = {
+    TIDAL: (7, 3),
+    LESS_IS_MORE: (7, 0),
+    LYCHEE_DECODE: (5, 3),
+    LYCHEE_CLUSTER: (7, 3),
+    RESA: (9, 2),
+    SACCADE: (0, 0),
+}
 """How many figures and tables a paper's text has before its references."""
 HALVES = {(TIDAL, "figure"): {"2"}, (LESS_IS_MORE, "figure"): {"1", "5"}}
 """Those of two parts, each of which shows something else."""
