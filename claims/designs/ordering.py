@@ -55,7 +55,7 @@ class Ordering:
         searches = self._searches(study)
         samples = [*self._questions(searches).run(study, advance)]
         for method, search in searches.items():
-            samples += _of_probe(method, search.run(advance), samples)
+            samples += of_probe(method, search.run(advance), samples)
         return samples
 
     def conditions(self, study: Study) -> dict[str, Any]:
@@ -77,18 +77,19 @@ class Ordering:
         return Questions(("dense", *tried), self.task, lengths, self.texts, self.asked, seed=self.seed)
 
 
-def _of_probe(method: str, found: Mapping[str, Any], answered: Sequence[Sample]) -> Iterator[Sample]:
+def of_probe(method: str, found: Mapping[str, Any], answered: Sequence[Sample]) -> Iterator[Sample]:
+    """Samples of one method: what the probe chose, and its order, beside what was `answered`."""
     rows = found["rows"]
     held = {spec: [one for one in answered if one.arm == spec] for spec in (row["spec"] for row in rows)}
     (chosen,) = (row["spec"] for row in rows if row["reselect"] == found["chosen"])
     right = numpy.array([[one.values["right"] for one in held[row["spec"]]] for row in rows])
-    orders = parts([-row["merit"] for row in rows], right)
+    orders = _parts([-row["merit"] for row in rows], right)
     for one, order in zip(held[chosen], orders, strict=True):
         yield Sample(one.text, f"{method}, chosen", one.values)
         yield Sample(one.text, f"{method}, order", {"order": order})
 
 
-def parts(merits: Sequence[float], right: numpy.ndarray[Any, Any]) -> list[float]:
+def _parts(merits: Sequence[float], right: numpy.ndarray[Any, Any]) -> list[float]:
     """What each text adds to the rank correlation of merits with right answers `[candidates, texts]`.
 
     By how much the correlation falls without it, n - 1 times, above the mean text, which adds the correlation itself.
