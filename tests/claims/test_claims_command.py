@@ -317,8 +317,11 @@ def test_a_benchmark_s_file_is_judged(
         (("nonsense",), "nonsense"),
     ],
 )
-def test_bad_input_is_one_line_before_any_work(refused: Fails, arguments: Any, says: str) -> None:
-    assert says in refused(*arguments)
+def test_bad_input_is_one_line_before_any_work(
+    fails: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in fails(*arguments)
 
 
 @pytest.mark.parametrize("given", [("--record",), ("--workers", "2"), ("--model", "X"), ("--device", "cpu", "C0")])
