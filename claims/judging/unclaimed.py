@@ -48,6 +48,6 @@ UNCLAIMED: Mapping[str, Mapping[str, str]] = {
         "of table 1 all but two dense layers": _BENCHMARK,
         "table 2": f"{_BENCHMARK}; whether sparse is above dense is in C31",
     },
-    SACCADE: {"pairs of layers": "`--most 2` tries them only where one layer surely gains"},
+    SACCADE: {"pairs of layers": "`--most 2` takes one only where it surely gains"},
 }
 """By paper: which, and why."""
