@@ -90,15 +90,8 @@ class AccumulationJob:
 
     def accumulation(self, model: Any) -> Accumulation:
         """The experiment, ready to run."""
-        settings = self.settings
-        return Accumulation(
-            model=model,
-            tokenizer=self.subject.tokenizer,
-            passages=self.passages,
-            cases=self.cases,
-            sparse_only=settings.sparse_only,
-            batch=settings.batch,
-        )
+        sizes = (self.settings.sparse_only, self.settings.batch)
+        return Accumulation(model, self.subject.tokenizer, self.passages, self.cases, *sizes)
 
     def results(self, experiment: Accumulation, *, complete: bool) -> dict[str, Any]:
         """What `results.json` holds."""

@@ -25,11 +25,6 @@ def speculation(content: Content) -> list[Sample]:
     return samples
 
 
-def serving_steps(content: Content) -> list[Sample]:
-    """`saccade bench serve`: milliseconds of a step at every context and batch."""
-    return [_timed(_point(row), row["policy"], row) for row in content["rows"]]
-
-
 def passes(content: Content) -> list[Sample]:
     """`python -m benchmarks.gpu.passes`: the share of rectified decoding's attention that dense passes take."""
     return [

@@ -20,7 +20,9 @@ LESS_IS_MORE = "LessIsMore"
 LYCHEE_DECODE = "LycheeDecode"
 LYCHEE_CLUSTER = "LycheeCluster"
 RESA = "ReSA"
-PAPERS = (TIDAL, LESS_IS_MORE, LYCHEE_DECODE, LYCHEE_CLUSTER, RESA)
+SACCADE = "saccade"
+"""What our own pages say."""
+PAPERS = (TIDAL, LESS_IS_MORE, LYCHEE_DECODE, LYCHEE_CLUSTER, RESA, SACCADE)
 
 Direction = Literal["above", "below"]
 Values = dict[str, float]

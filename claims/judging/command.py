@@ -23,8 +23,7 @@ Workers = Annotated[
     int, count("Claims at a time, beside --all, each on one thread. 0: one a core; on a CUDA device one.", 0, 1024)
 ]
 Folder = Annotated[
-    Path | None,
-    words("DIR", "Results folder; an interrupted run goes on there. Default: results/claims/NUMBER."),
+    Path | None, words("DIR", "Results folder; an interrupted run goes on there. Default: results/claims/NUMBER.")
 ]
 
 

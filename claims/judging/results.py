@@ -69,7 +69,7 @@ def record(found: Result, listed: Listed, ledger: Path = LEDGER) -> Path:
     path = ledger / f"{number}-{slug(found['on'])}.json"
     with writing(ledger):
         ledger.mkdir(parents=True, exist_ok=True)
-    write_json(path, found)
+    write_json(path, found, indent=None)
     return path
 
 

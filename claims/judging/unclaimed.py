@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .claim import LESS_IS_MORE, LYCHEE_CLUSTER, LYCHEE_DECODE, RESA, TIDAL
+from .claim import LESS_IS_MORE, LYCHEE_CLUSTER, LYCHEE_DECODE, RESA, SACCADE, TIDAL
 
 _METHOD = "they show how the method works"
 _BENCHMARK = "scores of published models, none of which can be had where this is built; `lm_eval` runs such tasks"
@@ -48,5 +48,6 @@ UNCLAIMED: Mapping[str, Mapping[str, str]] = {
         "of table 1 all but two dense layers": _BENCHMARK,
         "table 2": f"{_BENCHMARK}; whether sparse is above dense is in C31",
     },
+    SACCADE: {"pairs of layers": "`--most 2` takes one only where it surely gains"},
 }
 """By paper: which, and why."""

@@ -24,9 +24,6 @@ CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 5b, table 10"),
     settings=Measured("kernels_h200.json", COMMAND, "kernels"),
-    tests=(
-        _faster("each query head", reported=1.5),
-        _faster("each KV head", decides=False),
-    ),
+    tests=(_faster("each query head", reported=1.5), _faster("each KV head", decides=False)),
     needs="cuda",
 )

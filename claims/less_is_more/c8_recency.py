@@ -19,8 +19,7 @@ CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 7"),
     settings=Continuation(
-        arms=(*map(_recent, (0, 0.25, 0.5, 0.75, 1)), TIDAL_QUERY, "tidal:budget=256,heads=kv"),
-        texts=12,
+        arms=(*map(_recent, (0, 0.25, 0.5, 0.75, 1)), TIDAL_QUERY, "tidal:budget=256,heads=kv"), texts=12
     ),
     tests=(
         _recall(0, TIDAL_QUERY),

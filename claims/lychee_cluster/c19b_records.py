@@ -2,42 +2,16 @@
 
 from ..designs.questions import Questions
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
+from .c19_structure import ARMS, UNTOLD, more
 
-SCORERS = {"page_bounds": 0.15, "cluster": 0.030}
+REPORTED = {"page_bounds": 0.15, "cluster": 0.030}
 """Whose figure says how much: Quest's bounds in figure 2, of JSON, the clusters in figure 6, of structured data."""
-
-
-def _arm(scorer: str, chunking: str, budget: str) -> str:
-    if (scorer, chunking) == ("page_bounds", "text"):
-        return f"text_pages:budget={budget}"
-    return f"composed:scorer={scorer},chunking={chunking},budget={budget}"
-
 
 CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_CLUSTER, "figures 2 and 6, section 3.1"),
-    settings=Questions(
-        arms=(
-            "dense",
-            *(
-                _arm(scorer, chunking, budget)
-                for scorer in SCORERS
-                for chunking in ("text", "fixed")
-                for budget in ("256", "512", "1024")
-            ),
-        ),
-        task="records",
-    ),
-    tests=tuple(
-        Test(
-            f"right answers, chunks of text minus fixed ones, {scorer}",
-            "right",
-            Group(_arm(scorer, "text", "*")),
-            Group(_arm(scorer, "fixed", "*")),
-            reported=reported,
-        )
-        for scorer, reported in SCORERS.items()
-    ),
+    settings=Questions(("dense", *ARMS), task="records"),
+    tests=tuple(more(*one) for one in REPORTED.items()),
     premises=(Test("right answers of dense attention", "right", Group("dense"), bound=0.8),),
-    instrument="a model that answers from structured text under these budgets",
+    instrument=UNTOLD,
 )

@@ -16,11 +16,7 @@ CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_CLUSTER, "figure 7"),
     settings=Questions(arms=("dense", *map(ARM.format, (256, 512, 1024, 2048))), lengths=(8192, 8192)),
-    tests=(
-        _gain(1024, 256, 0.02),
-        _gain(2048, 1024, 0.02, saturated=True),
-        _gain(1024, 512, 0.02, decides=False),
-    ),
+    tests=(_gain(1024, 256, 0.02), _gain(2048, 1024, 0.02, saturated=True), _gain(1024, 512, 0.02, decides=False)),
     premises=(Test("right answers of dense attention", "right", Group("dense"), bound=0.8),),
     instrument="a model that answers with dense attention",
 )

@@ -9,23 +9,11 @@ def _decided(gates: str, told: str, *, decides: bool = True) -> tuple[Test, ...]
     return (
         Test(f"share of {told} between 0.1 and 0.9", "grey", own, direction="below", bound=0.1, decides=decides),
         Test(
-            f"share between 0.1 and 0.9, direct minus {told}",
-            "grey",
-            Group("direct"),
-            own,
-            bound=0.2,
-            decides=decides,
+            f"share between 0.1 and 0.9, direct minus {told}", "grey", Group("direct"), own, bound=0.2, decides=decides
         ),
         # Gates that are all open, or all closed, have decided nothing: the figure shows both colours.
         Test(f"share of {told} above one half, of none", "open", own, bound=0.05, decides=decides),
-        Test(
-            f"share of {told} above one half, of all",
-            "open",
-            own,
-            direction="below",
-            bound=0.95,
-            decides=decides,
-        ),
+        Test(f"share of {told} above one half, of all", "open", own, direction="below", bound=0.95, decides=decides),
     )
 
 

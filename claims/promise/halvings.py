@@ -51,9 +51,7 @@ def resampled(
     return Kept(splits, chosen, broken, below)
 
 
-def read_tables(
-    folder: Path,
-) -> tuple[dict[str, list[str]], dict[str, Marks], Marks, dict[str, float], float]:
+def read_tables(folder: Path) -> tuple[dict[str, list[str]], dict[str, Marks], Marks, dict[str, float], float]:
     """What a finished `--full` run has left: families, answers by spec, dense attention's, bytes by spec, the quality.
 
     Raises an OutputError for a folder without such results.

@@ -20,7 +20,7 @@ CLAIM = Claim(
             "tidal:budget=64,heads=query,reselect={layer}",
             "tidal:budget=256,heads=query,reselect={layer}",
             "tidal:budget=64,heads=kv,reselect={layer}",
-        ),
+        )
     ),
     tests=(
         # Table 10: 100% at layer 13; layers 15 to 31 and 2 to 12 lie around 46% and 66%.
@@ -29,12 +29,7 @@ CLAIM = Claim(
         _apart(64, "kv", decides=False),
     ),
     premises=(
-        Test(
-            "right answers at the best layer, budget 256",
-            "right",
-            Group("tidal:budget=256,*", "best"),
-            bound=0.5,
-        ),
+        Test("right answers at the best layer, budget 256", "right", Group("tidal:budget=256,*", "best"), bound=0.5),
     ),
     instrument="a model that finds facts under tidal at some layer",
 )

@@ -22,8 +22,5 @@ CLAIM = Claim(
         ),
         recall=True,
     ),
-    tests=(
-        _doubled(256, "query", reported=2.0),
-        _doubled(256, "kv", decides=False),
-    ),
+    tests=(_doubled(256, "query", reported=2.0), _doubled(256, "kv", decides=False)),
 )

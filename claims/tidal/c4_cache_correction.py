@@ -26,12 +26,7 @@ CLAIM = Claim(
         texts=24,
         apart=(4, 8),
     ),
-    tests=(
-        _better(4, "query"),
-        _better(8, "query"),
-        _better(4, "kv", decides=False),
-        _better(8, "kv", decides=False),
-    ),
+    tests=(_better(4, "query"), _better(8, "query"), _better(4, "kv", decides=False), _better(8, "kv", decides=False)),
     premises=(
         Test(
             "loss of the next token, tidal without correction minus dense",

@@ -4,10 +4,7 @@ from ..designs.measured import Measured
 from ..judging.claim import TIDAL, Claim, Group, Source, Test
 
 TIDAL_QUERY, QUEST_QUERY = "tidal:budget={},reselect=13,heads=query", "quest:budget={},heads=query"
-POLICIES = (
-    *map(TIDAL_QUERY.format, (32, 128, 512, 2048, 4096)),
-    *map(QUEST_QUERY.format, (32, 512, 4096)),
-)
+POLICIES = (*map(TIDAL_QUERY.format, (32, 128, 512, 2048, 4096)), *map(QUEST_QUERY.format, (32, 512, 4096)))
 
 # Steps as CUDA graphs: a step that waits for Python is flat in the budget whatever it reads.
 COMMAND = (

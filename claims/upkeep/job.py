@@ -77,20 +77,9 @@ class UpkeepJob:
 
     def experiment(self, model: Any) -> Experiment:
         """The experiment, ready to run."""
-        settings = self.settings
-        return Experiment(
-            model=model,
-            levels=delimiter_table(self.subject.tokenizer),
-            texts=self.texts,
-            plans=self.plans,
-            variants=self.variants,
-            layers=self.layers,
-            prompt=settings.prompt,
-            tokens=settings.tokens,
-            every=settings.every,
-            queries=settings.queries,
-            spacing=settings.spacing,
-        )
+        levels, names = delimiter_table(self.subject.tokenizer), ("prompt", "tokens", "every", "queries", "spacing")
+        sizes = {name: getattr(self.settings, name) for name in names}
+        return Experiment(model, levels, self.texts, self.plans, self.variants, self.layers, **sizes)
 
     def results(self, experiment: Experiment, *, complete: bool) -> dict[str, Any]:
         """What the JSON file holds; see `docs/soak.md`."""

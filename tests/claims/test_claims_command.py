@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import correlation, fmean
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy
 import pytest
 import torch
 from synthetic import claim
@@ -19,6 +22,7 @@ from claims.designs.continuation import Continuation
 from claims.designs.generation import Generation
 from claims.designs.indexing import Indexing
 from claims.designs.measured import Measured
+from claims.designs.ordering import Ordering, _parts
 from claims.designs.overlap import Overlap, _range
 from claims.designs.questions import Questions
 from claims.judging import discovery, results, running
@@ -52,6 +56,9 @@ WATCHED = replace(INDEXING, window=8)
 BUILT = Test("build", "build", Group("*"), direction="below", bound=1.0)
 HIT = Test("hit", "hit@4", Group("*"), bound=0.0)
 GAP = Test("gap", "gap", Group("400, 0.5, sparse-only"), Group("300, 0.5, every 8"))
+ORDERING = Ordering("kv", ("tidal",), budget=64, length=820, texts=6, asked=2, passages=1)
+CHOSEN = Test("right answers", "right", Group("tidal, chosen"), direction="below")
+Claimed = Callable[..., None]
 
 
 @pytest.fixture
@@ -68,6 +75,12 @@ def only(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
     """One claim, criteria that are committed, and a ledger of its own."""
     monkeypatch.setattr(discovery, "found", lambda: {"C0": listed})
     monkeypatch.setattr(running, "criteria_commit", lambda *_: Commit("abc", "2026-01-01T00:00:00+00:00"))
+
+
+@pytest.fixture
+def claimed(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> Claimed:
+    """Makes it a claim of other settings and tests."""
+    return lambda *told: monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, *told)})
 
 
 def run(invoke: Invoke, model: Path, folder: Path, *more: object) -> tuple[Any, dict[str, Any]]:
@@ -127,11 +140,11 @@ def test_an_interrupted_run_goes_on(
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    listed: Listed,
+    claimed: Claimed,
     settings: Design,
     tests: tuple[Test, ...],
 ) -> None:
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, settings, *tests)})
+    claimed(settings, *tests)
     add, samples = Ledger.add, tmp_path / "run" / "samples.jsonl"
 
     def impatient(self: Ledger, record: dict[str, Any]) -> None:
@@ -155,18 +168,12 @@ def test_an_interrupted_run_goes_on(
         assert run(invoke, model_folder, tmp_path / "run")[0].exit_code == 0
 
 
-@pytest.mark.parametrize(("settings", "test"), [(OVERLAP, SAME), (INDEXING, BUILT), (WATCHED, HIT)])
+@pytest.mark.parametrize(("settings", "test"), [(OVERLAP, SAME), (INDEXING, BUILT), (WATCHED, HIT), (ORDERING, CHOSEN)])
 def test_further_designs_measure_shares(
-    invoke: Invoke,
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    listed: Listed,
-    settings: Design,
-    test: Test,
+    invoke: Invoke, model_folder: Path, tmp_path: Path, claimed: Claimed, settings: Design, test: Test
 ) -> None:
     """Between the limits by which texts that say the same are judged."""
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, settings, test)})
+    claimed(settings, test)
     done, found = run(invoke, model_folder, tmp_path / "run")
     assert done.exit_code == 0, done.output
     within = limits(test.measure)
@@ -197,6 +204,19 @@ def test_heads_are_chosen_by_other_steps_than_they_are_judged_by() -> None:
     above = torch.tensor([[[2, 1], [8, 5]], [[2, 7], [4, 3]]])
     assert _range(ids, above) == -0.5
     assert _range(ids[::2].repeat(2, 1, 1), above[::2].repeat(2, 1, 1)) == 1.0
+
+
+def test_a_text_adds_what_the_rank_correlation_loses_without_it() -> None:
+    right = numpy.array([[9, 8, 12, 7], [3, 6, 5, 1], [4, 2, 3, 6], [0, 1, 0, 3], [5, 0, 1, 0]])
+    merits = [-2.0, -5.0, -1.0, -9.0, -9.0]
+
+    def agreement(*texts: int) -> float:
+        ranks = lambda held: [sum((x < y) + (x == y) / 2 for x in held) for y in held]  # noqa: E731
+        return correlation(ranks(merits), ranks(right[:, texts].sum(1).tolist()))
+
+    without = [agreement(1, 2, 3), agreement(0, 2, 3), agreement(0, 1, 3), agreement(0, 1, 2)]
+    wanted = [agreement(0, 1, 2, 3) + 3 * (fmean(without) - left) for left in without]
+    assert _parts(merits, right / 12) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_criteria_are_those_of_the_commit_that_samples_began_in(

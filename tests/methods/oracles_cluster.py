@@ -48,17 +48,18 @@ def default_buffer(budget: int, sinks: int, chunk_max: int, every: int = 0) -> i
     return max(1, min(128, budget // 4, budget - sinks - every - (chunk_max - 1) - chunk_max))
 
 
-def chunks_of(levels: Sequence[int] | None, start: int, stop: int, shortest: int, longest: int) -> list[Span]:
+def chunks_of(levels: Sequence[int | None] | None, start: int, stop: int, shortest: int, longest: int) -> list[Span]:
     """Greedy cuts of positions start..stop; a chunk is cut as soon as `longest` tokens stand behind its start.
 
     After `shortest` tokens, the strongest delimiter up to `longest` ends the chunk (1 is strongest, 0 none), among
-    equals the latest; without one it is as long as it may be. `levels` None: no text, fixed length.
+    equals the latest; without one, or where nobody knows a token, it is as long as it may be. `levels` None: no text.
     """
     spans = []
     while start + longest <= stop:
         length = longest
-        if levels is not None:
-            strength = {n: levels[start + n - 1] for n in range(shortest, longest + 1) if levels[start + n - 1] > 0}
+        behind = [None] if levels is None else levels[start : start + longest]
+        if None not in behind:
+            strength = {n: behind[n - 1] or 0 for n in range(shortest, longest + 1) if behind[n - 1]}
             if strength:
                 length = max(n for n in strength if strength[n] == min(strength.values()))
         spans.append((start, start + length))

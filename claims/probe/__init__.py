@@ -1,0 +1,1 @@
+"""What `saccade` claims of its probe, a file each."""
