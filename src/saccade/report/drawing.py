@@ -30,6 +30,7 @@ _STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
     "axes.titlelocation": "left",
     "axes.grid.axis": "y",
     "grid.color": GRID,
