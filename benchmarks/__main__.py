@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from saccade.cli import options
-from saccade.cli.bench import BUDGET, SERVED_CONTEXTS, SERVED_POLICIES, time_engines
+from saccade.cli.bench import BUDGET, SERVED_CONTEXTS, SERVED_POLICIES, decode, time_engines
 from saccade.cli.group import INTERRUPTED, OneLineErrors
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, count, number, words
 from saccade.cli.terminal import Work, output, quiet_libraries, say, time_and_show, until_stopped
 from saccade.eval.output import check_file, write_json
 from saccade.files import replace_text
+
+if TYPE_CHECKING:
+    from saccade.bench.baselines import Baseline
 
 CONTEXTS, AUTO = ["32768,131072"], ["auto"]
 CLIENTS = ["4"]
@@ -24,7 +27,7 @@ app = typer.Typer(name="benchmarks", cls=OneLineErrors, no_args_is_help=True, pr
 
 @app.callback()
 def _benchmarks() -> None:
-    """Time single operations, long decoding, the growth of an index, drafts, and requests under a load."""
+    """Time single operations, short and long decoding, the growth of an index, drafts, and requests under a load."""
 
 
 @app.command()
@@ -62,6 +65,23 @@ def kernels(
         operations=operation or (), implementations=implementation, budget=budget, rounds=rounds,
     )  # fmt: skip
     time_and_show(KernelJob.check(settings), kernel_table, json)
+
+
+def _baselines() -> tuple[Baseline]:
+    from .vllm_baseline import VLLM
+
+    return (VLLM,)
+
+
+DECODE = """`saccade bench decode` with one more baseline: vllm, vLLM's CPU kernel by itself on its own pages.
+
+It runs in our model code, as torch-sdpa does, and is left out where it cannot, in a line that says why.
+
+Example:
+
+  python -m benchmarks decode --context 32768 --threads 1 --policy quest --json bench.json
+"""
+app.command(help=DECODE, context_settings={"obj": _baselines})(decode)
 
 
 @app.command()

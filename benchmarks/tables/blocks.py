@@ -20,9 +20,10 @@ from . import counted, decoding, front, pictures, quality, serving
 from .page import DOCS, RESULTS, ROOT, Made, Results, filled
 
 _DECODE = (
-    "taskset -c 0 saccade bench decode --context 0,32768,131072 --threads 1 --steps 9 --policy tidal:reselect=15 "
-    "--policy less_is_more:reselect=15 --policy quest --policy lychee_decode:roles=every:4 --policy lychee_cluster "
-    "--policy resa:rectify=none --policy streaming --json docs/results/decode_cpu.json"
+    "taskset -c 0 python -m benchmarks decode --context 0,32768,131072 --threads 1 --steps 9 "
+    "--policy tidal:reselect=15 --policy less_is_more:reselect=15 --policy quest "
+    "--policy lychee_decode:roles=every:4 --policy lychee_cluster --policy resa:rectify=none --policy streaming "
+    "--json docs/results/decode_cpu.json"
 )
 _SLICES = {
     "decode_cpu_gemma3": "gemma-3-12b:18 --context 131072",

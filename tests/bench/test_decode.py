@@ -16,6 +16,7 @@ from adapters.test_layer_kinds import hybrid
 from adapters.ways import VERSION
 from commands import Fails, invoker
 from saccade.bench import baselines, decode, variants
+from saccade.bench.baselines import STOCK, Baseline
 from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.presets import SHAPES, random_model, read_config
 from saccade.cli import app, options
@@ -30,29 +31,15 @@ KEYS = {
 }
 PARTS = ("ms_selection", "ms_attention", "ms_index", "ms_rectify", "ms_other")
 SETTINGS: dict[str, Any] = {
-    "shape": "smollm2-135m",
-    "contexts": ["64"],
-    "batches": ["1"],
-    "threads": ["1"],
-    "policies": ["tidal"],
-    "budgets": ["16"],
-    "steps": 2,
-    "baselines": ["none"],
-    "dtype": "float32",
-    "device": "cpu",
-}
+    "shape": "smollm2-135m", "contexts": ["64"], "batches": ["1"], "threads": ["1"], "policies": ["tidal"],
+    "budgets": ["16"], "steps": 2, "baselines": ["none"], "dtype": "float32", "device": "cpu",
+}  # fmt: skip
 
 
 @pytest.fixture
 def shape(tmp_path: Path) -> str:
-    LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ).save_pretrained(tmp_path)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2).save_pretrained(tmp_path)
     return str(tmp_path)
 
 
@@ -173,7 +160,7 @@ def test_layers_of_several_kinds(kind: str, tmp_path: Path) -> None:
     rows = rows_of(
         str(tmp_path / "shape"), tmp_path, "--context", "40", "--batch", "2", *policies, "--dtype", "float32"
     )
-    # Torch's attention and vLLM's know neither sinks nor caps.
+    # Torch's attention knows neither sinks nor caps.
     assert (("dense", "torch-sdpa") in {(row["policy"], row["runtime"]) for row in rows}) == (
         kind not in ("gemma2", "gpt_oss")
     )
@@ -195,7 +182,7 @@ def test_the_floor_is_a_step_like_the_others(kind: str, tokens: int, monkeypatch
 
     monkeypatch.setattr(decode, "Memory", watched)
     policies = (variants.DENSE, Policy.from_spec("quest:page=4,budget=16"))
-    decode.measure(hybrid(kind), policies, context=40, batch=1, threads=1, steps=1, names=["transformers"])
+    decode.measure(hybrid(kind), policies, context=40, batch=1, threads=1, steps=1, baselines=[STOCK])
     assert contexts == [40, tokens]
 
 
@@ -213,9 +200,9 @@ def test_every_turn_begins_with_the_same_cache(kind: str) -> None:
     assert {layer.get_seq_length() for layer in attending} == {40}
 
 
-def measure_dense(shape: str, name: str) -> None:
+def measure_dense(shape: str, baseline: Baseline) -> None:
     model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
-    decode.measure(model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, names=[name])
+    decode.measure(model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, baselines=[baseline])
 
 
 def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +214,7 @@ def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(baselines, "folded_sdpa", wrong)
     with pytest.raises(SaccadeError, match=r"dense on torch-sdpa: .* differs from float64 .* is not timed"):
-        measure_dense(shape, "torch-sdpa")
+        measure_dense(shape, baselines.TORCH)
 
 
 def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +228,7 @@ def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(variants.Memory, "cache", different)
     with pytest.raises(SaccadeError, match="dense on saccade differs from stock on transformers"):
-        measure_dense(shape, "transformers")
+        measure_dense(shape, STOCK)
 
 
 def test_draws_a_picture(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +318,7 @@ def test_a_broken_configuration_is_one_line(fails: Fails, tmp_path: Path) -> Non
     [
         ({"policies": ["quest:rectify=8:verify"]}, "how many drafts stand depends on the text"),
         ({"baselines": ["none", "torch-sdpa"]}, "baseline none beside torch-sdpa is not valid"),
-        ({"baselines": ["pytorch"]}, "unknown baseline 'pytorch'; valid: transformers, torch-sdpa, vllm, or none"),
+        ({"baselines": ["vllm"]}, "'vllm'; valid: transformers, torch-sdpa, or none; .* python -m benchmarks decode"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(changed: dict[str, Any], words: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,9 @@ import vllm
 from engines import eight_bits, force_own_path, runner
 from vllm import LLM
 
+from benchmarks.__main__ import app
 from benchmarks.serve.clients import ClientsJob, ClientsSettings
+from commands import invoker
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.serving import ServingJob, ServingSettings
@@ -27,6 +31,15 @@ SETTINGS: dict[str, Any] = {
     "shape": str(model_path()), "contexts": ["96"], "batches": ["1,2"], "threads": ["1"], "dtype": "float32",
     "device": "cpu", "policies": [QUEST, TIDAL], "budgets": ["2048"], "steps": 3, "block": 32,
 }  # fmt: skip
+
+
+def test_vllms_kernel_decodes_beside_other_baselines(tmp_path: Path) -> None:
+    """Its attention is held against float64, and the model's logits against stock's, before anything is timed."""
+    given = ("--shape", model_path(), "--context", "0,33", "--batch", "2", "--steps", "2", "--policy", "dense")
+    result = invoker(app)("decode", *given, "--device", "cpu", "--json", tmp_path / "rows.json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["runtime"] for row in rows] == ["transformers", "torch-sdpa", "vllm", "saccade"] * 2
 
 
 def test_rows_of_a_small_run() -> None:

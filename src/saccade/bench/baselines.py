@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
 from ..types import KVView, Pooling, Softmax
 
-STOCK = "transformers"
-NAMES = (STOCK, "torch-sdpa", "vllm")
-"""The stock model with its own cache; in the same model code on our cache torch's attention; on pages vLLM's kernel."""
 
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A dense decoder of others.
 
-def choose(names: Sequence[str], device: torch.device, head_dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The baselines asked for that can run here, and why others cannot; an unknown name is a SaccadeError."""
-    asked = dict.fromkeys(name.strip() for given in names for name in given.split(","))
-    if "none" in asked:
-        if len(asked) > 1:
-            raise SaccadeError(f"baseline none beside {', '.join(sorted({*asked} - {'none'}))} is not valid")
-        return (), ()
-    for name in asked:
-        if name not in NAMES:
-            raise SaccadeError(f"unknown baseline {name!r}; valid: {', '.join(NAMES)}, or none")
-    reason = _missing(device, head_dim) if "vllm" in asked else None
-    if reason is None:
-        return tuple(asked), ()
-    return tuple(name for name in asked if name != "vllm"), (f"baseline vllm is left out: {reason}",)
+    Attributes:
+        name: as rows call the runtime.
+        dense: makes `AttentionOperations.dense` for so many cached tokens and rows; None: the stock model as it is.
+        refusal: why it cannot run on a device with heads of a size, or None.
+    """
 
-
-def _missing(device: torch.device, head_dim: int) -> str | None:
-    if device.type != "cpu":
-        return "its CPU kernel is what can be called without an engine"
-    found = importlib.util.find_spec("vllm")
-    # A folder of that name on the path is found too, but comes from no file.
-    if found is None or found.origin is None:
-        return "vLLM is not installed (make setup-vllm)"
-    from ..adapters.vllm.vllm_api import problem
-
-    moved = problem("benchmark")
-    if moved is not None:
-        return moved
-    from .vllm_kernel import refusal
-
-    return refusal(head_dim)
+    name: str
+    dense: Callable[[int, int], Callable[..., tuple[Tensor, None]]] | None = None
+    refusal: Callable[[torch.device, int], str | None] = lambda device, head_dim: None
 
 
 def folded_sdpa(
@@ -65,10 +42,22 @@ def folded_sdpa(
     return scaled_dot_product_attention(queries, keys, values, scale=softmax.scale).reshape(q.shape), None
 
 
-def operations(name: str, context: int, batch: int) -> AttentionOperations:
-    """A baseline's dense attention; it has nothing else."""
-    if name == "torch-sdpa":
-        return AttentionOperations(dense=folded_sdpa, name=name)
-    from .vllm_kernel import VllmAttention
+STOCK = Baseline("transformers")
+TORCH = Baseline("torch-sdpa", lambda context, batch: folded_sdpa)
 
-    return AttentionOperations(dense=VllmAttention(context, batch), name=name)
+
+def choose(
+    names: Sequence[str], offered: Sequence[Baseline], refusal: Callable[[Baseline], str | None]
+) -> tuple[tuple[Baseline, ...], tuple[str, ...]]:
+    """The baselines asked for that can run here, all if none is named, and why others cannot."""
+    known = {one.name: one for one in offered}
+    asked = [name.strip() for given in names for name in given.split(",")] or [*known]
+    if "none" in asked and {*asked} != {"none"}:
+        raise SaccadeError(f"baseline none beside {', '.join(sorted({*asked} - {'none'}))} is not valid")
+    for name in asked:
+        if name not in (*known, "none"):
+            valid = f"{', '.join(known)}, or none; vllm in a checkout: python -m benchmarks decode"
+            raise SaccadeError(f"unknown baseline {name!r}; valid: {valid}")
+    reasons = {known[name]: refusal(known[name]) for name in asked if name in known}
+    left_out = tuple(f"baseline {one.name} is left out: {why}" for one, why in reasons.items() if why)
+    return tuple(one for one, why in reasons.items() if not why), left_out

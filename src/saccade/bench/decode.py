@@ -17,12 +17,13 @@ from ..checkpoints.load import skeleton_of
 from ..checkpoints.presets import random_model
 from ..checkpoints.shape import shape_of
 from ..checkpoints.traffic import state_bytes, weights_read
+from ..decode.state import AttentionOperations
 from ..errors import SaccadeError
 from ..eval.subject import refuse_too_large
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.machine import read_bandwidth
-from . import baselines
+from .baselines import STOCK, TORCH, Baseline, choose
 from .grid import Grid, GridJob, OnUnit, PolicySettings
 from .rows import DecodeRow, complete, row_of
 from .variants import DENSE, Attached, Memory, Variant
@@ -48,11 +49,11 @@ class BenchJob(GridJob):
 
     policies: tuple[Policy, ...]
     steps: int
-    baselines: tuple[str, ...]
+    baselines: tuple[Baseline, ...]
 
     @classmethod
-    def check(cls, settings: BenchSettings) -> BenchJob:
-        """Read settings, or raise a SaccadeError: one line about the first that is not valid."""
+    def check(cls, settings: BenchSettings, more: Sequence[Baseline] = ()) -> BenchJob:
+        """Read settings, with `more` baselines than our own, or raise a SaccadeError about the first not valid."""
         grid = Grid.check(settings, shortest=0)
         policies, notes = settings.resolve(grid.shape)
         for policy in policies:
@@ -66,12 +67,14 @@ class BenchJob(GridJob):
         parameters = sum(parameter.numel() for parameter in skeleton.parameters())
         most = {"tokens": max(grid.contexts), "rows": max(grid.batches)}
         refuse_too_large(grid.shape, parameters, grid.device, grid.dtype, **most)
-        names, left_out = baselines.choose(settings.baselines, grid.device, grid.shape.head_dim)
-        if any(has_sinks(module) or soft_cap_of(module) is not None for module in attention_modules(skeleton)):
-            others = [name for name in names if name != baselines.STOCK]
-            names = tuple(name for name in names if name == baselines.STOCK)
-            left_out += tuple(f"baseline {name} is left out: it knows no sinks and no soft-cap" for name in others)
-        return cls(grid, (*notes, *left_out), policies, settings.steps, names)
+        capped = any(has_sinks(module) or soft_cap_of(module) is not None for module in attention_modules(skeleton))
+
+        def refusal(one: Baseline) -> str | None:
+            uncapped = "it knows no sinks and no soft-cap" if capped and one is not STOCK else None
+            return uncapped or one.refusal(grid.device, grid.shape.head_dim)
+
+        chosen, left_out = choose(settings.baselines, (STOCK, TORCH, *more), refusal)
+        return cls(grid, (*notes, *left_out), policies, settings.steps, chosen)
 
     def run(self, on_unit: OnUnit) -> dict[str, Any]:
         grid = self.grid
@@ -81,7 +84,7 @@ class BenchJob(GridJob):
 
         def measured(context: int, batch: int, threads: int) -> list[DecodeRow]:
             setting = {"context": context, "batch": batch, "threads": threads}
-            rows, bandwidth = measure(model, self.policies, **setting, steps=self.steps, names=self.baselines)
+            rows, bandwidth = measure(model, self.policies, **setting, steps=self.steps, baselines=self.baselines)
             bandwidths.append({**setting, "read_gb_s": round(bandwidth, 1)})
             return rows
 
@@ -96,7 +99,7 @@ def measure(
     batch: int,
     threads: int,
     steps: int,
-    names: Sequence[str],
+    baselines: Sequence[Baseline],
 ) -> tuple[list[DecodeRow], float]:
     """Time decode steps at `context` cached tokens; the variants take turns of `TURN` steps until each has `steps`.
 
@@ -109,7 +112,7 @@ def measure(
         policies: what is timed; dense belongs to them.
         context, batch, threads: the setting; torch has that many threads.
         steps: timed calls of each variant; a rectified policy takes two whole periods.
-        names: baselines.
+        baselines: timed beside them.
 
     Returns:
         Rows, and the read bandwidth in GB/s.
@@ -118,8 +121,8 @@ def measure(
         SaccadeError: if attention differs from float64, or a dense decoder's logits from the stock model's.
     """
     longest = max(policy.phase.period for policy in policies) + 1
-    variants = _variants(model, policies, Memory(model, context, batch, longest), names)
-    stock = [name for name in names if name == baselines.STOCK]
+    variants = _variants(model, policies, Memory(model, context, batch, longest), baselines)
+    stock = [one for one in baselines if one is STOCK]
     # A recurrent layer's first step is a prompt's, which takes longer than the steps behind it.
     tokens = 1 if shape_of(model.config).recurrent else 0
     empty = _variants(model, [DENSE], Memory(model, tokens, batch, longest), stock)
@@ -151,14 +154,15 @@ def measure(
 
 
 def _variants(
-    model: PreTrainedModel, policies: Sequence[Policy], memory: Memory, names: Sequence[str]
+    model: PreTrainedModel, policies: Sequence[Policy], memory: Memory, baselines: Sequence[Baseline]
 ) -> list[Variant]:
-    def baseline(name: str) -> Variant:
-        if name == baselines.STOCK:
+    def baseline(one: Baseline) -> Variant:
+        if one.dense is None:
             return Variant(model, memory, memory.cache())
-        return Attached(model, memory, DENSE, baselines.operations(name, memory.context, memory.batch))
+        attention = AttentionOperations(dense=one.dense(memory.context, memory.batch), name=one.name)
+        return Attached(model, memory, DENSE, attention)
 
-    return [*map(baseline, names), *(Attached(model, memory, policy) for policy in policies)]
+    return [*map(baseline, baselines), *(Attached(model, memory, policy) for policy in policies)]
 
 
 def _check(dense: Sequence[Variant]) -> None:

@@ -17,7 +17,7 @@ class Row:
 
     Attributes:
         policy: spec, or `stock`.
-        runtime: whose attention and cache: `transformers`, `saccade`, `torch-sdpa` or `vllm`.
+        runtime: whose attention and cache: `saccade`, or a baseline's name.
         context, batch, threads: cached tokens per row, rows, CPU threads.
         steps: timed calls.
         ms_per_token: median call; with rectification also a dense pass's share, or of periods' means the median.

@@ -222,13 +222,6 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.engine.arg_utils AsyncEngineArgs.create_engine_config(usage_context)
         vllm.usage.usage_lib UsageContext: OPENAI_API_SERVER
     """),
-    "benchmark": _parts("""
-        vllm.v1.attention.backends.cpu_attn CPUAttentionBackend.get_supported_head_sizes
-        vllm.v1.attention.backends.cpu_attn _get_attn_isa(dtype block_size head_size)
-        vllm._custom_ops cpu_attn_reshape_and_cache(key value key_cache value_cache slot_mapping isa)
-        vllm._custom_ops cpu_attn_get_scheduler_metadata(num_reqs seq_lens isa enable_kv_split)
-        vllm._custom_ops cpu_attention_with_kv_cache(query key_cache value_cache block_table)
-    """),
 }
 """By where they are used; the keys are what `check_interfaces` takes."""
 

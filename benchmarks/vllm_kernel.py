@@ -1,4 +1,4 @@
-"""vLLM's CPU attention kernel by itself, under the contract of our dense operation: a baseline for benchmarks."""
+"""vLLM's CPU attention kernel by itself, under the contract of our dense operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import vllm._custom_ops as kernels
 from torch import Tensor
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 
-from ..types import KVView, Pooling, Softmax
+from saccade.types import KVView, Pooling, Softmax
 
 
 def refusal(head_dim: int) -> str | None:
