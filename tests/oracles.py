@@ -84,12 +84,12 @@ def topk(scores: Sequence[float], length: int, k: int) -> list[int]:
 
 def rank_union(ranked: Sequence[Sequence[int]], limit: int) -> list[int]:
     """All heads' first choice, then all second choices, ...; the first `limit` distinct ones (LessIsMore)."""
-    found: list[int] = []
+    found: dict[int, None] = {}  # in order
     for rank in range(max(len(choices) for choices in ranked)):
         for choices in ranked:
-            if rank < len(choices) and choices[rank] not in found and len(found) < limit:
-                found.append(choices[rank])
-    return found
+            if rank < len(choices) and len(found) < limit:
+                found[choices[rank]] = None
+    return list(found)
 
 
 def unit_tokens(units: Sequence[int], unit: int, length: int) -> list[int]:

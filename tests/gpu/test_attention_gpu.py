@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 from kernel_budgets import UNIT
-from kernel_caches import LAYOUTS, Case, make_case, with_cap, with_sinks
-from kernel_checks import everything, expect_attention, expect_scores
-from test_hybrid_decode import draw, part
-from test_sparse_decode import choose
+from kernel_caches import LAYOUTS, Case, int32, make_case, moved, with_cap, with_sinks
+from quantised import expect_everything, quantised
 from torch import Tensor
 
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
@@ -24,48 +21,9 @@ KV_HEADS, GROUP, DIM = 4, 4, 128
 SCALE = DIM**-0.5
 
 
-def moved_rows(rows: Rows) -> Rows:
-    return replace(
-        rows, page_table=rows.page_table.cuda(), row_start=rows.row_start.cuda(), seq_lens=rows.seq_lens.cuda()
-    )
-
-
-def moved_storage(storage: Tensor) -> Tensor:
-    """To the device with the strides it has, which `cuda()` need not keep."""
-    size = 1 + sum((extent - 1) * step for extent, step in zip(storage.shape, storage.stride(), strict=True))
-    flat = storage.as_strided((size,), (1,)).cuda()
-    return flat.as_strided(storage.shape, storage.stride())
-
-
-def moved(case: Case) -> Case:
-    kv = replace(case.kv, k=moved_storage(case.kv.k), v=moved_storage(case.kv.v), rows=moved_rows(case.kv.rows))
-    sinks = case.softmax.sinks
-    softmax = case.softmax if sinks is None else replace(case.softmax, sinks=sinks.cuda())
-    return replace(case, kv=kv, q=case.q.cuda(), softmax=softmax)
-
-
-def moved_selection(selection: Selection) -> Selection:
-    return replace(selection, ids=selection.ids.cuda(), counts=selection.counts.cuda())
-
-
 def check_everything(case: Case, pooling: Pooling, unit: int, sets: str) -> None:
-    """All three operations on a case, against float64 loops."""
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
-    assert scores is not None
-    expect_attention(out, case, everything(case))
-    expect_scores(scores, case, pooling, ended=False)
-    expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation="triton"), case, pooling)
-    selection, tokens = choose(case, sets, unit, 3, 0)
-    out = sparse_decode(case.q, case.kv, moved_selection(selection), case.softmax, implementation="triton")
-    expect_attention(out, case, tokens)
-    dense = tuple(head % 2 == 0 for head in range(case.kv.kv_heads))
-    selection, wanted = draw(case, sets, unit, dense, 1)
-    out, scores = hybrid_decode(
-        case.q, case.kv, moved_selection(selection), dense, case.softmax, pooling=pooling, implementation="triton"
-    )
-    assert scores is not None
-    expect_attention(out, case, wanted)
-    expect_scores(scores, part(case, dense), pooling, ended=False)
+    """All operations on a case, against float64 loops."""
+    expect_everything(case, "triton", sets, unit, pooling, tuple(head % 2 == 0 for head in range(case.kv.kv_heads)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -96,18 +54,8 @@ def test_soft_caps_against_loops(lengths: list[int], cap: float) -> None:
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (4, 128), (7, 80), (8, 96), (17, 64), (32, 16), (4, 256)])
 def test_shapes_of_heads_against_loops(group: int, head_dim: int) -> None:
-    case = moved(
-        make_case(
-            layout="paged",
-            lengths=[150, 77],
-            kv_heads=2,
-            group=group,
-            head_dim=head_dim,
-            dtype=torch.bfloat16,
-            padding=7,
-        )
-    )
-    check_everything(case, "max", 1, "kv")
+    sizes = {"lengths": [150, 77], "kv_heads": 2, "group": group, "head_dim": head_dim, "padding": 7}
+    check_everything(moved(make_case(layout="paged", **sizes, dtype=torch.bfloat16)), "max", 1, "kv")
 
 
 @pytest.mark.parametrize("style", ["clustered", "constant", "peaked"])
@@ -123,28 +71,9 @@ def test_logits_that_are_alike_or_far_apart(style: str) -> None:
 def test_a_quantised_cache_is_scaled(dtype: torch.dtype, query: torch.dtype) -> None:
     """Powers of two scale exactly: the loops read the scaled numbers."""
     plain = make_case(layout="buffer", lengths=[150, 9], kv_heads=2, group=4, head_dim=64, padding=7)
-    k, v = plain.kv.k.to(dtype), plain.kv.v.to(dtype)
-    k_scale, v_scale = torch.tensor([0.5, 2.0]), torch.tensor([4.0, 0.25])
-    scaled = KVView(k.cuda(), v.cuda(), moved_rows(plain.kv.rows), k_scale=k_scale.cuda(), v_scale=v_scale.cuda())
-    case = replace(
-        plain,
-        kv=scaled,
-        q=plain.q.to(query).cuda(),
-        keys=logical(k.float() * k_scale[:, None], plain.kv.rows),
-        values=logical(v.float() * v_scale[:, None], plain.kv.rows),
-    )
+    case = moved(quantised(plain, torch.tensor([0.5, 2.0]), torch.tensor([4.0, 0.25]), query, dtype))
     check_everything(case, "max", 1, "kv")
     check_everything(case, "each", 16, "all")
-
-
-def logical(storage: Tensor, rows: Rows) -> list[list[list[list[float]]]]:
-    """Numbers of a buffer `[B, capacity, Hkv, d]` per row, head and position."""
-    assert rows.bounds is not None
-    table = rows.page_table[:, 0].tolist()
-    return [
-        storage[page, start : start + length].transpose(0, 1).double().tolist()
-        for page, (start, length) in zip(table, rows.bounds, strict=True)
-    ]
 
 
 def long_cache(lengths: list[int], page: int | None, max_len: int, seed: int) -> tuple[KVView, Tensor, Tensor]:
@@ -152,7 +81,7 @@ def long_cache(lengths: list[int], page: int | None, max_len: int, seed: int) ->
     chance = torch.Generator("cuda").manual_seed(seed)
     batch = len(lengths)
     k, v = (torch.randn((batch, KV_HEADS, max_len, DIM), generator=chance, device="cuda").bfloat16() for _ in range(2))
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    seq_lens = int32(lengths, "cuda")
     absent = torch.arange(max_len, device="cuda") >= seq_lens[:, None]
     k_nan, v_nan = (part.masked_fill(absent[:, None, :, None], torch.nan) for part in (k, v))
     zeros = torch.zeros_like(seq_lens)
@@ -245,15 +174,11 @@ def test_offsets_beyond_32_bits() -> None:
     k[:, -1, :, 0] = 8.0
     v = torch.zeros_like(k)
     v[:, -1] = 1.0
-    table, zeros = (
-        torch.zeros((1, 1), dtype=torch.int32, device="cuda"),
-        torch.zeros(1, dtype=torch.int32, device="cuda"),
-    )
-    kv = KVView(k, v, Rows(table, zeros, zeros + max_len, max_len))
+    zeros = int32([0], "cuda")
+    kv = KVView(k, v, Rows(zeros[None], zeros, zeros + max_len, max_len))
     q = torch.zeros((1, KV_HEADS * GROUP, DIM), dtype=torch.bfloat16, device="cuda")
     q[..., 0] = 8.0
-    ids = torch.tensor([0, max_len - 2, max_len - 1], dtype=torch.int32, device="cuda")[None, None]
-    selection = Selection(ids, torch.full((1, 1), 3, dtype=torch.int32, device="cuda"))
+    selection = Selection(int32([[[0, max_len - 2, max_len - 1]]], "cuda"), int32([[3]], "cuda"))
     for out in (
         dense_decode_scores(q, kv, Softmax(1.0), implementation="triton")[0],
         sparse_decode(q, kv, selection, Softmax(1.0), implementation="triton"),

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_caches import make_case
+from kernel_caches import make_case, moved, moved_cache
 from test_chunk_keys import expect, table
-from test_page_bounds_gpu import on_device
 
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.chunk_keys.api import chunk_keys
@@ -17,10 +16,8 @@ from saccade.kernels.chunk_keys.api import chunk_keys
 @pytest.mark.parametrize("layout", ["buffer", "paged", "interleaved", "strided"])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_against_float64(layout: str, head_dim: int) -> None:
-    case = make_case(
-        layout=layout, lengths=[300, 129], kv_heads=2, group=1, head_dim=head_dim, dtype=torch.bfloat16, padding=7
-    )
-    case = replace(case, kv=on_device(case.kv))
+    sizes = {"lengths": [300, 129], "kv_heads": 2, "group": 1, "head_dim": head_dim, "padding": 7}
+    case = moved(make_case(layout=layout, **sizes, dtype=torch.bfloat16))
     for edges in ([[0, 1, 17, 17, 33, 260, 300], [5, 6, 129]], [[], [0, 0, 129]]):
         for implementation in ("triton", "reference"):
             expect(case, edges, "mean", implementation)
@@ -29,7 +26,7 @@ def test_against_float64(layout: str, head_dim: int) -> None:
 
 @pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_no_host_synchronisation(implementation: Implementation) -> None:
-    kv = on_device(make_case(layout="paged", lengths=[300, 20], kv_heads=2, group=1, head_dim=64, padding=1).kv)
+    kv = moved_cache(make_case(layout="paged", lengths=[300, 20], kv_heads=2, group=1, head_dim=64, padding=1).kv)
     edges = table([[1, 9, 9, 200], []], "cuda")
     wanted = chunk_keys(kv, edges, longest=191, implementation=implementation)
     torch.cuda.synchronize()
@@ -44,7 +41,7 @@ def test_no_host_synchronisation(implementation: Implementation) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_quantised(dtype: torch.dtype) -> None:
-    kv = on_device(make_case(layout="paged", lengths=[300], kv_heads=2, group=1, head_dim=64, padding=1).kv)
+    kv = moved_cache(make_case(layout="paged", lengths=[300], kv_heads=2, group=1, head_dim=64, padding=1).kv)
     scale = torch.tensor([0.25, 3.0], device="cuda")
     kv = replace(kv, k=kv.k.to(dtype), v=kv.v.to(dtype), k_scale=scale, v_scale=scale)
     edges = table([[1, 9, 30, 200]], "cuda")

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_budgets import gamma
-from test_cluster_search import Case, cases
-from test_cluster_search import naive as naive_search
-from test_spherical_kmeans import MARGIN, CloseDecisionError, expect_parts, parts, unit
-from test_spherical_kmeans import naive as naive_kmeans
+from test_cluster_search import Case, cases, expect, expect_same
+from test_spherical_kmeans import expect as expect_kmeans
+from test_spherical_kmeans import expect_parts, parts, unit
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -37,11 +36,7 @@ def test_against_naive_loops(case: Case, implementation: Implementation) -> None
     found = cluster_search(
         case.q.cuda(), moved(case.tree, "cuda"), case.lengths.cuda(), **case.options, implementation=implementation
     )
-    for b, row in enumerate(case.rows):
-        for head, query in enumerate(case.queries[b]):
-            tokens = naive_search(row, head, query, case.budget, case.sinks)
-            assert int(found.counts[b, head]) == len(tokens)
-            assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
+    expect(case, found)
 
 
 def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
@@ -116,8 +111,7 @@ def agree(found: Selection, q: Tensor, tree: ClusterTree, lengths: Tensor) -> No
         **{"budget": 1024, "sinks": SINKS, "widths": WIDTHS},
         implementation="reference",
     )
-    assert found.counts.cpu().equal(wanted.counts)
-    assert found.ids.cpu().equal(wanted.ids)
+    expect_same(Selection(found.ids.cpu(), found.counts.cpu()), wanted)
 
 
 def test_long_rows() -> None:
@@ -170,17 +164,7 @@ def test_kmeans_against_float64(
     count: int, size: int, iterations: int, seed: int, implementation: Implementation
 ) -> None:
     vectors = unit(torch.randn(2, count, 8, generator=torch.Generator().manual_seed(seed)))
-    labels, centroids = spherical_kmeans(
-        vectors.cuda(), -(-count // size), iterations=iterations, implementation=implementation
-    )
-    for head, content in enumerate(vectors.double().tolist()):
-        try:
-            wanted, wanted_centroids = naive_kmeans(content, -(-count // size), iterations)
-        except CloseDecisionError:
-            assume(False)
-        assert labels[head].tolist() == wanted
-        error = (centroids[head].cpu().double() - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max()
-        assert error <= MARGIN / 10
+    expect_kmeans(vectors.cuda(), -(-count // size), iterations, implementation)
 
 
 def test_kmeans_ties_and_empty_clusters() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_caches import LAYOUTS, make_case, with_cap, with_sinks
-from test_attention_gpu import DIM, DTYPES, GROUP, KV_HEADS, SCALE, expect_close, long_cache, moved
+from kernel_caches import LAYOUTS, make_case, moved, with_cap, with_sinks
+from test_attention_gpu import DIM, DTYPES, GROUP, KV_HEADS, SCALE, expect_close, long_cache
 from test_dense_pass import expect_pass, queries_of
 
 from saccade.kernels.dense_pass.api import dense_pass

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
+import kernel_caches
 import pytest
 import torch
 from kernel_budgets import SMALLEST, gamma
-from kernel_caches import make_case
+from kernel_caches import make_case, moved
+from quantised import expect_bounds, quantised
+from test_page_bounds import expect_update
 from torch import Tensor
 
-import oracles
 from saccade.adapters.vllm.cache_dtype import bounds_bytes
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
@@ -18,25 +21,7 @@ from saccade.types import KVView, Pooling, Rows
 
 PAGE = 16
 poolings = get_args(Pooling)
-
-
-def moved(tensor: Tensor) -> Tensor:
-    """On the device by the same strides, with all memory in between."""
-    everything = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-    return everything.cuda().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def on_device(kv: KVView) -> KVView:
-    rows = kv.rows
-    return KVView(
-        moved(kv.k),
-        moved(kv.v),
-        Rows(rows.page_table.cuda(), rows.row_start.cuda(), rows.seq_lens.cuda(), rows.max_len),
-    )
-
-
-def int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
+int32 = partial(kernel_caches.int32, device="cuda")
 
 
 def random_bounds(batch: int, kv_heads: int, pages: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -125,39 +110,16 @@ def test_quantised_scores_against_float64(dtype: torch.dtype, pooling: Pooling) 
 @pytest.mark.parametrize("layout", ["buffer", "paged", "interleaved", "strided"])
 def test_updates_are_exact(layout: str, page: int) -> None:
     """Only the touched pages are written, whatever lies between tokens."""
-    case = make_case(
-        layout=layout, lengths=[150, 33, 97], kv_heads=2, group=1, head_dim=80, dtype=torch.bfloat16, padding=7
-    )
-    kv = on_device(case.kv)
-    starts, count = [20, 0, 200], 40
-    lower, upper = torch.full((2, 3, 2, -(-150 // page) + 1, 80), torch.nan, dtype=torch.bfloat16, device="cuda")
-    update_page_bounds(lower, upper, kv, page=page, start=int32(starts), count=count, implementation="triton")
-    for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
-        touched = {position // page for position in range(start, min(start + count, length))}
-        for head, keys in enumerate(case.keys[row]):
-            expected = oracles.page_bounds(keys, page)
-            for number in range(lower.shape[2]):
-                sides = lower[row, head, number], upper[row, head, number]
-                if number in touched:
-                    assert tuple(side.tolist() for side in sides) == expected[number]
-                else:
-                    assert all(side.isnan().all() for side in sides)
+    sizes = {"lengths": [150, 33, 97], "kv_heads": 2, "group": 1, "head_dim": 80, "padding": 7}
+    case = moved(make_case(layout=layout, **sizes, dtype=torch.bfloat16))
+    expect_update(case, page, [20, 0, 200], 40, "triton")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_quantised_updates_are_exact(dtype: torch.dtype) -> None:
     case = make_case(layout="paged", lengths=[150, 33], kv_heads=2, group=1, head_dim=64, padding=1)
-    kv = on_device(case.kv)
-    scale = torch.ones(2, device="cuda")
-    kv = KVView(kv.k.to(dtype), kv.v.to(dtype), kv.rows, scale, scale)
-    results = []
-    for implementation in ("triton", "reference"):
-        lower, upper = torch.zeros(2, 2, 2, 10, 64, device="cuda").to(dtype)
-        start = int32([0, 0])
-        update_page_bounds(lower, upper, kv, page=PAGE, start=start, count=150, implementation=implementation)
-        results.append((lower, upper))
-    for got, want in zip(*results, strict=True):
-        assert torch.equal(got.float(), want.float()) and got.float().any()
+    one = torch.ones(2)
+    expect_bounds(moved(quantised(case, one, one, torch.bfloat16, dtype)), PAGE, [0, 0], 150, "triton")
 
 
 def test_bounds_behind_blocks_of_a_serving_engine() -> None:
@@ -181,16 +143,8 @@ def test_bounds_behind_blocks_of_a_serving_engine() -> None:
     kv = KVView(k, v, rows)
     bounds = BlockBounds.behind(cache, block, head_dim, PAGE)
     before = storage.clone()
-    update_page_bounds(
-        bounds.lower,
-        bounds.upper,
-        kv,
-        page=PAGE,
-        start=int32([0, 0, 0]),
-        count=700,
-        table=rows.page_table,
-        implementation="triton",
-    )
+    given: Any = {"page": PAGE, "table": rows.page_table, "implementation": "triton"}
+    update_page_bounds(bounds.lower, bounds.upper, kv, start=int32([0, 0, 0]), count=700, **given)
     torch.testing.assert_close(storage[:, :content], before[:, :content], rtol=0, atol=0, equal_nan=True)
     pages = -(-700 // PAGE)
     lower, upper = torch.zeros(2, 3, kv_heads, pages, head_dim, device="cuda", dtype=torch.bfloat16)
@@ -203,17 +157,7 @@ def test_bounds_behind_blocks_of_a_serving_engine() -> None:
     assert int(storage[:, content:].isfinite().sum()) == written
     q = torch.randn(3, 4 * kv_heads, head_dim, device="cuda").bfloat16()
     for pooling in poolings:
-        scores = page_scores(
-            q,
-            bounds.lower,
-            bounds.upper,
-            rows.seq_lens,
-            page=PAGE,
-            pooling=pooling,
-            table=rows.page_table,
-            pages=pages,
-            implementation="triton",
-        )
+        scores = page_scores(q, bounds.lower, bounds.upper, rows.seq_lens, pooling=pooling, pages=pages, **given)
         expect_scores(scores, q, lower, upper, lengths, PAGE, pooling)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
-from kernel_caches import LAYOUTS, make_case
+from kernel_caches import LAYOUTS, int32, make_case, moved
 from quantised import FP8, quantised
-from test_attention_gpu import check_everything, moved
+from test_attention_gpu import check_everything
 
 from saccade.adapters.vllm.cache_dtype import bounds_bytes
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
@@ -25,11 +24,7 @@ PAGE = 16
 def test_every_layout_against_loops(layout: str, query: torch.dtype) -> None:
     """Factors that are no powers of two, of odd rows; `expand` has given all heads the same memory."""
     plain = make_case(layout=layout, lengths=[131, 1, 65], kv_heads=2, group=3, head_dim=64, padding=7, loose=5)
-    case = quantised(plain, torch.tensor(0.013).expand(2), torch.tensor(3.7).expand(2), query)
-    assert case.kv.k_scale is not None and case.kv.v_scale is not None
-    case = moved(case)
-    scales = {name: getattr(case.kv, name)[:1].cuda().expand(2) for name in ("k_scale", "v_scale")}
-    case = replace(case, kv=replace(case.kv, **scales))
+    case = moved(quantised(plain, torch.tensor(0.013).expand(2), torch.tensor(3.7).expand(2), query))
     for pooling, unit, sets in zip(get_args(Pooling), (1, 16, 24), ("kv", "query", "all"), strict=True):
         check_everything(case, pooling, unit, sets)
 
@@ -57,7 +52,7 @@ def test_bounds_behind_blocks(block: int, pooling: Pooling) -> None:
     lengths, kv_heads, head_dim, group = [701, 65, 1], 4, 128, 4
     cache, table = blocks_of(lengths, block, kv_heads, head_dim)
     k, v = (part.transpose(1, 2) for part in cache.split(head_dim, dim=-1))
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    seq_lens = int32(lengths, "cuda")
     rows = Rows(table.cuda(), torch.zeros_like(seq_lens), seq_lens, 702)
     scale = torch.tensor(0.013, device="cuda").expand(kv_heads)
     kv = KVView(k, v, rows, scale, scale)
@@ -101,7 +96,7 @@ def test_a_graph_reads_the_scales_that_it_finds() -> None:
     lengths, kv_heads, head_dim = [701, 65], 4, 128
     cache, table = blocks_of(lengths, 16, kv_heads, head_dim)
     k, v = (part.transpose(1, 2) for part in cache.split(head_dim, dim=-1))
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    seq_lens = int32(lengths, "cuda")
     rows = Rows(table.cuda(), torch.zeros_like(seq_lens), seq_lens, 702)
     k_scale, v_scale = torch.ones((), device="cuda"), torch.ones((), device="cuda")
     kv = KVView(k, v, rows, k_scale.expand(kv_heads), v_scale.expand(kv_heads))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Literal
 
 import pytest
+import test_topk
 import torch
+from kernel_caches import int32
+from test_rank_union import expect_merged, ranked_of
+from test_topk import DEVICE_STYLES as STYLES
 from torch import Tensor
 
 from saccade.kernels._share import Share
@@ -17,24 +21,9 @@ from saccade.types import Rows
 
 ORDERS: tuple[Order, ...] = ("position", "score")
 IMPLEMENTATIONS: tuple[Literal["triton", "reference"], ...] = ("triton", "reference")
-STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
-
-
-def make_scores(style: str, shape: tuple[int, int, int], seed: int) -> Tensor:
-    random = torch.Generator("cuda").manual_seed(seed)
-    scores = torch.randn(shape, generator=random, device="cuda")
-    coin = torch.rand(shape, generator=random, device="cuda")
-    return {
-        "distinct": scores,
-        "clustered": scores.mul(2.0).round(),
-        "neighbours": scores + 9.0 * (torch.arange(shape[2], device="cuda") // 5000 == 2),
-        "constant": torch.full_like(scores, -2.5),
-        "lowest": torch.full_like(scores, -math.inf),
-        "highest": torch.full_like(scores, math.inf),
-        "forced": scores.masked_fill(coin < 0.002, math.inf).masked_fill(coin > 0.02, -math.inf),
-        "zeros": torch.where(coin < 0.5, -0.0, 0.0),
-        "tiny": scores * 1e-41,  # denormal
-    }[style]
+# Of rows a hundred times as long.
+make_scores = partial(test_topk.make_scores, device="cuda", wide=30)
+device_lengths = partial(int32, device="cuda")
 
 
 def expected(scores: Tensor, lengths: list[int], k: int, order: Order) -> Tensor:
@@ -46,10 +35,6 @@ def expected(scores: Tensor, lengths: list[int], k: int, order: Order) -> Tensor
         best = (scores[row, :, :length].cpu() + 0.0).sort(dim=-1, descending=True, stable=True).indices[:, :kept]
         ids[row, :, : best.shape[1]] = best.sort(dim=-1).values if order == "position" else best
     return ids
-
-
-def device_lengths(lengths: list[int]) -> Tensor:
-    return torch.tensor(lengths, dtype=torch.int32, device="cuda")
 
 
 def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> None:
@@ -132,24 +117,6 @@ def test_captured_and_replayed_with_other_lengths(width: int, order: Order) -> N
             assert counts.tolist() == [[min(1024, length)] * 2 for length in now]
 
 
-def union(ids: Tensor, counts: Tensor, limit: int) -> list[list[int]]:
-    """A loop over ranks and heads."""
-    found = []
-    for row, lengths in zip(ids.tolist(), counts.tolist(), strict=True):
-        kept: dict[int, None] = {}
-        for rank in range(max(lengths)):
-            for head, length in enumerate(lengths):
-                if rank < length and len(kept) < limit:
-                    kept[row[head][rank]] = None
-        found.append(sorted(kept))
-    return found
-
-
-def expect_union(merged: Tensor, found: Tensor, wanted: list[list[int]]) -> None:
-    assert found.tolist() == [[len(row)] for row in wanted]
-    assert merged.tolist() == [[row + [-1] * (merged.shape[2] - len(row))] for row in wanted]
-
-
 @pytest.mark.parametrize("style", ["distinct", "neighbours", "constant", "clustered"])
 @pytest.mark.parametrize("heads", [1, 7, 32])
 def test_the_union_of_rankings(style: str, heads: int) -> None:
@@ -157,7 +124,7 @@ def test_the_union_of_rankings(style: str, heads: int) -> None:
     ids, counts = topk(scores, device_lengths([131_072, 700]), 2048, order="score")
     for limit in (1, 2048, 5000):
         merged, found = rank_union(ids, counts, limit, universe=131_072, implementation="triton")
-        expect_union(merged, found, union(ids, counts, limit))
+        expect_merged(merged, found, ranked_of(ids, counts), limit)
 
 
 def test_the_union_captured_and_replayed() -> None:
@@ -177,7 +144,7 @@ def test_the_union_captured_and_replayed() -> None:
         lengths.fill_(length)
         graph.replay()
         assert torch.equal(ids.cpu(), expected(scores, [length], 512, "score"))
-        expect_union(merged, found, union(ids, counts, 512))
+        expect_merged(merged, found, ranked_of(ids, counts), 512)
 
 
 @pytest.mark.parametrize("style", ["distinct", "clustered", "constant"])

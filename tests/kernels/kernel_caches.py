@@ -79,6 +79,30 @@ def cases(
     return with_cap(case, draw(st.sampled_from((None, None, 0.125, 2.0, 50.0))))
 
 
+def int32(values: object, device: torch.device | str = "cpu") -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def moved(case: Case) -> Case:
+    """The same case on the CUDA device."""
+    softmax = replace(case.softmax, sinks=None if case.softmax.sinks is None else case.softmax.sinks.cuda())
+    return replace(case, kv=moved_cache(case.kv), q=case.q.cuda(), softmax=softmax)
+
+
+def moved_cache(kv: KVView) -> KVView:
+    """By the strides it has, which `cuda()` need not keep, with all memory in between."""
+
+    def at(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0).cuda()
+        return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    rows = {name: getattr(kv.rows, name).cuda() for name in ("page_table", "row_start", "seq_lens")}
+    parts = {name: at(getattr(kv, name)) for name in ("k", "v", "k_scale", "v_scale")}
+    return replace(kv, **parts, rows=replace(kv.rows, **rows))
+
+
 def with_sinks(case: Case, around: float) -> Case:
     """The same cache with a further logit for every query head: near those of the tokens, or far off."""
     heads = case.q.shape[1]

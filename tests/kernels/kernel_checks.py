@@ -1,30 +1,57 @@
-"""Comparing results with the oracles, within the error budgets; and the choices that every operation's test draws."""
+"""Comparing results with the oracles, within the error budgets; and the choices that every operation's test draws.
+
+The folder `interpreted` imports tests from this one: there every choice of an implementation is Triton's kernels.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from kernel_budgets import attention_error, largest_query, score_error
 from kernel_caches import Case
 from torch import Tensor
 
 import oracles
+from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native.attention import native_refusal
 from saccade.kernels._native.library import library
+from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.types import Pooling
+from walking import drawn
 
-implementations = st.sampled_from(("reference", "cpu"))
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # test_native.py asserts that the library is there wherever it can be built.
 fast_attention = ("cpu",) if library() is None else ("cpu", "native")
-attention_implementations = st.sampled_from(("reference", *fast_attention))
+every_attention = ("triton",) if INTERPRETED else ("reference", *fast_attention)
+attention_implementations = st.sampled_from(every_attention)
 # Of operations that have none for torch on a CPU alone.
 fast_index = fast_attention[1:] or ("reference",)
-index_implementations = st.sampled_from(("reference", *fast_attention[1:]))
+every_index = ("triton",) if INTERPRETED else ("reference", *fast_attention[1:])
+index_implementations = st.sampled_from(every_index)
 poolings = st.sampled_from(get_args(Pooling))
+
+
+def fewer(examples: int) -> settings:
+    """So many drawn examples in the interpreter, which is slow; as many as ever elsewhere."""
+    return drawn(examples) if INTERPRETED else settings()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many for a while, one again behind it."""
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 def takes(implementation: str, case: Case) -> bool:
@@ -83,6 +110,16 @@ def share_left(case: Case, row: int, head: int, chosen: list[int]) -> float:
     largest = max(*logits, sink)
     tokens = math.fsum(math.exp(logit - largest) for logit in logits)
     return tokens / (tokens + math.exp(sink - largest))
+
+
+def expect_dense(case: Case, pooling: Pooling | None, implementation: Implementation) -> tuple[Tensor, Tensor | None]:
+    """Attention to all tokens, and their scores if there is a pooling: both are what loops say. Returns both."""
+    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=implementation)
+    expect_attention(out, case, everything(case))
+    assert (scores is None) == (pooling is None)
+    if scores is not None and pooling is not None:
+        expect_scores(scores, case, pooling, ended=implementation != "triton")
+    return out, scores
 
 
 def everything(case: Case) -> list[list[list[int]]]:

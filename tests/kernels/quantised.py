@@ -13,18 +13,17 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
-from kernel_caches import Case, cases
-from kernel_checks import everything, expect_attention, expect_scores
+from kernel_caches import Case, cases, int32
+from kernel_checks import expect_dense, expect_scores
 from test_hybrid_decode import check
-from test_page_bounds import expect_page_scores, int32, scores_of
-from test_sparse_decode import choose
+from test_page_bounds import expect_page_scores, fresh, poisoned, scores_of
+from test_sparse_decode import expect_sparse
 from torch import Tensor
 
 import oracles
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.dense_decode_scores.api import decode_scores
 from saccade.kernels.page_bounds.api import update_page_bounds
-from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import Pooling
 
 FP8 = torch.float8_e4m3fn
@@ -80,51 +79,39 @@ def expect_everything(
     case: Case, implementation: Implementation, sets: str, unit: int, pooling: Pooling, dense: tuple[bool, ...]
 ) -> None:
     """Attention to all tokens, to sets and to both, with the scores on the way, and the scores alone."""
-    ended = implementation != "triton"
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=implementation)
-    assert scores is not None
-    expect_attention(out, case, everything(case))
-    expect_scores(scores, case, pooling, ended=ended)
+    expect_dense(case, pooling, implementation)
     expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation), case, pooling)
-    selection, tokens = choose(case, sets, unit, 3, 0)
-    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
-    expect_attention(out, case, tokens)
+    expect_sparse(case, sets, unit, 3, 0, implementation)
     check(case, implementation, sets, unit, dense, pooling, None, 1)
 
 
 def expect_bounds(case: Case, page: int, starts: list[int], count: int, implementation: Implementation) -> None:
     """In 8 bits, times the scale, they are the smallest and largest numbers themselves; other pages hold NaN still."""
-    shape = (len(case.lengths), case.kv.kv_heads, -(-case.kv.rows.max_len // page) + 2, case.kv.head_dim)
-    lower, upper = (torch.full(shape, torch.nan).to(case.kv.k.dtype) for _ in range(2))
-    update_page_bounds(
-        lower, upper, case.kv, page=page, start=int32(starts), count=count, implementation=implementation
-    )
+    lower, upper = poisoned(case, page)
+    changed = int32(starts, lower.device)
+    update_page_bounds(lower, upper, case.kv, page=page, start=changed, count=count, implementation=implementation)
     scale = _scale(case)
     below, above = (bounds.double() * scale.double()[:, None, None] for bounds in (lower, upper))
     for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
         touched = {position // page for position in range(start, min(start + count, length))}
         for head, keys in enumerate(case.keys[row]):
             expected = oracles.page_bounds(keys, page)
-            for number in range(shape[2]):
+            for number in range(lower.shape[2]):
                 sides = below[row, head, number], above[row, head, number]
                 if number not in touched:
                     assert all(bool(side.isnan().all()) for side in sides)
                     continue
                 assert tuple(side.tolist() for side in sides) == expected[number]
-                own = torch.tensor(keys[number * page : (number + 1) * page], dtype=torch.float64)
+                own = torch.tensor(keys[number * page : (number + 1) * page], dtype=torch.float64).to(lower.device)
                 assert bool((own >= sides[0]).all())
                 assert bool((own <= sides[1]).all())
 
 
 def expect_bound_scores(case: Case, page: int, pooling: Pooling, implementation: Implementation) -> None:
     """What the oracle says, and never below the score of a token in the page."""
-    pages = -(-case.kv.rows.max_len // page) + 2
-    shape = (len(case.lengths), case.kv.kv_heads, pages, case.kv.head_dim)
-    lower, upper = (torch.full(shape, torch.nan).to(case.kv.k.dtype) for _ in range(2))
-    start, longest = int32([0] * len(case.lengths)), case.kv.rows.max_len
-    update_page_bounds(lower, upper, case.kv, page=page, start=start, count=longest, implementation=implementation)
-    scores = scores_of(case, (lower, upper), page, implementation, pooling=pooling, k_scale=case.kv.k_scale)
-    expect_page_scores(scores, case, page, pages, pooling)
+    bounds = fresh(case, page, implementation)
+    scores = scores_of(case, bounds, page, implementation, pooling=pooling, k_scale=case.kv.k_scale)
+    expect_page_scores(scores, case, page, bounds[0].shape[2], pooling)
     group = case.q.shape[1] // case.kv.kv_heads
     for row in range(len(case.lengths)):
         queries, keys = case.queries[row], case.keys[row]

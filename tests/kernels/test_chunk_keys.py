@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_budgets import gamma
 from kernel_caches import Case, cases, make_case
-from kernel_checks import takes
+from kernel_checks import takes, threads
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -113,15 +113,14 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layout", ["buffer", "paged", "columns"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_implementations_give_the_same_bits(layout: str, dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_implementations_give_the_same_bits(layout: str, dtype: torch.dtype, count: int) -> None:
     """More chunks than an item of the C implementation has, and as much cache as wakes a second thread."""
     lengths = [3000, 40, 7]
     case = make_case(layout=layout, lengths=lengths, kv_heads=2, group=1, head_dim=80, dtype=dtype, padding=3, page=20)
     edges = table([[0, 37, 37, 120, *range(300, 2990, 27), 3000], [3, 40], []])
-    torch.set_num_threads(threads)
-    found = [chunk_keys(case.kv, edges, longest=500, implementation=name) for name in IMPLEMENTATIONS]
-    torch.set_num_threads(1)
+    with threads(count):
+        found = [chunk_keys(case.kv, edges, longest=500, implementation=name) for name in IMPLEMENTATIONS]
     assert found[0].equal(found[-1])
 
 

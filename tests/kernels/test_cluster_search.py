@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kernel_checks import fast_attention
+from kernel_checks import fast_attention, fewer, threads
+from kernel_checks import index_implementations as implementations
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -20,10 +21,10 @@ from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.cluster_search.api import cluster_search
+from saccade.types import Selection
 
 DIM = 4
 built = "native" in fast_attention
-implementations = st.sampled_from(("reference", "native") if built else ("reference",))
 
 
 @dataclass
@@ -221,12 +222,8 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(rows, q, queries, draw(st.sampled_from((torch.float32, torch.bfloat16))), budget, sinks)
 
 
-@given(cases(), implementations, st.sampled_from((0, 4, 8)))
-def test_against_naive_loops(case: Case, implementation: Implementation, lanes: int) -> None:
-    assume(implementation != "native" or case.q.shape[2] > DIM)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "widest", lanes)
-        found = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation=implementation)
+def expect(case: Case, found: Selection) -> None:
+    """What naive loops find."""
     assert found.ids.dtype == found.counts.dtype == torch.int32
     assert found.ids.shape[2] == case.widths.tokens
     for b, row in enumerate(case.rows):
@@ -234,6 +231,19 @@ def test_against_naive_loops(case: Case, implementation: Implementation, lanes: 
             tokens = naive(row, head, query, case.budget, case.sinks)
             assert int(found.counts[b, head]) == len(tokens)
             assert found.ids[b, head].tolist() == tokens + [-1] * (case.widths.tokens - len(tokens))
+
+
+def expect_same(found: Selection, wanted: Selection) -> None:
+    assert found.counts.equal(wanted.counts)
+    assert found.ids.equal(wanted.ids)
+
+
+@given(cases(), implementations, st.sampled_from((0, 4, 8)))
+def test_against_naive_loops(case: Case, implementation: Implementation, lanes: int) -> None:
+    assume(implementation != "native" or case.q.shape[2] > DIM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "widest", lanes)
+        expect(case, cluster_search(case.q, case.tree, case.lengths, **case.options, implementation=implementation))
 
 
 def holed(tree: ClusterTree, random: Random) -> ClusterTree:
@@ -284,29 +294,21 @@ def holed(tree: ClusterTree, random: Random) -> ClusterTree:
     return new
 
 
+@fewer(10)
 @given(cases(), implementations, st.randoms(use_true_random=False))
 def test_units_without_tokens_are_none(case: Case, implementation: Implementation, random: Random) -> None:
     assume(implementation != "native" or case.q.shape[2] > DIM)
-    expect_that_holes_change_nothing(case, implementation, random)
-
-
-def expect_that_holes_change_nothing(case: Case, implementation: Implementation, random: Random) -> None:
     options = {**case.options, "implementation": implementation}
     wanted = cluster_search(case.q, case.tree, case.lengths, **options)
-    found = cluster_search(case.q, holed(case.tree, random), case.lengths, **options)
-    assert found.counts.equal(wanted.counts)
-    assert found.ids.equal(wanted.ids)
+    expect_same(cluster_search(case.q, holed(case.tree, random), case.lengths, **options), wanted)
 
 
+@fewer(10)
 @given(cases(), implementations, st.data())
 def test_rows_search_their_slots(case: Case, implementation: Implementation, data: st.DataObject) -> None:
-    assume(implementation != "native" or case.q.shape[2] > DIM)
-    rows = st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5)
-    expect_slots(case, implementation, data.draw(rows))
-
-
-def expect_slots(case: Case, implementation: Implementation, rows: list[int]) -> None:
     """A batch of some of the rows, each with the tree that lies where the slot says, behind one of nobody."""
+    assume(implementation != "native" or case.q.shape[2] > DIM)
+    rows = data.draw(st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5))
     options = {**case.options, "implementation": implementation}
     whole = cluster_search(case.q, case.tree, case.lengths, **options)
     heads = case.tree.radii.shape[1]
@@ -320,8 +322,7 @@ def expect_slots(case: Case, implementation: Implementation, rows: list[int]) ->
     tree = ClusterTree(**spread).heads(heads, 2 * heads)
     slots = torch.tensor([len(case.rows) - row for row in rows], dtype=torch.int32)
     found = cluster_search(case.q[rows], tree, case.lengths[rows], slots=slots, **options)
-    assert found.counts.equal(whole.counts[rows])
-    assert found.ids.equal(whole.ids[rows])
+    expect_same(found, Selection(whole.ids[rows], whole.counts[rows]))
 
 
 @settings(max_examples=30)
@@ -381,13 +382,8 @@ def test_implementations_agree_on_large_trees(dtype: torch.dtype) -> None:
     """Also for some heads of a tree, read where they lie, and by several threads."""
     case = grown(0, dtype=dtype)
     wanted = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="reference")
-    torch.set_num_threads(2)
-    try:
-        found = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="native")
-    finally:
-        torch.set_num_threads(1)
-    assert found.ids.equal(wanted.ids)
-    assert found.counts.equal(wanted.counts)
+    with threads(2):
+        expect_same(cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="native"), wanted)
     q, tree = case.q.unflatten(1, (4, 3))[:, 1:3].flatten(1, 2), case.tree.heads(1, 3)
     some = cluster_search(q, tree, case.lengths, **case.options, implementation="native")
     assert some.ids.equal(wanted.ids[:, 1:3])
@@ -399,9 +395,7 @@ def test_implementations_lose_the_same_where_bounds_are_too_narrow(narrow: dict[
     case = grown(2)
     options = {**case.options, "widths": case.widths._replace(**narrow)}
     wanted = cluster_search(case.q, case.tree, case.lengths, **options, implementation="reference")
-    found = cluster_search(case.q, case.tree, case.lengths, **options, implementation="native")
-    assert found.ids.equal(wanted.ids)
-    assert found.counts.equal(wanted.counts)
+    expect_same(cluster_search(case.q, case.tree, case.lengths, **options, implementation="native"), wanted)
 
 
 @pytest.mark.skipif(not built, reason="no library was built")

@@ -8,23 +8,22 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
-from kernel_caches import COLUMN_PAGES, Case, make_case
-from kernel_checks import everything, expect_attention, expect_scores, fast_attention
+from kernel_caches import COLUMN_PAGES, Case, int32, make_case
+from kernel_checks import expect_dense, fast_attention, threads
 from test_hybrid_decode import check
-from test_page_bounds import expect_update, int32, poisoned
+from test_page_bounds import expect_update, poisoned
 from test_paged_bounds import expect_update as expect_paged_update
 from test_paged_bounds import scattered
-from test_sparse_decode import choose
+from test_sparse_decode import expect_sparse
 
 from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.page_bounds.api import update_page_bounds
-from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Pooling, Rows, Softmax
 
 pytestmark = pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
@@ -58,11 +57,8 @@ def test_the_layout_is_what_it_says() -> None:
 def test_all_tokens(page: int, dtype: torch.dtype) -> None:
     case = columns(page, dtype)
     for pooling in (None, *get_args(Pooling)):
-        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
-        expect_attention(out, case, everything(case))
-        if pooling is not None:
-            assert scores is not None
-            expect_scores(scores, case, pooling)
+        _, scores = expect_dense(case, pooling, "native")
+        if pooling is not None and scores is not None:
             assert torch.equal(scores, decode_scores(case.q, case.kv, pooling=pooling, implementation="native"))
 
 
@@ -73,8 +69,7 @@ def test_all_tokens(page: int, dtype: torch.dtype) -> None:
 def test_chosen_tokens_and_pages(unit: int, page: int, dtype: torch.dtype) -> None:
     case = columns(page, dtype)
     for sets in ("all", "kv", "query"):
-        selection, tokens = choose(case, sets, unit, 3, page + unit)
-        expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native"), case, tokens)
+        expect_sparse(case, sets, unit, 3, page + unit, "native")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,10 +86,7 @@ def test_a_row_may_be_one_page(dtype: torch.dtype) -> None:
     """Of a size that no vector divides, so that its last tokens are read together with some before them."""
     case = columns(173, dtype, lengths=[166, 31])
     assert case.kv.rows.page_table.shape[1] == 2
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation="native")
-    expect_attention(out, case, everything(case))
-    assert scores is not None
-    expect_scores(scores, case, "max")
+    out, _ = expect_dense(case, "max", "native")
     one = replace(case.kv, rows=replace(case.kv.rows, page_table=case.kv.rows.page_table[:, :1]))
     assert torch.equal(dense_decode_scores(case.q, one, Softmax(0.3), implementation="native")[0], out)
 
@@ -103,28 +95,17 @@ def test_a_row_may_be_one_page(dtype: torch.dtype) -> None:
 def test_large_groups_are_done_in_parts(group: int) -> None:
     case = columns(32, torch.bfloat16, lengths=[70, 9], kv_heads=1, group=group, head_dim=64)
     for pooling in get_args(Pooling):
-        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
-        expect_attention(out, case, everything(case))
-        assert scores is not None
-        expect_scores(scores, case, pooling)
+        expect_dense(case, pooling, "native")
 
 
 def test_two_threads() -> None:
     """Spans begin anywhere in a group of tokens; the cut depends on the number of threads alone."""
     case = columns(32, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64)
     alone, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
-    torch.set_num_threads(2)
-    try:
-        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation="native")
+    with threads(2):
+        out, _ = expect_dense(case, "mean", "native")
         again, _ = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation="native")
-        selection, tokens = choose(case, "kv", 1, 5, 3)
-        chosen = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native")
-    finally:
-        torch.set_num_threads(1)
-    expect_attention(out, case, everything(case))
-    expect_attention(chosen, case, tokens)
-    assert scores is not None
-    expect_scores(scores, case, "mean")
+        expect_sparse(case, "kv", 1, 5, 3, "native")
     assert torch.equal(out, again)
     assert not torch.equal(out, alone)  # else nothing was cut
 
@@ -145,11 +126,8 @@ def test_bounds_are_those_of_the_keys(unit: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("layout", ["paged", "columns"])
 def test_bounds_by_two_threads(layout: str) -> None:
     case = make_case(layout=layout, lengths=[2600, 700], kv_heads=4, group=1, head_dim=64, page=32)
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         expect_update(case, 16, [0, 300], 2600, "native")
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.usefixtures("width")
@@ -186,17 +164,10 @@ def test_rows_and_blocks_that_lie_outside_their_memory_are_refused(layout: str) 
         (replace(rows, max_len=8), table[:, :1], "longer than max_len"),
     ]
     for changed, places, words in wrong:
+        given: Any = {"page": 4, "start": int32([0, 0]), "count": 2000, "table": places}
+        kv = replace(case.kv, rows=changed)
         with pytest.raises(KernelError, match=words):
-            update_page_bounds(
-                blocks.lower,
-                blocks.upper,
-                replace(case.kv, rows=changed),
-                page=4,
-                start=int32([0, 0]),
-                count=2000,
-                table=places,
-                implementation="native",
-            )
+            update_page_bounds(blocks.lower, blocks.upper, kv, **given, implementation="native")
     assert blocks.lower.isnan().all()
 
 
@@ -212,7 +183,7 @@ def test_what_the_library_cannot_take_is_named() -> None:
             dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
         with pytest.raises(KernelError, match="strides"):
             update_page_bounds(lower, upper, case.kv, page=4, start=start, count=9, implementation="native")
-        expect_attention(dense_decode_scores(case.q, case.kv, case.softmax)[0], case, everything(case))
+        expect_dense(case, None, "auto")
     bad = lower.transpose(2, 3).contiguous().transpose(2, 3)
     with pytest.raises(KernelError, match="bounds have strides"):
         update_page_bounds(bad, upper, wide.kv, page=4, start=start, count=9, implementation="native")

@@ -10,15 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import LAYOUTS, Case, cases, make_case
-from kernel_checks import (
-    attention_implementations,
-    everything,
-    expect_attention,
-    expect_scores,
-    fast_attention,
-    poolings,
-    takes,
-)
+from kernel_checks import attention_implementations, expect_dense, expect_scores, fast_attention, poolings, takes
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
@@ -31,14 +23,7 @@ def test_dense_decode_scores_matches_the_oracle(
     case: Case, implementation: Implementation, pooling: Pooling | None, scale: float
 ) -> None:
     assume(takes(implementation, case))
-    case = replace(case, softmax=replace(case.softmax, scale=scale))
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=implementation)
-    expect_attention(out, case, everything(case))
-    if pooling is None:
-        assert scores is None
-    else:
-        assert scores is not None
-        expect_scores(scores, case, pooling)
+    expect_dense(replace(case, softmax=replace(case.softmax, scale=scale)), pooling, implementation)
 
 
 @given(cases(), attention_implementations, poolings)
@@ -53,17 +38,13 @@ def test_decode_scores_matches_the_oracle(case: Case, implementation: Implementa
 def test_rows_of_several_blocks(layout: str, dtype: torch.dtype, implementation: Implementation) -> None:
     """Longer than every block of the CPU paths, with a ragged end."""
     case = make_case(layout=layout, lengths=[17000, 4103], kv_heads=1, group=2, head_dim=16, dtype=dtype, padding=7)
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation=implementation)
-    assert scores is not None
-    expect_scores(scores, case, "max")
-    expect_attention(out, case, everything(case))
+    expect_dense(case, "max", implementation)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_auto_takes_every_layout(layout: str) -> None:
     case = make_case(layout=layout, lengths=[9, 4], kv_heads=2, group=3, head_dim=8)
-    out, _ = dense_decode_scores(case.q, case.kv, case.softmax)
-    expect_attention(out, case, everything(case))
+    expect_dense(case, None, "auto")
 
 
 @pytest.mark.parametrize("pooling", get_args(Pooling))

@@ -9,7 +9,15 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from kernel_checks import attention_implementations, expect_attention, expect_scores, fast_attention, poolings, takes
+from kernel_checks import (
+    attention_implementations,
+    expect_attention,
+    expect_scores,
+    fast_attention,
+    poolings,
+    takes,
+    threads,
+)
 from test_sparse_decode import choose
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -135,12 +143,9 @@ def test_rows_and_sets_of_several_spans(pooling: Pooling, implementation: Implem
     """Two threads and enough bytes that long heads, and long sets, are cut while short ones are one span."""
     case = make_case(layout="buffer", lengths=[1100, 7, 701], kv_heads=3, group=2, head_dim=64, padding=7)
     dense = (False, True, False)
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         for sets, unit in (("query", 1), ("kv", 16)):
             check(case, implementation, sets, unit, dense, pooling, None, 3)
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
@@ -149,23 +154,21 @@ def test_the_cut_depends_on_the_number_of_threads_alone() -> None:
     case = make_case(layout="paged", lengths=[3000, 7], kv_heads=3, group=2, head_dim=64, padding=7)
     selection, _ = draw(case, "kv", 1, (True, False, True), 0)
     outputs = []
-    for threads in (1, 2, 2, 2):
-        torch.set_num_threads(threads)
-        outputs.append(hybrid_decode(case.q, case.kv, selection, (True, False, True), case.softmax)[0])
-    torch.set_num_threads(1)
+    for count in (1, 2, 2, 2):
+        with threads(count):
+            outputs.append(hybrid_decode(case.q, case.kv, selection, (True, False, True), case.softmax)[0])
     assert not torch.equal(outputs[0], outputs[1])  # else nothing was cut
     assert torch.equal(outputs[1], outputs[2])
     assert torch.equal(outputs[1], outputs[3])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dense", [(True, True, True), (False, False, False), (False, True, True)])
-def test_the_scores_are_those_of_decode_scores(dense: Flags, threads: int) -> None:
+def test_the_scores_are_those_of_decode_scores(dense: Flags, count: int) -> None:
     """Bit for bit: a set must not depend on which of the two operations scored it."""
     case = make_case(layout="buffer", lengths=[3000, 7], kv_heads=3, group=2, head_dim=64, dtype=torch.bfloat16)
     selection, _ = draw(case, "kv", 1, dense, 0)
-    torch.set_num_threads(threads)
-    try:
+    with threads(count):
         for pooling in get_args(Pooling):
             scored = (dense[0], False, dense[2])
             _, scores = hybrid_decode(
@@ -175,8 +178,6 @@ def test_the_scores_are_those_of_decode_scores(dense: Flags, threads: int) -> No
             wanted = [all_scores[:, head] for head, flag in enumerate(scored) if flag]
             assert scores is not None
             assert torch.equal(scores, torch.cat([all_scores[:, :0].flatten(1, 2), *wanted], dim=1))
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("implementation", ["reference", *fast_attention])

@@ -15,8 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
-from kernel_checks import everything, expect_attention, expect_scores, poolings, takes
-from test_sparse_decode import choose
+from kernel_checks import expect_attention, expect_dense, expect_scores, poolings, takes
+from kernel_checks import threads as threads_of
+from test_sparse_decode import choose, expect_sparse
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -47,9 +48,8 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 @pytest.fixture
 def threads() -> Iterator[None]:
     """Two threads for one test."""
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
+    with threads_of(2):
+        yield
 
 
 def test_the_library_is_built_where_there_is_a_compiler() -> None:
@@ -67,11 +67,8 @@ if built:
     def test_dense_of_every_width(lanes: int, case: Case, pooling: Pooling | None) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "widest", lanes)
-            out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
-            expect_attention(out, case, everything(case))
+            expect_dense(case, pooling, "native")
             if pooling is not None:
-                assert scores is not None
-                expect_scores(scores, case, pooling)
                 alone = decode_scores(case.q, case.kv, pooling=pooling, implementation="native")
                 expect_scores(alone, case, pooling)
 
@@ -85,12 +82,9 @@ if built:
     def test_sparse_of_every_width(
         lanes: int, case: Case, sets: Literal["all", "kv", "query"], unit: int, seed: int
     ) -> None:
-        selection, tokens = choose(case, sets, unit, 3, seed)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "widest", lanes)
-            expect_attention(
-                sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native"), case, tokens
-            )
+            expect_sparse(case, sets, unit, 3, seed, "native")
 
 
 @pytest.mark.parametrize("lanes", WIDTHS)
@@ -114,13 +108,9 @@ def test_large_groups_are_done_in_parts(width: int, group: int, layout: str, hea
     """Rows of several blocks, of which the next ones are fetched for the first queries alone."""
     sizes = {"lengths": [200, 9], "kv_heads": 1, "group": group, "head_dim": head_dim}
     case = make_case(layout=layout, **sizes, dtype=torch.bfloat16)
-    alone, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
-    expect_attention(alone, case, everything(case))
-    for pooling in ("max", "mean", "each"):
-        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
-        assert torch.equal(out, alone)
-        assert scores is not None
-        expect_scores(scores, case, pooling)
+    alone, _ = expect_dense(case, None, "native")
+    for pooling in POOLINGS:
+        assert torch.equal(expect_dense(case, pooling, "native")[0], alone)
 
 
 @pytest.mark.parametrize("layout", ["buffer", "paged"] if built else [])
@@ -128,10 +118,7 @@ def test_large_groups_are_done_in_parts(width: int, group: int, layout: str, hea
 def test_two_threads(layout: str) -> None:
     """Enough bytes that the work is cut into spans, rows so ragged that some are one span and others many."""
     case = make_case(layout=layout, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64, padding=7)
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation="native")
-    expect_attention(out, case, everything(case))
-    assert scores is not None
-    expect_scores(scores, case, "mean")
+    out, _ = expect_dense(case, "mean", "native")
     for pooling in ("max", "mean", "each"):
         # The cut depends on the number of threads alone, not on who was faster.
         again, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
@@ -143,9 +130,7 @@ def test_two_threads(layout: str) -> None:
     torch.set_num_threads(2)
     assert not torch.equal(out, alone)  # else nothing was cut
     for unit in (1, 16):
-        selection, tokens = choose(case, "kv", unit, 5, 3)
-        result = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="native")
-        expect_attention(result, case, tokens)
+        expect_sparse(case, "kv", unit, 5, 3, "native")
 
 
 def large(seed: int = 0) -> Case:
@@ -194,8 +179,7 @@ def test_callers_at_the_same_time(calls: int) -> None:
 @pytest.mark.parametrize("calls", [3000] if built else [])
 def test_many_tiny_calls(calls: int) -> None:
     case = make_case(layout="buffer", lengths=[1, 3], kv_heads=2, group=2, head_dim=16)
-    wanted, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
-    expect_attention(wanted, case, everything(case))
+    wanted, _ = expect_dense(case, None, "native")
     for _ in range(calls):
         assert torch.equal(dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")[0], wanted)
 
@@ -303,9 +287,9 @@ def test_what_the_library_cannot_take_is_named(monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(KernelError, match=words):
                 dense_decode_scores(other.q, other.kv, other.softmax, implementation="native")
             assert native_refusal(other.q, other.kv) is not None
-            expect_attention(dense_decode_scores(other.q, other.kv, other.softmax)[0], other, everything(other))
+            expect_dense(other, None, "auto")
     monkeypatch.setattr(native, "library", lambda: None)
     assert native.description() == "torch"
     with pytest.raises(KernelError, match="no library"):
         decode_scores(good.q, good.kv, pooling="max", implementation="native")
-    expect_attention(dense_decode_scores(good.q, good.kv, good.softmax)[0], good, everything(good))
+    expect_dense(good, None, "auto")

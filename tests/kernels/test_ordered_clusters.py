@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import fast_attention
+from kernel_checks import every_index as all_implementations
+from kernel_checks import fast_attention, threads
+from kernel_checks import index_implementations as implementations
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -19,8 +21,6 @@ from saccade.kernels._cluster_tree import Planted
 from saccade.kernels.ordered_clusters.api import ordered_clusters
 
 built = "native" in fast_attention
-all_implementations = ("reference", "native") if built else ("reference",)
-implementations = st.sampled_from(all_implementations)
 
 Call = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """Keys, labels, centroids, parents, tops and lengths."""
@@ -154,18 +154,15 @@ def test_a_broken_key_is_not_hidden(implementation: str) -> None:
 
 
 @pytest.mark.skipif(not built, reason="no library was built")
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_is_the_reference(threads: int, dtype: torch.dtype) -> None:
+def test_native_is_the_reference(count: int, dtype: torch.dtype) -> None:
     """All whole numbers and centroids bit by bit; radii, sums in another order, to one step of float32."""
     shapes = ((128, 64, 8), (128, 64, 8), (77, 39, 7), (300, 100, 64))
     for seed, shape in enumerate(shapes):
         call = random_call(shape, 24, 128, dtype, seed=seed, poisoned=False)
-        torch.set_num_threads(threads)
-        try:
+        with threads(count):
             found, wanted = (ordered_clusters(*call, implementation=name) for name in ("native", "reference"))
-        finally:
-            torch.set_num_threads(1)
         for field in fields(Planted):
             one, other = getattr(found, field.name), getattr(wanted, field.name)
             if "radii" in field.name:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
-from kernel_caches import Case, cases, make_case
-from kernel_checks import attention_implementations, fast_attention, poolings, takes
+from kernel_caches import Case, cases, int32, make_case
+from kernel_checks import attention_implementations, every_attention, fast_attention, poolings, takes, threads
 from torch import Tensor
 
 import oracles
@@ -27,12 +27,9 @@ pages = st.sampled_from((1, 3, 16))
 
 def poisoned(case: Case, page: int, spare: int = 2) -> tuple[Tensor, Tensor]:
     count = -(-case.kv.rows.max_len // page) + spare
-    shape = (len(case.lengths), case.kv.kv_heads, count, case.kv.head_dim)
-    return torch.full(shape, torch.nan, dtype=case.kv.k.dtype), torch.full(shape, torch.nan, dtype=case.kv.k.dtype)
-
-
-def int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+    shape = (2, len(case.lengths), case.kv.kv_heads, count, case.kv.head_dim)
+    lower, upper = torch.full(shape, torch.nan, device=case.kv.k.device).to(case.kv.k.dtype)
+    return lower, upper
 
 
 def expect_update(
@@ -40,7 +37,7 @@ def expect_update(
 ) -> None:
     """Update fresh bounds: touched pages are right, the others hold what they held."""
     lower, upper = poisoned(case, page)
-    changed = int32(starts)
+    changed = int32(starts, lower.device)
     update_page_bounds(
         lower, upper, case.kv, page=page, start=changed, count=count, filled=filled, implementation=implementation
     )
@@ -67,7 +64,7 @@ def test_only_touched_pages_are_recomputed(
     expect_update(case, page, starts, count, implementation, data.draw(st.booleans()))
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 @pytest.mark.parametrize("page", [1, 2, 3, 4])
 def test_every_start_and_count(page: int, implementation: Implementation) -> None:
     case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, head_dim=16, padding=1)
@@ -77,11 +74,11 @@ def test_every_start_and_count(page: int, implementation: Implementation) -> Non
                 expect_update(case, page, [start, max(start - 2, 0)], count, implementation, filled)
 
 
-def fresh(case: Case, page: int) -> tuple[Tensor, Tensor]:
+def fresh(case: Case, page: int, implementation: Implementation = "auto") -> tuple[Tensor, Tensor]:
     """The bounds of all tokens, NaN in the pages beyond them."""
     lower, upper = poisoned(case, page)
-    start = int32([0] * len(case.lengths))
-    update_page_bounds(lower, upper, case.kv, page=page, start=start, count=case.kv.rows.max_len)
+    start, longest = torch.zeros_like(case.kv.rows.seq_lens), case.kv.rows.max_len
+    update_page_bounds(lower, upper, case.kv, page=page, start=start, count=longest, implementation=implementation)
     return lower, upper
 
 
@@ -143,11 +140,8 @@ def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation
     """Enough bytes that two threads share them, and a row that needs fewer pages than the other."""
     case = make_case(layout="buffer", lengths=[1100, 500], kv_heads=2, group=3, head_dim=96)
     lower, upper = fresh(case, 1)
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         scores = scores_of(case, (lower, upper), 1, implementation, pooling=pooling)
-    finally:
-        torch.set_num_threads(1)
     expect_page_scores(scores, case, 1, lower.shape[2], pooling)
     alone = scores_of(case, (lower, upper), 1, implementation, pooling=pooling)
     if implementation == "native":
@@ -168,7 +162,7 @@ def test_queries_that_are_no_bfloat16_numbers_lose_nothing(head_dim: int, implem
         expect_page_scores(scores, asked, 1, lower.shape[2], "each")
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     """Nothing of its bounds is read; the other rows are scored as they are alone."""
     case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
@@ -187,7 +181,7 @@ def test_large_groups_are_bounded_in_parts(group: int) -> None:
         expect_page_scores(scores, case, 16, lower.shape[2], pooling)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 def test_a_query_that_is_no_number_does_not_pass_for_one(implementation: Implementation) -> None:
     case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=1, head_dim=16)
     lower, upper = fresh(case, 4)
@@ -223,7 +217,7 @@ def test_bounds_that_the_library_cannot_take_are_named(monkeypatch: pytest.Monke
         page_scores(good.q, lower, upper, lengths, page=16, pooling="max", implementation="native")
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 def test_rewritten_keys_leave_no_trace(implementation: Implementation) -> None:
     """Rectification shrinks a bound: a running minimum and maximum would keep the old one."""
     case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=1, head_dim=16)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_caches import Case, cases, make_case
-from kernel_checks import attention_implementations, fast_attention, poolings, takes
-from test_page_bounds import expect_page_scores, int32, scores_of
+from kernel_caches import Case, cases, int32, make_case
+from kernel_checks import attention_implementations, every_attention, fast_attention, poolings, takes, threads
+from test_page_bounds import expect_page_scores, scores_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -68,16 +68,8 @@ def expect_update(
     case: Case, blocks: Blocks, page: int, starts: list[int], count: int, implementation: Implementation
 ) -> None:
     """Update fresh bounds: touched pages are right, all other memory holds what it held."""
-    update_page_bounds(
-        blocks.lower,
-        blocks.upper,
-        case.kv,
-        page=page,
-        start=int32(starts),
-        count=count,
-        table=blocks.table,
-        implementation=implementation,
-    )
+    given: Any = {"page": page, "start": int32(starts), "count": count, "table": blocks.table}
+    update_page_bounds(blocks.lower, blocks.upper, case.kv, **given, implementation=implementation)
     written = 0
     for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
         touched = {position // page for position in range(start, min(start + count, length))}
@@ -103,7 +95,7 @@ def test_only_touched_pages_are_recomputed(
     expect_update(case, scattered(case, page, per_block), page, starts, count, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 def test_every_start_and_count(implementation: Implementation) -> None:
     case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, head_dim=16, padding=1)
     for page, per_block in ((1, 2), (2, 2), (3, 1)):
@@ -113,7 +105,7 @@ def test_every_start_and_count(implementation: Implementation) -> None:
                 expect_update(case, blocks, page, [start, max(start - 2, 0)], count, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 def test_rows_that_share_a_block(implementation: Implementation) -> None:
     """One row touches the page that is the other's last and which that one does not touch."""
     case = make_case(layout="buffer", lengths=[8, 8], kv_heads=1, group=1, head_dim=16)
@@ -153,7 +145,7 @@ def test_page_scores_match_the_oracle(
     expect_page_scores(scores, case, page, scores.shape[2], pooling)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 @pytest.mark.parametrize("more", [-2, 0])
 def test_fewer_pages_than_there_is_room_for_without_a_table(more: int, implementation: Implementation) -> None:
     case = make_case(layout="buffer", lengths=[37, 20], kv_heads=2, group=2, head_dim=16)
@@ -163,7 +155,7 @@ def test_fewer_pages_than_there_is_room_for_without_a_table(more: int, implement
     expect_page_scores(scores, case, 4, 10 + more, "max")
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast_attention])
+@pytest.mark.parametrize("implementation", every_attention)
 def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     """Its table says nothing, and nothing is read through it."""
     case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
@@ -237,19 +229,9 @@ def test_the_reference_does_not_synchronise_with_the_host() -> None:
             torch.empty(6, 16, 2, 8), torch.empty(6, 16, 2, 8), Rows(zeros[:, None].expand(-1, 3), zeros, zeros + 1, 40)
         )
         lower, upper = torch.empty(6, 2, 2, 8), torch.empty(6, 2, 2, 8)
-        table = zeros[:, None].expand(-1, 3)
-        update_page_bounds(lower, upper, kv, page=8, start=zeros, count=17, table=table, implementation="reference")
-        scores = page_scores(
-            torch.empty(2, 4, 8),
-            lower,
-            upper,
-            zeros,
-            page=8,
-            pooling="max",
-            table=table,
-            pages=5,
-            implementation="reference",
-        )
+        given: Any = {"page": 8, "table": zeros[:, None].expand(-1, 3), "implementation": "reference"}
+        update_page_bounds(lower, upper, kv, start=zeros, count=17, **given)
+        scores = page_scores(torch.empty(2, 4, 8), lower, upper, zeros, pooling="max", pages=5, **given)
         assert scores.shape == (2, 2, 5)
 
 
@@ -262,9 +244,8 @@ def test_many_pages(dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPa
     case = make_case(layout="buffer", lengths=[900, 266], kv_heads=3, group=5, head_dim=96, dtype=dtype)
     blocks = filled(case, 2, 3)
     scores = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        scores.append(blocks.scores(case, 2, "native", pages=450))
-    torch.set_num_threads(1)
+    for count in (1, 2):
+        with threads(count):
+            scores.append(blocks.scores(case, 2, "native", pages=450))
     expect_page_scores(scores[0], case, 2, 450, "max")
     assert torch.equal(scores[0], scores[1])

@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_caches import Case, make_case
+from kernel_caches import Case, int32, make_case
 from kernel_checks import fast_attention, poolings
 from quantised import FP8, expect_bound_scores, expect_bounds, expect_everything, quantised, quantised_cases
 from test_hybrid_decode import flags
-from test_page_bounds import int32
 from test_sparse_decode import choose
 
 from saccade.errors import KernelError

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import every_index
 from kernel_checks import fast_index as fast
 from kernel_checks import index_implementations as implementations
 from torch import Tensor
@@ -35,10 +36,20 @@ def lists_of(ranked: list[list[list[int]]], width: int) -> tuple[Tensor, Tensor]
     return torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
 
 
+def ranked_of(ids: Tensor, counts: Tensor) -> list[list[list[int]]]:
+    """What `lists_of` was given."""
+    both = zip(ids.tolist(), counts.tolist(), strict=True)
+    return [[own[:count] for own, count in zip(*row, strict=True)] for row in both]
+
+
 def expect_union(
     ranked: list[list[list[int]]], width: int, universe: int, limit: int, implementation: Implementation
 ) -> None:
     merged, found = rank_union(*lists_of(ranked, width), limit, universe=universe, implementation=implementation)
+    expect_merged(merged, found, ranked, limit)
+
+
+def expect_merged(merged: Tensor, found: Tensor, ranked: list[list[list[int]]], limit: int) -> None:
     assert merged.dtype == found.dtype == torch.int32
     assert merged.shape == (len(ranked), 1, limit)
     assert found.shape == (len(ranked), 1)
@@ -73,7 +84,7 @@ def test_rank_union_matches_the_oracle(
     expect_union(ranked, width, universe, limit, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast])
+@pytest.mark.parametrize("implementation", every_index)
 def test_heads_take_turns(implementation: Implementation) -> None:
     """The worked example: second choices come after every head's first choice, lower head first."""
     ids = torch.tensor([[[5, 1, 7], [5, 3, 1], [2, 9, 0]]], dtype=torch.int32)
@@ -81,7 +92,7 @@ def test_heads_take_turns(implementation: Implementation) -> None:
     assert merged.tolist() == [[[1, 2, 3, 5]]]
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast])
+@pytest.mark.parametrize("implementation", every_index)
 @pytest.mark.parametrize("limit", [1, 700, 4000])
 def test_many_heads_of_a_wide_universe(limit: int, implementation: Implementation) -> None:
     """Positions up to the last of 10,000, in rows that are parts of wider ones."""
@@ -89,11 +100,7 @@ def test_many_heads_of_a_wide_universe(limit: int, implementation: Implementatio
     ids = random_order[:, ::2, :900]
     counts = torch.tensor([[900, 0, 17, 899, 900], [1, 1, 0, 0, 500]], dtype=torch.int32)
     merged, found = rank_union(ids, counts, limit, universe=10_000, implementation=implementation)
-    for row in range(2):
-        ranked = [list(choices[:count]) for choices, count in zip(ids[row].tolist(), counts[row].tolist(), strict=True)]
-        wanted = sorted(oracles.rank_union(ranked, limit))
-        assert found[row].tolist() == [len(wanted)]
-        assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
+    expect_merged(merged, found, ranked_of(ids, counts), limit)
 
 
 @pytest.mark.parametrize("wrong", [-1, 5, 2**31 - 1, -(2**31)] if "native" in fast else [])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_caches import Case, cases, make_case
+from kernel_caches import Case, cases, int32, make_case
 from kernel_checks import (
     attention_implementations,
     everything,
@@ -43,8 +43,14 @@ def choose(case: Case, sets: str, unit: int, slack: int, seed: int) -> tuple[Sel
         [oracles.unit_tokens(row[head * groups // query_heads], unit, length) for head in range(query_heads)]
         for row, length in zip(chosen, case.lengths, strict=True)
     ]
-    selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32), unit)
-    return selection, tokens
+    return Selection(int32(ids, case.q.device), int32(counts, case.q.device), unit), tokens
+
+
+def expect_sparse(case: Case, sets: str, unit: int, slack: int, seed: int, implementation: Implementation) -> None:
+    """Attention to sets drawn by `choose`."""
+    selection, tokens = choose(case, sets, unit, slack, seed)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    expect_attention(out, case, tokens)
 
 
 @given(
@@ -59,9 +65,7 @@ def test_sparse_decode_matches_the_oracle(
     case: Case, implementation: Implementation, sets: str, unit: int, slack: int, seed: int
 ) -> None:
     assume(takes(implementation, case))
-    selection, tokens = choose(case, sets, unit, slack, seed)
-    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
-    expect_attention(out, case, tokens)
+    expect_sparse(case, sets, unit, slack, seed, implementation)
 
 
 @given(cases(), attention_implementations, st.sampled_from((1, 16)))
@@ -69,7 +73,7 @@ def test_a_set_of_everything_is_dense_attention(case: Case, implementation: Impl
     assume(takes(implementation, case))
     units = [-(-length // unit) for length in case.lengths]
     ids = [[[*range(count), *[-1] * (max(units) - count)]] for count in units]
-    selection = Selection(torch.tensor(ids, dtype=torch.int32), torch.tensor(units, dtype=torch.int32)[:, None], unit)
+    selection = Selection(int32(ids), int32(units)[:, None], unit)
     out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
     expect_attention(out, case, everything(case))
 
@@ -84,7 +88,7 @@ def test_sets_wide_enough_for_the_bfloat16_product(
     sizes = {"lengths": [900], "kv_heads": 2, "group": 2, "head_dim": head_dim}
     case = make_case(layout=layout, **sizes, dtype=torch.bfloat16, padding=7)
     chosen = sorted(random.Random(0).sample(range(900), count))
-    selection = Selection(torch.tensor([[chosen]], dtype=torch.int32), torch.tensor([[count]], dtype=torch.int32))
+    selection = Selection(int32([[chosen]]), int32([[count]]))
     out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
     expect_attention(out, case, [[chosen] * 4])
 

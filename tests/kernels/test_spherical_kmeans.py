@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kernel_checks import fast_attention
+from kernel_checks import every_index as all_implementations
+from kernel_checks import fast_attention, threads
+from kernel_checks import index_implementations as implementations
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -17,8 +19,6 @@ from saccade.kernels.spherical_kmeans import reference
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 
 built = "native" in fast_attention
-all_implementations = ("reference", "native") if built else ("reference",)
-implementations = st.sampled_from(all_implementations)
 
 # Vectors have unit length: an inner product of 8 terms errs by at most gamma(9) < 1e-6 in float32, a centroid's
 # component by a few units more in each of 10 iterations. Decisions closer than this may fall either way.
@@ -72,6 +72,17 @@ def dot(one: list[float], other: list[float]) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))
 
 
+def expect_problem(vectors: Tensor, made: int, iterations: int, labels: Tensor, centroids: Tensor) -> None:
+    """One problem against float64."""
+    try:
+        wanted, wanted_centroids = naive(vectors.double().tolist(), made, iterations)
+    except CloseDecisionError:
+        assume(False)
+    assert labels.tolist() == wanted
+    error = (centroids.double().cpu() - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max()
+    assert error <= MARGIN / 10
+
+
 def expect_parts(vectors: Tensor, sizes: list[tuple[int, int]], iterations: int, implementation: str) -> None:
     """Problems of the first n vectors and l clusters: each against float64 alone, the rest of its memory poisoned."""
     width, clusters = vectors.shape[1], max(1, *(made for _, made in sizes))
@@ -92,29 +103,17 @@ def expect_parts(vectors: Tensor, sizes: list[tuple[int, int]], iterations: int,
     for problem, (count, made) in enumerate(sizes):
         assert labels[problem, count:].tolist() == [clusters] * (width - count)
         assert not centroids[problem, made:].any()
-        if count == 0:
-            continue
-        try:
-            wanted, wanted_centroids = naive(vectors[problem, :count].double().tolist(), made, iterations)
-        except CloseDecisionError:
-            assume(False)
-        assert labels[problem, :count].tolist() == wanted
-        found = centroids[problem, :made].double().cpu()
-        assert (found - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max() <= MARGIN / 10
+        if count:
+            own = labels[problem, :count], centroids[problem, :made]
+            expect_problem(vectors[problem, :count], made, iterations, *own)
 
 
 def expect(vectors: Tensor, clusters: int, iterations: int, implementation: str) -> None:
     labels, centroids = spherical_kmeans(vectors, clusters, iterations=iterations, implementation=implementation)
     assert labels.shape == vectors.shape[:2]
     assert centroids.shape == (vectors.shape[0], clusters, vectors.shape[2])
-    for head, content in enumerate(vectors.double().tolist()):
-        try:
-            wanted, wanted_centroids = naive(content, clusters, iterations)
-        except CloseDecisionError:
-            assume(False)
-        assert labels[head].tolist() == wanted
-        error = (centroids[head].double() - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max()
-        assert error <= MARGIN / 10
+    for own in zip(vectors, labels, centroids, strict=True):
+        expect_problem(own[0], clusters, iterations, *own[1:])
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -173,19 +172,16 @@ def test_parts_with_ties_and_empty_clusters(
 
 
 @pytest.mark.parametrize("implementation", all_implementations)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_parts_are_what_they_are_alone(implementation: str, threads: int) -> None:
+@pytest.mark.parametrize("threads_used", [1, 3])
+def test_parts_are_what_they_are_alone(implementation: str, threads_used: int) -> None:
     """Bit by bit, but for products in plain torch, whose rounding depends on the shape of the whole matrix."""
     vectors = unit(torch.randn(24, 128, 32, generator=torch.Generator().manual_seed(0)))
     counts = torch.tensor([128, 0, 1, 77, 2, 128, 100, 3] * 3)
     cluster_counts = -(-counts // 2)
-    torch.set_num_threads(threads)
-    try:
+    with threads(threads_used):
         labels, centroids = spherical_kmeans(
             vectors, 64, counts=counts, cluster_counts=cluster_counts, implementation=implementation
         )
-    finally:
-        torch.set_num_threads(1)
     for problem, (count, made) in enumerate(zip(counts.tolist(), cluster_counts.tolist(), strict=True)):
         if count:
             alone = spherical_kmeans(vectors[problem : problem + 1, :count], made, implementation=implementation)
@@ -268,11 +264,8 @@ def test_threads_change_nothing(problems: int, count: int, clusters: int) -> Non
     """Those that share a problem, and those that take small ones whole."""
     vectors = unit(torch.randn(problems, count, 32))
     alone = spherical_kmeans(vectors, clusters, implementation="native")
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         shared = spherical_kmeans(vectors, clusters, implementation="native")
-    finally:
-        torch.set_num_threads(1)
     assert shared[0].equal(alone[0])
     assert shared[1].equal(alone[1])
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 import torch
-from kernel_caches import Case
-from kernel_checks import everything, expect_attention, expect_scores, fast_attention
+from kernel_caches import Case, int32
+from kernel_checks import expect_attention, expect_dense, fast_attention, threads
 from test_column_keys import columns, expect_guarded, guarded
 from test_hybrid_decode import check
-from test_page_bounds import expect_update, int32, poisoned
+from test_page_bounds import expect_update, poisoned
 from test_paged_bounds import expect_update as expect_paged_update
 from test_paged_bounds import scattered
 from test_sparse_decode import choose
@@ -67,11 +67,8 @@ def test_in_rows() -> None:
 def test_all_tokens(page: int, group: int, head_dim: int) -> None:
     case = tiles(page, group=group, head_dim=head_dim)
     for pooling in (None, *get_args(Pooling)):
-        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation=IMPLEMENTATION)
-        expect_attention(out, case, everything(case))
-        assert (scores is None) == (pooling is None)
+        _, scores = expect_dense(case, pooling, IMPLEMENTATION)
         if pooling is not None and scores is not None:
-            expect_scores(scores, case, pooling)
             alone = decode_scores(case.q, case.kv, pooling=pooling, implementation=IMPLEMENTATION)
             assert not NATIVE or torch.equal(scores, alone)
 
@@ -104,12 +101,8 @@ def test_heads_that_differ_and_a_cap_and_sinks() -> None:
 
 def test_two_threads() -> None:
     case = tiles(32, lengths=[2100, 7, 1200], kv_heads=1, group=2, head_dim=64)
-    torch.set_num_threads(2)
-    try:
-        out, _ = dense_decode_scores(case.q, case.kv, case.softmax, pooling="mean", implementation=IMPLEMENTATION)
-    finally:
-        torch.set_num_threads(1)
-    expect_attention(out, case, everything(case))
+    with threads(2):
+        expect_dense(case, "mean", IMPLEMENTATION)
 
 
 @pytest.mark.parametrize("width", [4, 8, 16, 0])
@@ -154,7 +147,7 @@ def test_what_the_library_cannot_take_is_named_and_read_in_rows(monkeypatch: pyt
     monkeypatch.setattr(native, "reads_tiles", lambda *sizes: False)
     with pytest.raises(KernelError, match="in tiles, and this machine has no products of bfloat16 pairs"):
         dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
-    expect_attention(dense_decode_scores(case.q, case.kv, case.softmax)[0], case, everything(case))
+    expect_dense(case, None, "auto")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import INTERPRETED, every_index, fewer, threads
 from kernel_checks import fast_index as fast
 from kernel_checks import index_implementations as implementations
 from torch import Tensor
@@ -21,21 +22,23 @@ from saccade.kernels._share import Share
 from saccade.kernels.topk.api import Order, topk, topk_and_last
 
 STYLES = ("distinct", "clustered", "constant", "masked", "forced", "zeros")
+DEVICE_STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
+"""Of rows that kernels for devices cut into parts and blocks."""
 
 
-def make_scores(style: str, shape: tuple[int, int, int], seed: int) -> Tensor:
-    random = torch.Generator().manual_seed(seed)
-    scores = torch.randn(shape, generator=random)
-    coin = torch.rand(shape, generator=random)
+def make_scores(style: str, shape: tuple[int, int, int], seed: int, device: str = "cpu", wide: int = 1) -> Tensor:
+    """`wide`: so many times as many neighbours are best, and so many times fewer are forced."""
+    random = torch.Generator(device).manual_seed(seed)
+    scores, coin = (draw(shape, generator=random, device=device) for draw in (torch.randn, torch.rand))
     return {
         "distinct": scores,
         "clustered": scores.round(),
-        "neighbours": scores + 9.0 * (torch.arange(shape[2]) // 100 == 2),
+        "neighbours": scores + 9.0 * (torch.arange(shape[2], device=device) // (100 * wide) == 2),
         "constant": torch.full_like(scores, -2.5),
         "lowest": torch.full_like(scores, -math.inf),
         "highest": torch.full_like(scores, math.inf),
         "masked": scores.masked_fill(coin < 0.7, -math.inf),
-        "forced": scores.masked_fill(coin < 0.2, math.inf).masked_fill(coin > 0.6, -math.inf),
+        "forced": scores.masked_fill(coin < 0.2 / wide, math.inf).masked_fill(coin > 0.6 / wide, -math.inf),
         "zeros": torch.where(coin < 0.5, -0.0, 0.0),
         "tiny": scores * 1e-41,  # denormal
     }[style]
@@ -74,12 +77,13 @@ def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order, implem
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
+@fewer(40)
 @given(
-    st.sampled_from(STYLES),
-    st.lists(st.floats(0, 1), min_size=1, max_size=3),
-    st.integers(1, 3),
+    st.sampled_from(DEVICE_STYLES if INTERPRETED else STYLES),
+    st.lists(st.floats(0, 1), min_size=1, max_size=2 if INTERPRETED else 3),
+    st.integers(1, 2 if INTERPRETED else 3),
     st.one_of(st.integers(1, 40), st.integers(100, 400)),
-    st.one_of(st.integers(1, 9), st.integers(1, 450)),
+    st.one_of(st.integers(1, 9), st.integers(1, 200 if INTERPRETED else 450)),
     st.sampled_from(("position", "score")),
     implementations,
     st.integers(0, 2**31),
@@ -101,6 +105,7 @@ def test_topk_matches_the_oracle(
     expect_topk(scores, lengths, k, order, implementation)
 
 
+@fewer(40)
 @given(
     st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30),
     st.integers(1, 30),
@@ -111,7 +116,7 @@ def test_any_floats(values: list[float], k: int, order: Order, implementation: I
     expect_topk(torch.tensor([[values]]), [len(values)], k, order, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast])
+@pytest.mark.parametrize("implementation", every_index)
 @pytest.mark.parametrize("style", STYLES)
 def test_every_k(style: str, implementation: Implementation) -> None:
     """Among few distinct scores the cut falls between equals for almost every k."""
@@ -158,7 +163,7 @@ def test_rows_unlike_their_sample(kind: str, lanes: int, order: Order, monkeypat
     expect_topk(row[..., :30_001], [29_999], 20_000, order, "native")
 
 
-@pytest.mark.parametrize("implementation", ["reference", *fast])
+@pytest.mark.parametrize("implementation", every_index)
 def test_rows_by_strides(implementation: Implementation) -> None:
     """A part of wider rows, rows that share memory, and numbers that are not neighbours."""
     wide = make_scores("clustered", (2, 3, 700), 5)
@@ -178,11 +183,8 @@ def test_two_threads_choose_the_same(style: str) -> None:
     scores = make_scores(style, (2, 3, 100_000), 2)
     lengths = torch.tensor([100_000, 70_001], dtype=torch.int32)
     alone = topk(scores, lengths, 999, order="score", implementation="native")
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         together = topk(scores, lengths, 999, order="score", implementation="native")
-    finally:
-        torch.set_num_threads(1)
     assert torch.equal(alone[0], together[0])
     assert torch.equal(alone[1], together[1])
 
@@ -232,11 +234,12 @@ def expect_topk_and_last(
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
+@fewer(40)
 @given(
-    st.sampled_from(STYLES),
-    st.lists(st.floats(0, 1), min_size=1, max_size=3),
-    st.integers(1, 50),
-    st.integers(0, 60),
+    st.sampled_from(DEVICE_STYLES if INTERPRETED else STYLES),
+    st.lists(st.floats(0, 1), min_size=1, max_size=2 if INTERPRETED else 3),
+    st.integers(1, 300 if INTERPRETED else 50),
+    st.integers(0, 150 if INTERPRETED else 60),
     st.integers(0, 5),
     st.integers(1, 5),
     shares,

@@ -29,6 +29,16 @@ class Compiled:
     spilled: int
 
 
+def pointers(signature: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name, kind in signature.items() if kind.startswith("*"))
+
+
+def expect_fit(compiled: Compiled, registers: int) -> None:
+    """Nothing is spilled, and a thread has no more registers than these."""
+    assert compiled.spilled == 0
+    assert compiled.registers <= registers, compiled.registers
+
+
 def compile_kernel(
     module: str,
     kernel: str,

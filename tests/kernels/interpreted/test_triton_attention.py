@@ -10,10 +10,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_caches import Case, cases, make_case
-from kernel_checks import everything, expect_attention, expect_other_rows, expect_scores, poolings, with_other_rows
+from kernel_caches import Case, cases, int32, make_case
+from kernel_checks import (
+    everything,
+    expect_attention,
+    expect_dense,
+    expect_other_rows,
+    expect_scores,
+    poolings,
+    with_other_rows,
+)
+from quantised import expect_everything, quantised
 from test_hybrid_decode import Flags, check, flags
-from test_sparse_decode import choose
+from test_sparse_decode import choose, expect_sparse
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -21,7 +30,7 @@ from saccade.kernels._triton import plan
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Pooling, Rows, Selection, Softmax, Workspace
+from saccade.types import KVView, Pooling, Selection, Softmax, Workspace
 from walking import drawn
 
 BLOCK = 16
@@ -40,11 +49,7 @@ def _several_parts() -> Iterator[None]:
 @few
 @given(rows_of_several_parts, st.one_of(st.none(), poolings))
 def test_dense_decode_scores_matches_the_oracle(case: Case, pooling: Pooling | None) -> None:
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
-    expect_attention(out, case, everything(case))
-    assert (scores is None) == (pooling is None)
-    if scores is not None and pooling is not None:
-        expect_scores(scores, case, pooling, ended=False)
+    expect_dense(case, pooling, "triton")
 
 
 @few
@@ -62,8 +67,7 @@ def test_decode_scores_matches_the_oracle(case: Case, pooling: Pooling) -> None:
     st.integers(0, 2**31),
 )
 def test_sparse_decode_matches_the_oracle(case: Case, sets: str, unit: int, slack: int, seed: int) -> None:
-    selection, tokens = choose(case, sets, unit, slack, seed)
-    expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton"), case, tokens)
+    expect_sparse(case, sets, unit, slack, seed, "triton")
 
 
 @few
@@ -89,20 +93,15 @@ def test_hybrid_decode_matches_the_oracle(
 def test_rows_shorter_than_the_bound_and_than_the_parts(pooling: Pooling, layout: str) -> None:
     """Parts without a token weigh nothing."""
     case = make_case(layout=layout, lengths=[200, 1, 33], kv_heads=1, group=2, head_dim=16, padding=7, loose=60)
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
-    assert scores is not None
-    expect_scores(scores, case, pooling, ended=False)
-    expect_attention(out, case, everything(case))
+    expect_dense(case, pooling, "triton")
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 17])
 def test_any_number_of_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "split_counts", lambda streams, _: (parts,) * len(streams))
     case = make_case(layout="buffer", lengths=[100, 7], kv_heads=2, group=2, head_dim=16, padding=7)
-    out, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="triton")
-    expect_attention(out, case, everything(case))
-    selection, tokens = choose(case, "kv", 1, 3, 0)
-    expect_attention(sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton"), case, tokens)
+    expect_dense(case, None, "triton")
+    expect_sparse(case, "kv", 1, 3, 0, "triton")
     check(case, "triton", "kv", 4, (True, False), "max", None, 0)
 
 
@@ -110,10 +109,7 @@ def test_any_number_of_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_groups_around_the_size_of_a_tile(group: int) -> None:
     case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=group, head_dim=16)
     for pooling in get_args(Pooling):
-        out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="triton")
-        assert scores is not None
-        expect_scores(scores, case, pooling, ended=False)
-        expect_attention(out, case, everything(case))
+        expect_dense(case, pooling, "triton")
 
 
 def test_one_call_twice_is_bitwise_the_same() -> None:
@@ -133,35 +129,16 @@ def test_sixty_four_heads_are_told_apart() -> None:
 @pytest.mark.parametrize("per_head", [True, False])
 def test_a_quantised_cache_is_scaled(dtype: torch.dtype, per_head: bool) -> None:
     plain = make_case(layout="buffer", lengths=[50, 9], kv_heads=2, group=2, head_dim=16, padding=7)
-    rounded = replace(plain.kv, k=plain.kv.k.to(dtype), v=plain.kv.v.to(dtype))
     k_scale = torch.tensor([0.5, 2.0]) if per_head else torch.tensor(2.0)
-    v_scale = torch.tensor([4.0, 0.25])
-    scaled = replace(rounded, k_scale=k_scale, v_scale=v_scale)
-    # Powers of two scale exactly: the oracle reads the scaled numbers.
-    k = rounded.k.float() * k_scale.expand(2)[:, None]
-    v = rounded.v.float() * v_scale[:, None]
-    case = replace(plain, kv=scaled, keys=_logical(k, scaled.rows), values=_logical(v, scaled.rows))
-    out, scores = dense_decode_scores(case.q, scaled, Softmax(0.3), pooling="each", implementation="triton")
-    assert scores is not None
-    expect_scores(scores, case, "each", ended=False)
-    expect_scores(decode_scores(case.q, scaled, pooling="mean", implementation="triton"), case, "mean")
-    expect_attention(out, case, everything(case))
-    check(case, "triton", "kv", 1, (False, True), None, None, 0)
+    case = quantised(plain, k_scale, torch.tensor([4.0, 0.25]), torch.float32, dtype)
+    for pooling in ("each", "mean"):
+        expect_everything(case, "triton", "kv", 1, pooling, (False, True))
 
 
-def test_a_query_wider_or_narrower_than_the_cache() -> None:
-    narrow = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16, dtype=torch.float16)
-    case = replace(narrow, q=narrow.q.float() * (1 + 2.0**-14))
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation="triton")
-    assert scores is not None
-    expect_scores(scores, case, "max", ended=False)
-    expect_attention(out, case, everything(case))
-    wide = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16)
-    case = replace(wide, q=wide.q.half())
-    out, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling="max", implementation="triton")
-    assert scores is not None
-    expect_scores(scores, case, "max", ended=False)
-    expect_attention(out, case, everything(case))
+@pytest.mark.parametrize(("cache", "query"), [(torch.float16, torch.float32), (torch.float32, torch.float16)])
+def test_a_query_wider_or_narrower_than_the_cache(cache: torch.dtype, query: torch.dtype) -> None:
+    case = make_case(layout="buffer", lengths=[50], kv_heads=2, group=2, head_dim=16, dtype=cache)
+    expect_dense(replace(case, q=(case.q.float() * (1 + 2.0**-14)).to(query)), "max", "triton")
 
 
 def test_a_call_that_the_kernels_cannot_take_is_refused() -> None:
@@ -217,20 +194,9 @@ def test_long_bounds_make_no_more_programs_than_rounds_are_worth(rows: int) -> N
 def test_a_set_of_one_token_far_from_the_others_is_found() -> None:
     """The last id of a long set, in the last part, whose key alone matters."""
     case = make_case(layout="paged", lengths=[90], kv_heads=1, group=1, head_dim=16, style="peaked", padding=7)
-    ids = torch.tensor([[[*range(0, 80, 2), 89, *[-1] * 30]]], dtype=torch.int32)
-    selection = Selection(ids, torch.tensor([[41]], dtype=torch.int32))
+    selection = Selection(int32([[[*range(0, 80, 2), 89, *[-1] * 30]]]), int32([[41]]))
     out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton")
     expect_attention(out, case, [[[*range(0, 80, 2), 89]]])
-
-
-def _logical(storage: Tensor, rows: Rows) -> list[list[list[list[float]]]]:
-    """Numbers of a buffer `[B, capacity, Hkv, d]` per row, head and position."""
-    assert rows.bounds is not None
-    table = rows.page_table[:, 0].tolist()
-    return [
-        storage[page, start : start + length].transpose(0, 1).double().tolist()
-        for page, (start, length) in zip(table, rows.bounds, strict=True)
-    ]
 
 
 @few

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compiling import compile_kernel
+from compiling import compile_kernel, expect_fit
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
@@ -89,6 +89,5 @@ def test_compiles_without_spills(head_dim: int, capability: int) -> None:
         (*pointers, *indexes, *steps),
         capability=capability,
     )
-    assert compiled.spilled == 0
-    assert compiled.registers <= 128
+    expect_fit(compiled, 128)
     assert "cp.async" in compiled.ptx

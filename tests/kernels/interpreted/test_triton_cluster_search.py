@@ -7,13 +7,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compiling import compile_kernel
+from compiling import compile_kernel, expect_fit, pointers
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cluster_search import Case, Node, Row, cases, expect_slots, expect_that_holes_change_nothing, naive
+from test_cluster_search import (
+    Case,
+    Node,
+    Row,
+    cases,
+    expect,
+    expect_same,
+    test_rows_search_their_slots,  # noqa: F401 - of the kernels
+    test_units_without_tokens_are_none,  # noqa: F401
+)
 
 from saccade.errors import KernelError
 from saccade.kernels._cluster_tree import SearchWidths
+from saccade.kernels.cluster_search import triton
 from saccade.kernels.cluster_search.api import cluster_search
 from saccade.types import Selection
 from walking import drawn
@@ -25,8 +35,6 @@ SHIPPED: dict[str, int] = {}
 
 
 def search(case: Case, blocks: dict[str, int], **changed: object) -> Selection:
-    from saccade.kernels.cluster_search import triton
-
     with pytest.MonkeyPatch.context() as patch:
         for name, size in blocks.items():
             patch.setattr(triton, name, size)
@@ -34,33 +42,10 @@ def search(case: Case, blocks: dict[str, int], **changed: object) -> Selection:
         return cluster_search(case.q, options.pop("tree", case.tree), case.lengths, **options, implementation="triton")
 
 
-def expect(case: Case, found: Selection) -> None:
-    """What naive loops find."""
-    assert found.ids.dtype == found.counts.dtype == torch.int32
-    for b, row in enumerate(case.rows):
-        for head, query in enumerate(case.queries[b]):
-            tokens = naive(row, head, query, case.budget, case.sinks)
-            assert int(found.counts[b, head]) == len(tokens)
-            assert found.ids[b, head].tolist() == tokens + [-1] * (found.ids.shape[2] - len(tokens))
-
-
 @drawn(20)
 @given(cases(), st.sampled_from((SMALL, SHIPPED)))
 def test_against_naive_loops(case: Case, blocks: dict[str, int]) -> None:
     expect(case, search(case, blocks))
-
-
-@drawn(10)
-@given(cases(), st.randoms(use_true_random=False))
-def test_units_without_tokens_are_none(case: Case, chance: random.Random) -> None:
-    expect_that_holes_change_nothing(case, "triton", chance)
-
-
-@drawn(10)
-@given(cases(), st.data())
-def test_rows_search_their_slots(case: Case, data: st.DataObject) -> None:
-    rows = st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5)
-    expect_slots(case, "triton", data.draw(rows))
 
 
 @drawn(8)
@@ -72,8 +57,7 @@ def test_host_bounds_change_what_they_change_in_the_reference(case: Case, more: 
     wanted = cluster_search(
         case.q, case.tree, case.lengths, **{**case.options, "widths": widths}, implementation="reference"
     )
-    assert found.counts.equal(wanted.counts)
-    assert found.ids.equal(wanted.ids)
+    expect_same(found, wanted)
 
 
 @drawn(5)
@@ -132,9 +116,7 @@ def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: 
         tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)
         wanted = cluster_search(case.q, tree, case.lengths, **case.options, implementation="reference")
         for blocks in ({"SPARE": 1, "PART": 64, "UNITS_PART": 64}, {"SPARE": 10**6, "RANKED": 64}):
-            found = search(case, blocks, tree=tree)
-            assert found.ids.equal(wanted.ids)
-            assert found.counts.equal(wanted.counts)
+            expect_same(search(case, blocks, tree=tree), wanted)
 
 
 def test_a_tree_that_is_no_slice_of_a_contiguous_one_is_refused() -> None:
@@ -181,7 +163,5 @@ NARROWED = {"SPARE": 4, "BLOCK": 64, "RIVALS": 32, "MEMBERS": 8}
 )
 def test_compiles_without_spills(kernel: str, constants: dict[str, int], capability: int) -> None:
     signature = SIGNATURES[kernel]
-    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    compiled = compile_kernel(MODULE, kernel, signature, constants, pointers, capability=capability)
-    assert compiled.spilled == 0
-    assert compiled.registers <= 168  # of 12 warps on a multiprocessor
+    compiled = compile_kernel(MODULE, kernel, signature, constants, pointers(signature), capability=capability)
+    expect_fit(compiled, 168)  # of 12 warps on a multiprocessor

@@ -6,20 +6,32 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Compiled, compile_kernel
+from compiling import Compiled, compile_kernel, expect_fit
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_caches import Case, cases, make_case
+from kernel_caches import Case, cases, int32, make_case
 from kernel_checks import poolings
-from test_page_bounds import expect_page_scores, expect_update, fresh, int32, poisoned, scores_of
+from quantised import expect_bound_scores, expect_bounds, quantised
+from test_page_bounds import (
+    expect_page_scores,
+    expect_update,
+    fresh,
+    poisoned,
+    scores_of,
+    test_a_row_may_have_no_page,  # noqa: F401 - of the kernels
+)
 from test_paged_bounds import expect_update as expect_paged_update
-from test_paged_bounds import filled, scattered
+from test_paged_bounds import (
+    filled,
+    scattered,
+    test_rows_that_share_a_block,  # noqa: F401
+)
+from test_paged_bounds import test_a_row_may_have_no_page as test_a_row_of_a_table_may_have_no_page  # noqa: F401
 
-import oracles
 from saccade.errors import KernelError
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
-from saccade.types import KVView, Pooling, Rows
+from saccade.types import Pooling
 from walking import drawn, in_turn
 
 dtypes = (torch.float32, torch.float16)
@@ -49,19 +61,6 @@ def test_every_start_and_count(page: int, per_block: int) -> None:
         for count in (0, 1, 2, 3, 4, 7, 10):
             starts = [start, max(start - 2, 0)]
             expect_paged_update(case, scattered(case, page, per_block), page, starts, count, "triton")
-
-
-@pytest.mark.parametrize("row", range(3))
-def test_rows_that_share_a_block(row: int) -> None:
-    case = make_case(layout="buffer", lengths=[8, 8], kv_heads=1, group=1, head_dim=16)
-    kv = KVView(case.kv.k, case.kv.v, Rows.on_host(case.kv.rows.page_table[:1].repeat(3, 1), [0] * 3, [8] * 3))
-    lower, upper = torch.full((2, 2, 1, 2, 16), torch.nan)
-    start = int32([8, 8, 8])
-    start[row] = 7
-    table = int32([1, 1, 1])[:, None]
-    update_page_bounds(lower, upper, kv, page=4, start=start, count=1, table=table, implementation="triton")
-    assert (lower[1, 0, 1].tolist(), upper[1, 0, 1].tolist()) == oracles.page_bounds(case.keys[0][0], 4)[1]
-    assert lower[1, 0, 0].isnan().all() and lower[0].isnan().all()
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
@@ -131,23 +130,6 @@ def test_which_queries_meet_tensor_cores() -> None:
     assert not kernels.plan(half[:, :4], bounds, bounds, "max").dot
 
 
-@pytest.mark.parametrize("tabled", [False, True])
-def test_a_row_may_have_no_page(tabled: bool) -> None:
-    """Nothing of its bounds is read, nor of its table."""
-    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
-    if tabled:
-        blocks = filled(case, 4, 2)
-        blocks.table[0] = 10**6
-        lower, upper, table = blocks.lower, blocks.upper, blocks.table
-    else:
-        (lower, upper), table = poisoned(case, 4), None
-        lower[1], upper[1] = -1.0, 2.0
-    scores = page_scores(
-        case.q, lower, upper, int32([0, 9]), page=4, pooling="max", table=table, pages=5, implementation="triton"
-    )
-    assert scores[1, :, :3].isfinite().all()
-
-
 @pytest.mark.parametrize("pooling", ["max", "mean", "each"])
 @pytest.mark.parametrize("dtype", dtypes)
 def test_a_query_that_is_no_number_does_not_pass_for_one(dtype: torch.dtype, pooling: Pooling) -> None:
@@ -160,34 +142,16 @@ def test_a_query_that_is_no_number_does_not_pass_for_one(dtype: torch.dtype, poo
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("query_dtype", dtypes)
+@pytest.mark.parametrize("query", dtypes)
 @pytest.mark.parametrize("pooling", ["max", "mean", "each"])
-def test_quantised(dtype: torch.dtype, query_dtype: torch.dtype, pooling: Pooling) -> None:
+def test_quantised(dtype: torch.dtype, query: torch.dtype, pooling: Pooling) -> None:
     """Bounds hold the cache's numbers as they are stored, and the scores are those of what they stand for."""
-    case = make_case(layout="paged", lengths=[37, 20], kv_heads=2, group=3, head_dim=16, padding=1)
-    scale = torch.tensor([0.25, 3.0])
-    k = case.kv.k.to(dtype)
-    kv = KVView(k, k, case.kv.rows, scale, scale)
-    lower, upper = (torch.zeros(2, 2, 10, 16, dtype=dtype) for _ in range(2))
-    update_page_bounds(lower, upper, kv, page=4, start=int32([0, 0]), count=37, implementation="triton")
-    exact = KVView(k.float(), k.float(), case.kv.rows)
-    below, above = (torch.zeros(2, 2, 10, 16) for _ in range(2))
-    update_page_bounds(below, above, exact, page=4, start=int32([0, 0]), count=37, implementation="reference")
-    assert torch.equal(lower.float(), below) and torch.equal(upper.float(), above)
-    query, lengths = case.q.to(query_dtype), case.kv.rows.seq_lens
-    below, above = (bounds * scale[:, None, None] for bounds in (below, above))
-    wanted = page_scores(query.float(), below, above, lengths, page=4, pooling=pooling, implementation="reference")
-    present = (torch.arange(10) < -(-lengths // 4)[:, None])[:, None].expand_as(wanted)
-    for implementation in ("reference", "triton"):
-        scores = page_scores(
-            query, lower, upper, lengths, page=4, pooling=pooling, k_scale=scale, implementation=implementation
-        )
-        torch.testing.assert_close(scores[present], wanted[present], rtol=1e-5, atol=1e-4)
-    one = page_scores(query, lower, upper, lengths, page=4, pooling=pooling, k_scale=scale[1:], implementation="triton")
-    half = scores.shape[1] // 2
-    for heads, factor, error in ((slice(half), 12, 1e-3), (slice(half, None), 1, 1e-4)):
-        some = present[:, heads]
-        torch.testing.assert_close(one[:, heads][some], wanted[:, heads][some] * factor, rtol=1e-5, atol=error)
+    plain = make_case(layout="paged", lengths=[37, 20], kv_heads=2, group=3, head_dim=16, padding=1)
+    for scale in (torch.tensor([0.25, 3.0]), torch.tensor([3.0])):
+        case = quantised(plain, scale, scale, query, dtype)
+        for implementation in ("reference", "triton"):
+            expect_bounds(case, 4, [0, 0], 37, implementation)
+            expect_bound_scores(case, 4, pooling, implementation)
 
 
 def test_what_it_cannot_take_is_named() -> None:
@@ -256,9 +220,8 @@ def test_scores_compile_without_spills(
     cut = kernels.plan(torch.empty(1, group, head_dim, dtype=numbers), bounds, bounds, pooling)
     assert cut.dot == (dtype == "bf16" and pooling != "mean")
     compiled = compiled_score(dtype, group, head_dim, cut, pooling, capability)
-    assert compiled.spilled == 0
     # At least ten warps on a multiprocessor: fewer could not keep its memory busy.
-    assert compiled.registers <= 200, compiled.registers
+    expect_fit(compiled, 200)
     # Both sides come in 16 bytes per thread and load: eight 16-bit numbers.
     assert compiled.ptx.count("ld.global.v4") >= 2 or "cp.async" in compiled.ptx
     assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot
@@ -271,8 +234,7 @@ def test_quantised_scores_compile_for_what_has_the_type(group: int, head_dim: in
     bounds = torch.empty(1, 1, 1, head_dim, dtype=torch.float8_e4m3fn)
     cut = kernels.plan(torch.empty(1, group, head_dim, dtype=torch.bfloat16), bounds, bounds, pooling)
     compiled = compiled_score("fp8e4nv", group, head_dim, cut, pooling, 90)
-    assert compiled.spilled == 0
-    assert compiled.registers <= 200, compiled.registers
+    expect_fit(compiled, 200)
     assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot == (pooling != "mean")
 
 
@@ -303,7 +265,6 @@ def test_updates_compile_without_spills(head_dim: int, page: int, capability: in
         capability=capability,
         warps=1 if page == 16 else 2,
     )
-    assert compiled.spilled == 0
-    assert compiled.registers <= 128  # sixteen warps on a multiprocessor
+    expect_fit(compiled, 128)  # sixteen warps on a multiprocessor
     assert ("cp.async" in compiled.ptx) == (page > 16)  # a loop
     assert "ld.global.v4" in compiled.ptx or "cp.async" in compiled.ptx

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case
 from kernel_checks import poolings
 from quantised import expect_bound_scores, expect_bounds, expect_everything, quantised_cases
 from test_hybrid_decode import flags
+from test_triton_attention import _several_parts  # noqa: F401 - in every test of this file
 
-from saccade.kernels._triton import plan
 from saccade.types import Pooling
 from walking import drawn
 
 few = drawn(12)
 heads = (8, 16, 24)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _several_parts() -> Iterator[None]:
-    """Programs so small, and a machine so large, that short rows are cut into many parts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "tuning", lambda *_: plan.Tuning(block=16, warps=4, stages=3, resident=8))
-        yield
 
 
 @few

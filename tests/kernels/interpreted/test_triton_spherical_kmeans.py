@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiling import compile_kernel
+from compiling import compile_kernel, expect_fit, pointers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_spherical_kmeans import expect, expect_parts, parts, unit
+from test_spherical_kmeans import (
+    expect,
+    expect_parts,
+    parts,
+    test_opposite_vectors_keep_the_centroid,  # noqa: F401 - of the kernels
+    unit,
+)
 
+from saccade.kernels.spherical_kmeans import triton
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 from walking import drawn
 
@@ -24,8 +31,6 @@ def test_against_float64(
     heads: int, count: int, size: int, iterations: int, seed: int, tiled: bool, compared: bool
 ) -> None:
     """Where all pairs are compared, and where vectors are sorted."""
-    from saccade.kernels.spherical_kmeans import triton
-
     chance = torch.Generator().manual_seed(seed)
     vectors = unit(torch.randn(heads, count, 8, generator=chance))
     with pytest.MonkeyPatch.context() as patch:
@@ -43,8 +48,6 @@ def test_against_float64(
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=40), st.integers(1, 40), st.integers(1, 3), st.booleans())
 def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int, compared: bool) -> None:
     """Axes of space, and zero: products are exact, so that equal vectors tie, across blocks too."""
-    from saccade.kernels.spherical_kmeans import triton
-
     vectors = torch.zeros(1, len(axes), 4)
     for place, axis in enumerate(axes):
         if axis < 4:
@@ -62,8 +65,6 @@ def test_ties_and_empty_clusters(axes: list[int], clusters: int, iterations: int
 def test_parts_against_float64(
     sizes: list[tuple[int, int]], iterations: int, seed: int, tied: bool, compared: bool
 ) -> None:
-    from saccade.kernels.spherical_kmeans import triton
-
     chance = torch.Generator().manual_seed(seed)
     shape = (len(sizes), 17)
     if tied:
@@ -89,13 +90,6 @@ def test_parts_are_what_they_are_alone() -> None:
             assert centroids[problem, :made].equal(alone[1][0])
 
 
-def test_opposite_vectors_keep_the_centroid() -> None:
-    vectors = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
-    labels, centroids = spherical_kmeans(vectors, 1, implementation="triton")
-    assert labels.tolist() == [[0, 0]]
-    assert centroids.tolist() == [[[1.0, 0.0]]]
-
-
 def test_odd_head_dim_and_many_blocks() -> None:
     vectors = unit(torch.randn(1, 150, 80))
     labels, centroids = spherical_kmeans(vectors, 70, iterations=2, implementation="triton")
@@ -111,26 +105,16 @@ def test_odd_head_dim_and_many_blocks() -> None:
 def test_labels_stream_centroids_without_spills(
     capability: int, inner: int, vectors: int, centroids: int, warps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from saccade.kernels.spherical_kmeans import triton
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: divmod(capability, 10))
     assert triton.tiles(torch.device("cuda"), inner) == triton.Tiles(vectors, centroids, warps)
     signature = {
         "vectors": "*fp32", "centroids": "*fp32", "counts": "*i64", "cluster_counts": "*i64",
         "nearest": "*i64", "own": "*fp32", "count": "i32", "clusters": "i32",
     }  # fmt: skip
-    compiled = compile_kernel(
-        MODULE,
-        "_assign",
-        signature,
-        {"HEAD_DIM": inner, "INNER": inner, "VECTORS": vectors, "CENTROIDS": centroids},
-        ("vectors", "centroids", "counts", "cluster_counts", "nearest", "own"),
-        capability=capability,
-        warps=warps,
-        stages=2,
-    )
-    assert compiled.spilled == 0
-    assert compiled.registers <= 255
+    constants = {"HEAD_DIM": inner, "INNER": inner, "VECTORS": vectors, "CENTROIDS": centroids}
+    sizes = {"capability": capability, "warps": warps, "stages": 2}
+    compiled = compile_kernel(MODULE, "_assign", signature, constants, pointers(signature), **sizes)
+    expect_fit(compiled, 255)
     assert "cp.async" in compiled.ptx
 
 
@@ -142,9 +126,8 @@ def test_pairs_are_compared_in_registers(vectors: int, centroids: int, capabilit
         "nearest": "*i64", "own": "*fp32", "cluster_counts": "*i64", "labels": "*i64", "order": "*i32",
         "offsets": "*i32", "count": "i32", "clusters": "i32",
     }  # fmt: skip
-    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    constants = {"VECTORS": vectors, "CENTROIDS": centroids}
-    compiled = compile_kernel(MODULE, "_settle", signature, constants, pointers, capability=capability, warps=8)
+    constants, own = {"VECTORS": vectors, "CENTROIDS": centroids}, pointers(signature)
+    compiled = compile_kernel(MODULE, "_settle", signature, constants, own, capability=capability, warps=8)
     # Two registers of the widest wait in the first-level cache.
     assert compiled.spilled <= 8
 
@@ -154,14 +137,6 @@ def test_centroids_move_without_spills(capability: int) -> None:
     signature = {
         "vectors": "*fp32", "order": "*i32", "offsets": "*i32", "centroids": "*fp32", "count": "i32", "clusters": "i32",
     }  # fmt: skip
-    compiled = compile_kernel(
-        MODULE,
-        "_move",
-        signature,
-        {"HEAD_DIM": 128, "INNER": 128, "MEMBERS": 4},
-        ("vectors", "order", "offsets", "centroids"),
-        capability=capability,
-        warps=1,
-    )
-    assert compiled.spilled == 0
-    assert compiled.registers <= 96
+    constants, own = {"HEAD_DIM": 128, "INNER": 128, "MEMBERS": 4}, pointers(signature)
+    compiled = compile_kernel(MODULE, "_move", signature, constants, own, capability=capability, warps=1)
+    expect_fit(compiled, 96)

@@ -10,10 +10,14 @@ from typing import Literal
 import pytest
 import test_topk
 import torch
-from compiling import compile_kernel
-from hypothesis import given
-from hypothesis import strategies as st
-from test_topk import make_scores, shares
+from compiling import compile_kernel, expect_fit, pointers
+from test_topk import DEVICE_STYLES as STYLES
+from test_topk import (
+    make_scores,
+    test_any_floats,  # noqa: F401 - of the kernels
+    test_the_last_entries_follow_the_best,  # noqa: F401
+    test_topk_matches_the_oracle,  # noqa: F401
+)
 
 import oracles
 from saccade.errors import KernelError
@@ -24,13 +28,10 @@ from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk
-from walking import drawn, in_turn, walk
+from walking import in_turn, walk
 
 MODULE = "saccade.kernels.topk.triton"
 ORDERS: tuple[Order, ...] = ("position", "score")
-STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
-
-
 expect_topk = partial(test_topk.expect_topk, implementation="triton")
 expect_topk_and_last = partial(test_topk.expect_topk_and_last, implementation="triton")
 
@@ -62,32 +63,6 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
         }.items():
             patch.setattr(kernels if hasattr(kernels, name) else ranking, name, value)
         yield
-
-
-@drawn(40)
-@given(
-    st.sampled_from(STYLES),
-    st.lists(st.floats(0, 1), min_size=1, max_size=2),
-    st.integers(1, 2),
-    st.one_of(st.integers(1, 40), st.integers(100, 400)),
-    st.one_of(st.integers(1, 9), st.integers(1, 200)),
-    st.sampled_from(ORDERS),
-    st.integers(0, 2**31),
-)
-def test_rows_searched_directly(
-    style: str, shares: list[float], groups: int, width: int, k: int, order: Order, seed: int
-) -> None:
-    scores = make_scores(style, (len(shares), groups, width), seed)
-    lengths = [round(share * width) for share in shares]
-    for row, length in enumerate(lengths):
-        scores[row, :, length:] = math.inf  # better than everything, and not to be chosen
-    expect_topk(scores, lengths, k, order)
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30), st.integers(1, 30))
-@drawn(40)
-def test_any_floats(values: list[float], k: int) -> None:
-    expect_topk(torch.tensor([[values]]), [len(values)], k, "position")
 
 
 # Every time each way to cut a row meets three styles: a usual one, one of equal scores, and a special one.
@@ -137,24 +112,6 @@ def test_a_view_without_the_sinks_and_scores_stored_by_position() -> None:
     expect_topk(scores[:, :, 5:], [1100, 1000], 50, "position")
     expect_topk(scores[:, :1].expand(-1, 2, -1), [1105, 7], 50, "position")
     expect_topk(scores.transpose(1, 2).contiguous().transpose(1, 2), [1105, 7], 50, "position")
-
-
-@drawn(40)
-@given(
-    st.sampled_from(STYLES),
-    st.lists(st.floats(0, 1), min_size=2, max_size=2),
-    st.integers(1, 300),
-    st.integers(0, 150),
-    st.integers(0, 5),
-    st.integers(1, 5),
-    shares,
-    st.integers(0, 2**31),
-)
-def test_the_best_and_the_last(
-    style: str, parts: list[float], width: int, k: int, last: int, unit: int, share: Share | None, seed: int
-) -> None:
-    scores = make_scores(style, (2, 1, width), seed)
-    expect_topk_and_last(scores, [round(part * width * unit) for part in parts], k, last, share, unit)
 
 
 @pytest.mark.usefixtures("_small_tiles")
@@ -255,34 +212,21 @@ def module_of(kernel: str) -> str:
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_compiled_without_spills(kernel: str, capability: int) -> None:
-    warps, signature, constants = KERNELS[kernel]
-    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
-    compiled = compile_kernel(
-        module_of(kernel), kernel, signature, constants, divisible, capability=capability, warps=warps
-    )
-    assert compiled.spilled == 0
-    assert compiled.registers <= 128  # what 16 warps leave a thread
-
-
 @pytest.mark.parametrize(
-    ("kernel", "warps", "others"),
+    ("kernel", "capability", "warps", "others"),
     [
-        ("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}),
-        ("_select", 8, {"HELD": 4096, "TILE": 2048}),
-        ("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}),
+        *((kernel, capability, KERNELS[kernel][0], {}) for capability in (80, 90) for kernel in KERNELS),
+        pytest.param("_maxima", 90, 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
+        pytest.param("_select", 90, 8, {"HELD": 4096, "TILE": 2048}, id="half"),
+        pytest.param("_search", 90, 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
     ],
-    ids=["crowd", "half", "many"],
 )
-def test_other_sizes_spill_nothing(kernel: str, warps: int, others: dict[str, int]) -> None:
+def test_compiled_without_spills(kernel: str, capability: int, warps: int, others: dict[str, int]) -> None:
     _, signature, constants = KERNELS[kernel]
-    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in DIVISIBLE)
-    constants = {**constants, **others}
-    compiled = compile_kernel(module_of(kernel), kernel, signature, constants, divisible, capability=90, warps=warps)
-    assert compiled.spilled == 0
-    assert compiled.registers <= 128
+    divisible = (*pointers(signature), *(name for name in signature if name in DIVISIBLE))
+    sizes = {"capability": capability, "warps": warps}
+    compiled = compile_kernel(module_of(kernel), kernel, signature, constants | others, divisible, **sizes)
+    expect_fit(compiled, 128)  # what 16 warps leave a thread
 
 
 ONES = ("groups", "kept", "last")
@@ -294,17 +238,6 @@ ONES = ("groups", "kept", "last")
 def test_what_is_one_is_a_constant_to_the_compiler(ones: tuple[str, ...], narrowed: bool, bounded: bool) -> None:
     """A share of all ones in a row that is held spills 16 bytes under Triton 3.9, under 3.6 nothing (docs/log.md)."""
     signature = {name: kind for name, kind in SELECT.items() if name not in ones}
-    constants = {
-        **dict.fromkeys(ones, 1),
-        "BOUNDED": bounded,
-        "VECTOR": 4,
-        "NARROWED": narrowed,
-        "RANKED": False,
-        "PART": 512,
-        "SPLITS": 16,
-        "HELD": 4096,
-        "HALVINGS": 3,
-        "LINE": 32,
-        "TILE": 2048,
-    }
+    constants = dict.fromkeys(ones, 1) | KERNELS["_select"][2]
+    constants |= {"BOUNDED": bounded, "NARROWED": narrowed, "RANKED": False, "SPLITS": 16, "HELD": 4096, "TILE": 2048}
     assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).spilled == 0
