@@ -98,4 +98,5 @@ def _parts(merits: Sequence[float], right: numpy.ndarray[Any, Any]) -> list[floa
     whole = right.sum(1)
     without = numpy.array([spearmanr(merits, (whole - one).round(6)).statistic for one in right.T])
     correlation = spearmanr(merits, whole.round(6)).statistic
-    return (correlation + (len(without) - 1) * (without.mean() - without)).tolist()
+    found: list[float] = (correlation + (len(without) - 1) * (without.mean() - without)).tolist()
+    return found

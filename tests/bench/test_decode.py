@@ -87,8 +87,8 @@ def test_parts_are_where_the_work_is(shape: str, tmp_path: Path) -> None:
     parts = {row["policy"].partition(":")[0]: {part: row[part] for part in PARTS} for row in rows}
     assert all(part["ms_attention"] > 0 and part["ms_other"] > 0 for part in parts.values())
     assert parts["dense"]["ms_selection"] == parts["dense"]["ms_index"] == parts["dense"]["ms_rectify"] == 0
-    assert parts["tidal"]["ms_selection"] > 0 and parts["tidal"]["ms_index"] < parts["quest"]["ms_index"]
-    assert parts["quest"]["ms_selection"] > 0
+    assert parts["tidal"]["ms_selection"] > 0
+    assert parts["quest"]["ms_selection"] > 0 and parts["quest"]["ms_index"] > 0
 
 
 def test_a_rectified_policy_carries_its_passes(shape: str, tmp_path: Path) -> None:
