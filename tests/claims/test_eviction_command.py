@@ -6,12 +6,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from claims.eviction.report import section
-from commands import Fails, Invoke
+from commands import Invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--context", "1100", "--limit", "3", "--budget", "48,64", "--policy", "quest")
@@ -81,23 +78,6 @@ def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path,
     assert result.exit_code == 2
     assert "kvpress's side ended with exit code 3" in result.stderr
     assert (tmp_path / "eviction.json").read_text() == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--kvpress", "absent/python"), "claims/eviction/requirements.txt says how to make one"),
-        (("--kvpress", "/bin/false"), "has no kvpress"),
-        (("--budget", "x"), "'x'"),
-        (("--context", "16000"), "1600 positions"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_work(
-    fails: Fails, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert says in fails("eviction", "--model", model_folder, *SMALL, *arguments)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_published_results_are_whole() -> None:
