@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -53,6 +55,21 @@ def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
         return str(line)
 
     return run
+
+
+def told(result: Result, file: Path, picture: Path, *, interrupted: bool = False) -> dict[str, Any]:
+    """What a command has written down; its picture is whole, and that it was interrupted is said if it was."""
+    assert result.exit_code == (130 if interrupted else 0), result.output
+    assert any(line.startswith("interrupted") for line in result.stdout.splitlines()) == interrupted
+    assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+    results: dict[str, Any] = json.loads(file.read_text())
+    assert results["complete"] is not interrupted
+    return results
+
+
+def edited(file: Path, **changes: Any) -> None:
+    """Give a JSON file other values."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def tiny_model(

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+
+from saccade.report.drawing import as_svg
 
 
 def printed(table: Table, width: int = 160) -> list[str]:
@@ -17,6 +23,18 @@ def printed(table: Table, width: int = 160) -> list[str]:
 def said(table: Table) -> str:
     """All words of a table, however its lines are broken."""
     return " ".join(" ".join(printed(table)).split())
+
+
+def kept_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What a module exports from now on."""
+    figures: list[Figure] = []
+
+    def kept(figure: Figure) -> str:
+        figures.append(figure)
+        return as_svg(figure)
+
+    monkeypatch.setattr(module, "as_svg", kept)
+    return figures
 
 
 def cells(table: Table, width: int = 160) -> list[list[str]]:

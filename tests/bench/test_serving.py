@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from io import StringIO
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from rich.console import Console
 
 from commands import Fails
 from saccade import SaccadeError
@@ -19,6 +17,7 @@ from saccade.bench.serving import EMPTY, ServingJob, ServingSettings
 from saccade.bench.variants import STOCK_AGAIN
 from saccade.recipes import machine
 from saccade.report.timings import serving_table
+from tables import printed
 
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["8192"], "batches": ["1,4"], "threads": ["1"], "policies": ["quest"],
@@ -164,9 +163,7 @@ def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, si
     written = 2 * vectors
     assert found["quest:budget=2048", 8192, 1] == weights + attended + written + bounds + scores + upkeep
     assert {settings["kv_cache_dtype"] for settings in Clocked.given} == {dtype}
-    said = StringIO()
-    Console(file=said, width=200).print(serving_table(results))
-    assert (f"bfloat16 on a cache in {dtype}," in said.getvalue()) == (dtype != "auto")
+    assert (f"bfloat16 on a cache in {dtype}," in "\n".join(printed(serving_table(results), 200))) == (dtype != "auto")
 
 
 @pytest.mark.usefixtures("clocked")
@@ -196,9 +193,7 @@ def test_a_setting_at_which_stock_has_drifted_is_void(
     assert quest["drift"] == pytest.approx(slower - 1)
     # Over the mean of both.
     assert quest["speedup_over_stock"] == pytest.approx(26 * (1 + slower) / 2 / 14)
-    said = StringIO()
-    Console(file=said, width=200).print(serving_table(results))
-    assert said.getvalue().count("void") == (3 if void else 0)
+    assert "\n".join(printed(serving_table(results), 200)).count("void") == (3 if void else 0)
 
 
 @pytest.mark.usefixtures("clocked")

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.gpu import captured, cluster_searches, gathers, kernels, page_searches, passes, planting, timing
 
+SHORT = ("--seconds", "600")
+Rehearsed = Callable[..., Any]
 
-def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "kernels.json"
-    monkeypatch.setattr(sys, "argv", ["kernels", str(file), "--smoke", "--seconds", "600"])
+
+@pytest.fixture
+def rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearsed:
+    """Run a benchmark at its smallest; gives what it has written."""
+
+    def run(module: Any, *options: str) -> Any:
+        file = tmp_path / "found.json"
+        monkeypatch.setattr(sys, "argv", [module.__name__, str(file), "--smoke", *options])
+        module.main()
+        return json.loads(file.read_text())
+
+    return run
+
+
+def test_a_rehearsal_leaves_nothing_out(rehearsed: Rehearsed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "interleaved", lambda timed, **_: timing.interleaved(timed, rounds=2, seconds=0))
-    kernels.main()
-    found = json.loads(file.read_text())
+    found = rehearsed(kernels, *SHORT)
     assert found["left_out"] == []
     groups = {(row["context"], row["batch"], row["group"]) for row in found["rows"]}
     every = ("attention", "selection", "layers", "hybrid", "resa")
@@ -25,42 +40,30 @@ def test_a_rehearsal_leaves_nothing_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert clusters["build_seconds"] > 0 and clusters["index_bytes"] > 0
 
 
-def test_a_rehearsal_of_captured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "captured.json"
-    monkeypatch.setattr(sys, "argv", ["captured", str(file), "--smoke", "--seconds", "600"])
-    captured.main()
-    found = json.loads(file.read_text())
+def test_a_rehearsal_of_captured_steps(rehearsed: Rehearsed) -> None:
+    found = rehearsed(captured, *SHORT)
     assert found["left_out"] == []
     assert [(row["rows"], row["length"]) for row in found["rows"]] == [
         point for point in ((2, 16), (3, 2100), (2, 20)) for _ in range(4)
     ]
 
 
-def test_a_rehearsal_of_gathers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "gathers.json"
-    monkeypatch.setattr(sys, "argv", ["gathers", str(file), "--smoke", "--seconds", "600"])
-    gathers.main()
-    found = json.loads(file.read_text())
+def test_a_rehearsal_of_gathers(rehearsed: Rehearsed) -> None:
+    found = rehearsed(gathers, *SHORT)
     assert found["left_out"] == []
     assert [(row["rows"], row["length"]) for row in found["rows"]] == [(2, 16)] * 4 + [(1, 2100)] * 4
 
 
-def test_a_rehearsal_of_planting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "planting.json"
-    monkeypatch.setattr(sys, "argv", ["planting", str(file), "--smoke", "--seconds", "600"])
-    planting.main()
-    found = json.loads(file.read_text())
+def test_a_rehearsal_of_planting(rehearsed: Rehearsed) -> None:
+    found = rehearsed(planting, *SHORT)
     assert [(size, one["slices"]) for size, one in found["slices"].items()] == [("1024", 4)]
     assert [one["rows"] for one in found["buffers"]] == [1, 2, 2]
     assert all(0 < one["median_ms"] <= one["most_ms"] for one in found["buffers"])
     assert set(found["search_ms"]) == {"1", "2"}
 
 
-def test_a_rehearsal_of_page_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "page_searches.json"
-    monkeypatch.setattr(sys, "argv", ["page_searches", str(file), "--smoke"])
-    page_searches.main()
-    found = json.loads(file.read_text())["points"]
+def test_a_rehearsal_of_page_searches(rehearsed: Rehearsed) -> None:
+    found = rehearsed(page_searches)["points"]
     assert [(one["rows"], one["length"], one["sets"]) for one in found[::2]] == [
         (rows, length, sets) for rows, length in ((2, 20), (1, 4096)) for sets in ("quest", "resa")
     ]
@@ -68,13 +71,8 @@ def test_a_rehearsal_of_page_searches(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(one["ms"] > 0 for one in found)
 
 
-def test_a_rehearsal_of_cluster_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "cluster_searches.json"
-    monkeypatch.setattr(
-        sys, "argv", ["cluster_searches", str(file), "--smoke", "--seconds", "600", "--set", "RIVALS=8,PART=8"]
-    )
-    cluster_searches.main()
-    found = json.loads(file.read_text())
+def test_a_rehearsal_of_cluster_searches(rehearsed: Rehearsed) -> None:
+    found = rehearsed(cluster_searches, *SHORT, "--set", "RIVALS=8,PART=8")
     assert found["left_out"] == []
     assert [(one["rows"], one["length"]) for one in found["points"]] == [(1, 2300), (2, 3000)]
     for one in found["points"]:
@@ -83,11 +81,8 @@ def test_a_rehearsal_of_cluster_searches(tmp_path: Path, monkeypatch: pytest.Mon
         assert one["times"].keys() == one["same"].keys()
 
 
-def test_a_rehearsal_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "passes.json"
-    monkeypatch.setattr(sys, "argv", ["passes", str(file), "--smoke"])
-    passes.main()
-    found = json.loads(file.read_text())
+def test_a_rehearsal_of_passes(rehearsed: Rehearsed) -> None:
+    found = rehearsed(passes)
     assert [(one["context"], one["batch"]) for one in found["points"]] == [(512, 2), (600, 1)]
     for one in found["points"]:
         # Of float32, whose sums over 600 tokens round by no more than this.
@@ -97,14 +92,8 @@ def test_a_rehearsal_of_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_period_is_its_steps_and_one_pass() -> None:
-    ms = {
-        "estimation": 1,
-        "attention": 3,
-        "pass": 15,
-        "bounds of a pass": 1,
-        "torch, masked": 47,
-        "one dense token": 10,
-    }
+    ms = {"estimation": 1, "attention": 3, "pass": 15, "bounds of a pass": 1, "torch, masked": 47}
+    ms["one dense token"] = 10
     found = passes.period({name: float(one) for name, one in ms.items()}, 4)
     assert (found["ms"], found["share"], found["share_by_torch"]) == (32, 0.5, 0.75)
     assert (found["dense_ms"], found["speedup"]) == (50, 50 / 32)

@@ -91,16 +91,8 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 )
 def test_bad_input_is_one_line(changed: dict[str, Any], words: str) -> None:
     settings: dict[str, Any] = {
-        "shape": "smollm2-135m",
-        "contexts": ["4096"],
-        "batches": ["1"],
-        "threads": ["1"],
-        "operations": [],
-        "implementations": ["auto"],
-        "budget": 2048,
-        "rounds": 2,
-        "dtype": "float32",
-        "device": "cpu",
-    }
+        "shape": "smollm2-135m", "contexts": ["4096"], "batches": ["1"], "threads": ["1"], "operations": [],
+        "implementations": ["auto"], "budget": 2048, "rounds": 2, "dtype": "float32", "device": "cpu",
+    }  # fmt: skip
     with pytest.raises(SaccadeError, match=words):
         kernels.KernelJob.check(kernels.KernelSettings(**{**settings, **changed}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
-from io import StringIO
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from rich.console import Console
 
 from benchmarks.serve import load
 from benchmarks.serve.clients import ClientsJob, ClientsSettings
@@ -25,6 +23,7 @@ from commands import Fails, Invoke
 from saccade import SaccadeError
 from saccade.bench import engines
 from saccade.recipes import machine
+from tables import printed
 
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],
@@ -207,16 +206,12 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
         assert (row["first_ms"], row["next_ms"], row["next_ms_p99"]) == (1500 / twice, 500 / twice, 500 / twice)
         assert (row["cached_share"], row["drift"], row["void"]) == (0.25, 0.0, False)
         assert 32 <= row["prompt_tokens"] <= 64
-    cut = {
-        **results,
-        "rows": [row for row in results["rows"] if (row["policy"], row["clients"]) != ("stock (last)", 2)],
-    }
+    rows = [row for row in results["rows"] if (row["policy"], row["clients"]) != ("stock (last)", 2)]
+    cut = {**results, "rows": rows}
     done: list[str] = []
     assert job.run(lambda unit, results: done.append(unit), before=cut)["rows"] == results["rows"]
     assert done == ["2 clients, stock (last)"]
-    said = StringIO()
-    Console(file=said, width=200).print(load_table(results))
-    assert said.getvalue().count("2.00×") == 2
+    assert "\n".join(printed(load_table(results), 200)).count("2.00×") == 2
 
 
 @pytest.mark.usefixtures("vllm")

@@ -21,8 +21,6 @@ from claims.methods.whole_tree import WholeTree
 from commands import tiny_model, write_model
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
-from saccade.errors import DocumentError, PolicyError, SaccadeError
-from saccade.recipes import machine
 from saccade.selection.clusters.selector import ClusterSelector
 from trees import beside, edges_of
 
@@ -37,15 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(folder: Path, **changes: Any) -> SoakSettings:
-    chosen = {
-        "policies": (CLUSTER, RESA),
-        "prompt": 100,
-        "tokens": 46,
-        "block": 10,
-        "window": 4,
-        "timed": True,
-        "sets": True,
-    }
+    chosen = {"policies": (CLUSTER, RESA), "prompt": 100, "tokens": 46, "block": 10, "window": 4}
+    chosen |= {"timed": True, "sets": True}
     return SoakSettings(**{**chosen, "model": str(folder), "device": "cpu", "dtype": "auto", "threads": 1, **changes})
 
 
@@ -56,9 +47,7 @@ def finished(folder: Path) -> dict[str, Any]:
     units: list[str] = []
     run.run(units.append)
     assert len(units) == job.units == 20
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "read_bandwidth", lambda device: 1.0)
-        results: dict[str, Any] = json.loads(json.dumps(run.results(), allow_nan=False))
+    results: dict[str, Any] = json.loads(json.dumps(run.results(), allow_nan=False))
     return results
 
 
@@ -109,9 +98,7 @@ def test_sets_are_watched_at_every_sparse_step(finished: dict[str, Any]) -> None
         assert min(series["jaccard"]) < 1
 
 
-def test_an_interrupted_run_is_readable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "read_bandwidth", lambda device: 1.0)
-
+def test_an_interrupted_run_is_readable(folder: Path) -> None:
     def impatient(what: str) -> None:
         raise KeyboardInterrupt
 
@@ -180,17 +167,3 @@ def test_steadiness_is_equations_3_and_4(steps: list[list[set[int]]]) -> None:
             similar.append(len(now & before[-1]) / len(union) if union else 1.0)
             hits.append(len(now & set().union(*before)) / len(now) if now else 1.0)
         assert measured == pytest.approx((sum(hits) / 2, sum(similar) / 2))
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "says"),
-    [
-        ({"tokens": 301}, DocumentError, "401 tokens, prompt and decoded: the model has 400 positions"),
-        ({"policies": ("nonsense",)}, PolicyError, "unknown policy 'nonsense'"),
-        ({"policies": ("tidal:rectify=4:verify",)}, SaccadeError, "nothing to verify"),
-        ({"dtype": "int8"}, SaccadeError, "int8"),
-    ],
-)
-def test_bad_settings_are_refused(folder: Path, changes: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        SoakJob.check(settings_of(folder, **changes))

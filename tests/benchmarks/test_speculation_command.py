@@ -10,17 +10,11 @@ import pytest
 
 from benchmarks import speculation
 from claims.designs.readings import speculation as read
-from commands import Fails, Invoke
+from commands import Invoke
 
 SMALL = ("--context", "120", "--texts", "2", "--rounds", "2", "--periods", "2", "--every", "4")
 POLICY = ("--policy", "resa:page=4,min_pages=2", "--dtype", "float32")
 NAMES = ["stock", "dense", "resa:page=4,min_pages=2,rectify=4", "resa:page=4,min_pages=2,rectify=4:verify"]
-
-
-@pytest.fixture(autouse=True)
-def _no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Summing a gigabyte several times says nothing here."""
-    monkeypatch.setattr("saccade.recipes.machine.read_bandwidth", lambda device: 1.0)
 
 
 def test_all_decoders_take_turns(
@@ -60,16 +54,3 @@ def test_all_decoders_take_turns(
     assert set(samples) == {(f"120, text {number}", arm) for number in (0, 1) for arm in arms}
     accepted = [samples[f"120, text {number}", f"saccade {NAMES[3]}"]["accepted"] for number in (0, 1)]
     assert min(accepted) <= by_name[NAMES[3]]["accepted"] <= max(accepted)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--policy", "resa:rectify=8"), "policy 'resa:rectify=8' says how it is rectified; --every does"),
-        (("--policy", "resa", "--context", "999999"), "context and generated: the model has"),
-        (("--policy", "nothing"), "nothing"),
-        (("--context", "0"), "context"),
-    ],
-)
-def test_bad_input_is_one_line(fails: Fails, arguments: tuple[str, ...], says: str) -> None:
-    assert says in fails("speculation", *arguments)

@@ -6,12 +6,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from claims.eviction.report import section
-from commands import Fails, Invoke
+from commands import Invoke
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--context", "1100", "--limit", "3", "--budget", "48,64", "--policy", "quest")
@@ -83,6 +80,7 @@ def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path,
     assert (tmp_path / "eviction.json").read_text() == ""
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -96,6 +94,8 @@ def test_bad_input_is_one_line_before_any_work(refused: Fails, model_folder: Pat
     assert says in refused("eviction", "--model", model_folder, *SMALL, *arguments)
 
 
+=======
+>>>>>>> cutcmd
 def test_the_published_results_are_whole() -> None:
     file = ROOT / "docs/results/eviction.json"
     results = json.loads(file.read_text(encoding="utf-8"))

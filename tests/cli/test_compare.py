@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from commands import Invoke
+from commands import Invoke, invoker
+from saccade.cli import app
 from saccade.eval import comparison, context
 from saccade.eval.job import ComparisonJob, ComparisonSettings
 from walking import walk
@@ -32,20 +33,17 @@ Compare = Callable[..., Any]
 @pytest.fixture(scope="session")
 def compare(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Compare:
     """Run a small comparison; gives its result and its folder."""
-    from typer.testing import CliRunner
-
-    from saccade.cli import app
 
     def run(*arguments: str, policies: tuple[str, ...] = POLICIES, budget: str = "32,64") -> tuple[Any, Path]:
         folder = tmp_path_factory.mktemp("results") / "inner"
         specs = [part for policy in policies for part in ("--policy", policy)]
-        fixed = ["--model", str(model_folder), "--context", "1024", "--budget", budget, "--output-dir", str(folder)]
+        fixed = ("--model", model_folder, "--context", 1024, "--budget", budget, "--output-dir", folder)
         # Undone after every run: other tests of this session see the real numbers.
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", PER_CONTEXT)
             monkeypatch.setattr(comparison, "TIMED_QUESTIONS", 1)
             monkeypatch.setattr(context, "ANSWER_TOKENS", 4)
-            return CliRunner().invoke(app, ["compare", *fixed, "--limit", str(QUESTIONS), *specs, *arguments]), folder
+            return invoker(app)("compare", *fixed, "--limit", QUESTIONS, *specs, *arguments), folder
 
     return run
 

@@ -94,26 +94,8 @@ def test_what_is_asked_can_be_less_and_scored_otherwise(asked: Callable[..., tup
     assert len(samples) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--task", "rows.txt"), "task file 'rows.txt' is neither .jsonl nor .parquet"),
-        (("--task", "none.parquet"), "task file 'none.parquet' cannot be read: No such file or directory"),
-        (("--task", "none.jsonl"), "task file 'none.jsonl' cannot be read: No such file or directory"),
-        (("--document", "book.txt"), "--document and --task exclude each other: a task brings its own texts"),
-        (("--metric", "bleu"), "--metric: unknown metric 'bleu'; valid: string_match_all, "),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(
-    asked: Callable[..., tuple[Any, Path]], arguments: tuple[str, str], said: str
-) -> None:
-    result, folder = asked(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"saccade: error: {said}") and result.stderr.count("\n") == 1
-    assert not folder.exists()
-
-
-def test_a_metric_without_a_task_is_refused(invoke: Invoke, tmp_path: Path) -> None:
-    result = invoke("compare", "--metric", "exact", "--output-dir", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "--metric scores the rows of a --task file" in result.stderr
+def test_an_unknown_metric_is_refused(asked: Callable[..., tuple[Any, Path]]) -> None:
+    result, folder = asked("--metric", "bleu")
+    assert result.exit_code == 2 and not folder.exists()
+    assert result.stderr.startswith("saccade: error: --metric: unknown metric 'bleu'; valid: string_match_all, ")
+    assert result.stderr.count("\n") == 1

@@ -19,20 +19,21 @@ LIGHT = """
 import sys
 from typer.testing import CliRunner
 from saccade.cli import app
-for arguments in ({arguments}):
+for arguments in {arguments}:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-heavy = {{"torch", "transformers", "matplotlib", "scipy"}} & set(sys.modules)
+heavy = {{"torch", "transformers", "matplotlib", "scipy", "vllm", "prometheus_client"}} & set(sys.modules)
 assert not heavy, heavy
 """
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    arguments = "['--help'], ['--version'], ['compare', '--help'], ['generate', '--help'], ['policies', '--help']"
+    given = "--help, --version, compare --help, generate --help, policies --help, serve --help, serve -h"
+    arguments = [one.split() for one in given.split(", ")]
     subprocess.run([sys.executable, "-c", LIGHT.format(arguments=arguments)], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["compare", "generate"])
+@pytest.mark.parametrize("command", ["compare", "generate", "serve"])
 def test_help_teaches_by_example(invoke: Invoke, command: str) -> None:
     result = invoke(command, "--help")
     assert f"saccade {command} " in result.output.split("Examples:")[1]

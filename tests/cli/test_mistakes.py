@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ import pytest
 import torch
 from transformers import DeepseekV2Config, MistralConfig, Qwen3NextConfig
 
-from commands import Fails, Invoke, write_model
+from commands import Fails, Invoke, edited, write_model
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.eval import subject
 
-GENERATE = ("generate", "a prompt")
+GENERATE, COST = ("generate", "a prompt"), ("policies", "--cost")
 COMMANDS = {
     "generate": GENERATE,
     "compare": ("compare", "--context", "1024"),
     "tune": ("tune", "--context", "512"),
     "calibrate layers": ("calibrate", "layers", "--context", "1024"),
-    "policies": ("policies", "--cost"),
+    "policies": COST,
 }
 
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -44,10 +44,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a model that is not there": (("--model", "./nowhere"), ("'./nowhere' does not exist", "OWNER/NAME")),
     "a model that is a file": (("--model", __file__), (__file__, "is a file; give the folder")),
     "a folder that is no model": (("--model", str(Path(__file__).parent)), ("no config.json", "save_pretrained")),
-    "a hub id without a network": (
-        ("--model", "no-one/nothing"),
-        ("'no-one/nothing'", "network, or give a folder"),
-    ),
+    "a hub id without a network": (("--model", "no-one/nothing"), ("'no-one/nothing'", "network, or give a folder")),
 }
 RECIPES = ("a recipe that is not there", "a published recipe's typo", "another model's recipe", "no recipe")
 MEANT_FOR_OTHERS = {
@@ -77,10 +74,24 @@ def test_a_mistake_is_answered_in_one_line(
     [
         ((*GENERATE, "--max-new-tokens", "9000"), ("9000 new ones", "1600 positions", "--max-new-tokens")),
         (("generate", "word " * 2000), ("1600 positions", "shorten it")),
-        (("generate", ""), ("the prompt is empty", "standard input")),
+        (("generate", " "), ("the prompt is empty", "standard input")),
         ((*GENERATE, "--temperature", "-1"), ("--temperature -1", "0, which is greedy")),
         ((*GENERATE, "--temperature", "warm"), ("--temperature", "'warm'", "a number")),
         ((*GENERATE, "--budget", "many"), ("budget 'many'", "whole numbers")),
+        ((*GENERATE, "--budget", "0"), ("'0'",)),
+        ((*GENERATE, "--budget", "8,16"), ("8,16",)),
+        ((*GENERATE, "--document", "absent.txt"), ("'absent.txt'",)),
+        ((*COST, "--context", "-1"), ("'-1'", "from 0")),
+        ((*COST, "--batch", "0"), ("'0'", "from 1")),
+        ((*COST, "--dtype", "int4"), ("'int4'", "bf16")),
+        ((*COST, "--weights", "two"), ("'two'", "int4")),
+        ((*COST, "--acceptance", "1.5"), ("acceptance=1.5", "0 to 1")),
+        ((*COST, "--acceptance", "nan"), ("acceptance=nan", "0 to 1")),
+        ((*COST, "--policy", "foo"), ("'foo'", "quest")),
+        ((*COST, "--model", "absent"), ("'absent'", "llama-3.1-8b")),
+        (("policies", "--batch", "8"), ("--batch", "--cost")),
+        (("policies", "--model", "llama-3.1-8b"), ("--model", "--cost")),
+        (("policies", "--policy", "quest"), ("--policy", "--cost")),
         (("tune", "--quality", "99%"), ("--quality", "'99%'", "a number")),
         (("tune", "--quality", "99"), ("--quality 99", "below 1")),
         (("tune", "--task", "absent.jsonl"), ("'absent.jsonl' cannot be read", "No such file")),
@@ -93,7 +104,6 @@ def test_a_mistake_is_answered_in_one_line(
         (("calibrate", "heads", "--lengths", "300,200"), ("--lengths '300,200'", "1024,10240")),
         (("bench", "decode", "--shape", "llama"), ("'llama'", "llama-3.1-8b")),
         (("bench", "decode", "--policy", "tidl"), ("'tidl'", "did you mean tidal?")),
-        (("bench", "decode", "--dtype", "int3"), ("'int3'", "bfloat16")),
     ],
     ids=lambda part: " ".join(part)[:40],
 )
@@ -159,42 +169,34 @@ def refused_model(folder: Path, config: Any) -> Path:
 
 RECURRENT = ["linear_attention", "full_attention", "full_attention", "full_attention"]
 SIZES: dict[str, Any] = {
-    "vocab_size": 2048,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1600,
-}
+    "vocab_size": 2048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 1600,
+}  # fmt: skip
+LATENT = partial(DeepseekV2Config, **SIZES, kv_lora_rank=16)
+WINDOWS = partial(MistralConfig, **SIZES, sliding_window=128)
+HYBRID = partial(Qwen3NextConfig, **SIZES, layer_types=RECURRENT)
+FORGOTTEN = "rectification takes tokens back, and layers of type linear_attention have forgotten"
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
-def test_a_type_of_model_that_is_refused(fails: Fails, tmp_path: Path, command: str) -> None:
-    folder = refused_model(tmp_path / "model", DeepseekV2Config(**SIZES, kv_lora_rank=16))
-    line = fails(*COMMANDS[command], "--model", folder)
-    assert "DeepseekV2ForCausalLM" in line
-    assert "kv_lora_rank=16: multi-head latent attention" in line
-
-
-@pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
-def test_windows_in_all_layers(fails: Fails, tmp_path: Path, command: str) -> None:
-    folder = refused_model(tmp_path / "model", MistralConfig(**SIZES, sliding_window=128))
-    line = fails(*COMMANDS[command], "--model", folder)
-    assert "none of its layers has full attention: sliding_attention; if you never exceed the window" in line
-
-
-@pytest.mark.parametrize("command", ["generate", "compare", "tune", "calibrate layers"])
-def test_recurrent_layers_are_not_rectified(fails: Fails, tmp_path: Path, command: str) -> None:
-    folder = refused_model(tmp_path / "model", Qwen3NextConfig(**SIZES, layer_types=RECURRENT))
-    line = fails(*COMMANDS[command], "--model", folder, "--policy", "tidal:dense_layers=0,rectify=4")
-    assert "rectification takes tokens back, and layers of type linear_attention have forgotten" in line
-    assert "use rectify=none" in line
+@pytest.mark.parametrize(
+    ("config", "more", "words"),
+    [
+        (LATENT, (), ("DeepseekV2ForCausalLM", "kv_lora_rank=16: multi-head latent attention")),
+        (WINDOWS, (), ("none of its layers has full attention: sliding_attention; if you never exceed the window",)),
+        (HYBRID, ("--policy", "tidal:dense_layers=0,rectify=4"), (FORGOTTEN, "use rectify=none")),
+    ],
+    ids=["latent", "windows", "recurrent"],
+)
+def test_a_type_of_model_that_is_refused(
+    fails: Fails, tmp_path: Path, command: str, config: Any, more: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    line = fails(*COMMANDS[command], "--model", refused_model(tmp_path / "model", config()), *more)
+    assert all(word in line for word in words), line
 
 
 def test_recurrent_layers_are_not_rectified_while_timed(fails: Fails, tmp_path: Path) -> None:
-    folder = refused_model(tmp_path / "model", Qwen3NextConfig(**SIZES, layer_types=RECURRENT))
+    folder = refused_model(tmp_path / "model", HYBRID())
     timed = ("bench", "decode", "--shape", folder, "--context", "0", "--device", "cpu", "--policy", "quest:rectify=4")
     assert "layers of type linear_attention have forgotten" in fails(*timed)
 
@@ -257,12 +259,7 @@ def test_memory_that_runs_out_is_no_traceback(
 
 @pytest.mark.parametrize(
     "given",
-    [
-        ("--dtype", "fp16"),
-        ("--dtype", "bf16"),
-        ("--budget", "1000000"),
-        ("--policy", " tidal : reselect = 3 "),
-    ],
+    [("--dtype", "fp16"), ("--dtype", "bf16"), ("--budget", "1000000"), ("--policy", " tidal : reselect = 3 ")],
     ids=" ".join,
 )
 def test_what_is_plain_enough_is_done(invoke: Invoke, model_folder: Path, given: tuple[str, ...]) -> None:
@@ -272,8 +269,7 @@ def test_what_is_plain_enough_is_done(invoke: Invoke, model_folder: Path, given:
 
 def test_a_model_without_a_chat_template_is_given_the_prompt_as_it_is(invoke: Invoke, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    for path in folder.glob("tokenizer_config.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": None}))
+    edited(folder / "tokenizer_config.json", chat_template=None)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     assert invoke(*GENERATE, "--model", folder, "--max-new-tokens", 4).exit_code == 0
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer import Typer
 
 import saccade
 from benchmarks.__main__ import app as benchmarks_app
 from claims.__main__ import app as claims_app
-from commands import Invoke, invoker
+from commands import Fails, Invoke, invoker
 from saccade import Recipe
 from saccade.bench.decode import BenchJob, BenchSettings
 from saccade.checkpoints.load import ModelSource
@@ -56,44 +55,30 @@ def test_generate_takes_a_recipe_from_anywhere(invoke: Invoke, folder: Path, rec
     assert TIDAL in generated(invoke, folder, "--policy", tmp_path / "elsewhere.json")
 
 
-def refused(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
-    monkeypatch.setattr(ModelSource, "weights", None)  # before any weight is read
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == 1
-    return result.stderr
-
-
-def test_no_recipe_is_said_in_one_line(invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = refused(invoke, monkeypatch, "generate", "x", "--model", folder, "--policy", "auto")
-    assert f"saccade calibrate layers --model {folder}" in said
-    said = refused(invoke, monkeypatch, "generate", "x", "--model", folder, "--policy", "none.json")
-    assert "recipe none.json cannot be read: No such file" in said
+def test_no_recipe_is_said_in_one_line(fails: Fails, folder: Path) -> None:
+    asked = ("generate", "x", "--model", folder, "--policy")
+    assert f"saccade calibrate layers --model {folder}" in fails(*asked, "auto")
+    assert "recipe none.json cannot be read: No such file" in fails(*asked, "none.json")
 
 
 @pytest.mark.parametrize(
-    ("cli", "command"),
+    ("invoke", "command"),
     [
-        (saccade_app, ("generate", "x")),
-        (saccade_app, ("compare",)),
-        (claims_app, ("accumulation",)),
-        (benchmarks_app, ("soak",)),
+        (invoker(saccade_app), ("generate", "x")),
+        (invoker(saccade_app), ("compare",)),
+        (invoker(claims_app), ("accumulation",)),
+        (invoker(benchmarks_app), ("soak",)),
     ],
     ids=["generate", "compare", "accumulation", "soak"],
 )
 @pytest.mark.parametrize("policy", ["auto", "recipe:qwen3-8b"])
 def test_a_recipe_of_another_model_is_refused(
-    folder: Path,
-    recipe: Recipe,
-    monkeypatch: pytest.MonkeyPatch,
-    cli: Typer,
-    command: tuple[str, ...],
-    policy: str,
+    fails: Fails, folder: Path, recipe: Recipe, command: tuple[str, ...], policy: str
 ) -> None:
     text = recipe.to_json()
     assert recipe.model.weights is not None
     (folder / "saccade.json").write_text(text.replace(recipe.model.weights, "0" * 16))
-    said = refused(invoker(cli), monkeypatch, *command, "--model", folder, "--policy", policy)
+    said = fails(*command, "--model", folder, "--policy", policy)
     assert "belongs to another model" in said
     assert f"weights={recipe.model.weights}" in said
     assert ("weights=0000000000000000" if policy == "auto" else "layers=36") in said

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.figure import Figure
 
 from saccade.eval.interval import wilson
 from saccade.report import heads as head_module
 from saccade.report import layers as layer_module
-from saccade.report.drawing import as_svg
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
-from tables import cells, printed, said
+from tables import cells, kept_figures, printed, said
 
 LAYERS = 4
 
@@ -122,18 +119,6 @@ def test_further_layers_are_told() -> None:
 def test_layers_are_drawn(results: dict[str, Any], tmp_path: Path) -> None:
     drawn_twice(layer_report, results, tmp_path, "layers.svg")
     assert sum(line[-1:] == ["chosen"] for line in cells(layer_table(results))) == len(results["budgets"])
-
-
-def kept_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What a module exports from now on."""
-    figures: list[Figure] = []
-
-    def kept(figure: Figure) -> str:
-        figures.append(figure)
-        return as_svg(figure)
-
-    monkeypatch.setattr(module, "as_svg", kept)
-    return figures
 
 
 @pytest.mark.parametrize(("layers", "named"), [(12, 13), (80, 81), (400, 101)])

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import numpy
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from saccade.report import figures as figures_module
 from saccade.report.labels import labelled
@@ -19,50 +18,27 @@ from saccade.report.page import comparison_page, comparison_report
 from saccade.report.palette import SHADES, marks
 from saccade.report.table import WIDE, comparison_table
 from saccade.report.wording import COLUMNS
+from tables import printed
 
 
 def row(policy: str, budget: int | None, correct: int = 40, n: int = 48, **changes: Any) -> dict[str, Any]:
     spec = policy if budget is None else f"{policy}:budget={budget}"
     return {
-        "policy": policy,
-        "budget": budget,
-        "spec": spec,
-        "share_attended": 0.123,
-        "recall": 0.25,
-        "recall_with_dense": 0.5,
-        "recall_per_layer": [None, 0.25, 0.25],
-        "token_recall": 0.1,
-        "token_recall_with_dense": 0.4,
-        "token_recall_per_layer": [None, 0.1, 0.1],
-        "heads_with_set_per_layer": [0.0, 1.0, 1.0],
-        "overflow": 0.0,
-        "index_bytes": 0,
-        "build_seconds": 0.0,
-        "fact_held": None if budget is None else 0.75,
-        "correct": correct,
-        "n": n,
-        "interval": (0.7, 0.9),
-        "ms_per_token": 8.5,
-        "speedup": 1.25,
-        "timed_tokens": 100,
-        **changes,
-    }
+        "policy": policy, "budget": budget, "spec": spec, "share_attended": 0.123,
+        "recall": 0.25, "recall_with_dense": 0.5, "recall_per_layer": [None, 0.25, 0.25],
+        "token_recall": 0.1, "token_recall_with_dense": 0.4, "token_recall_per_layer": [None, 0.1, 0.1],
+        "heads_with_set_per_layer": [0.0, 1.0, 1.0], "overflow": 0.0, "index_bytes": 0, "build_seconds": 0.0,
+        "fact_held": None if budget is None else 0.75, "correct": correct, "n": n, "interval": (0.7, 0.9),
+        "ms_per_token": 8.5, "speedup": 1.25, "timed_tokens": 100, **changes,
+    }  # fmt: skip
 
 
 def results(*rows: dict[str, Any], complete: bool = True) -> dict[str, Any]:
     here = {
-        "questions": 48,
-        "context_tokens": [8192, 8200],
-        "document": "a <document>",
-        "model": "tiny",
-        "layers": 3,
-        "query_heads": 4,
-        "kv_heads": 2,
-        "dtype": "float32",
-        "device": "cpu",
-        "threads": 1,
+        "questions": 48, "context_tokens": [8192, 8200], "document": "a <document>", "model": "tiny", "layers": 3,
+        "query_heads": 4, "kv_heads": 2, "dtype": "float32", "device": "cpu", "threads": 1,
         "versions": {"saccade": "0"},
-    }
+    }  # fmt: skip
     return {"complete": complete, "rows": list(rows), "notes": ["a note"], "environment": here}
 
 
@@ -249,24 +225,14 @@ def test_the_same_results_give_the_same_page(page: str) -> None:
     assert page == comparison_page(FULL, GAZES, SAMPLES)
 
 
+UNKNOWN = {**dict.fromkeys(("recall", "token_recall")), "recall_per_layer": [], "token_recall_per_layer": []}
+
+
 @pytest.mark.parametrize(
     "rows",
     [
         (row("dense", None),),
-        (
-            row("dense", None),
-            row(
-                "tidal",
-                64,
-                0,
-                0,
-                interval=(0.0, 1.0),
-                recall=None,
-                token_recall=None,
-                recall_per_layer=[],
-                token_recall_per_layer=[],
-            ),
-        ),
+        (row("dense", None), row("tidal", 64, 0, 0, interval=(0.0, 1.0), **UNKNOWN)),
         (row("dense", None), row("other", None)),
         tuple(row(f"policy-{number}", 64) for number in range(9)),
     ],
@@ -278,16 +244,14 @@ def test_partial_results_have_a_page_too(rows: tuple[dict[str, Any], ...]) -> No
     assert len(figures_of(page)) == 4
 
 
-def printed(rows: dict[str, Any], width: int, **options: Any) -> list[str]:
-    console = Console(width=width, record=True)
-    console.print(comparison_table(rows, width, **options), width=min(width, WIDE))
-    return [line.rstrip() for line in console.export_text().splitlines()]
+def compared(rows: dict[str, Any], width: int, **options: Any) -> list[str]:
+    return printed(comparison_table(rows, width, **options), min(width, WIDE))
 
 
 @pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 9), (140, 9)])
 def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
     rows = results(row("dense", None), row("less_is_more", 4096)) | {"notes": ["a [red] note"]}
-    said = printed(rows, width)
+    said = compared(rows, width)
     # Brackets are no markup.
     assert "a [red] note" in said
     lines = [line.split() for line in said]
@@ -306,7 +270,7 @@ def test_the_table_of_a_large_model_fits_100_columns(width: int) -> None:
     lists = ["+".join(f"{layer}.{layer % 2}" for layer in range(first, 60)) for first in (1, 2, 3)]
     specs = [f"lychee_decode:budget=131072,roles=heads:0+{one},page=64,rectify=16" for one in lists]
     rows = [row("lychee_decode", 131072, 1234, 2400, spec=spec, ms_per_token=1234.5) for spec in specs]
-    said = printed(results(row("dense", None, n=2400), *rows) | {"notes": ["a note " * 40]}, width)
+    said = compared(results(row("dense", None, n=2400), *rows) | {"notes": ["a note " * 40]}, width)
     assert max(map(len, said)) <= min(width, WIDE) <= 100
     assert sum("131,072 1234/2400" in " ".join(line.split()) for line in said) == 3
     assert all("1234.50" in line for line in said if "131,072" in line)
@@ -315,16 +279,16 @@ def test_the_table_of_a_large_model_fits_100_columns(width: int) -> None:
 
 
 def test_a_brief_table_has_a_line_per_row_and_nothing_below() -> None:
-    said = printed(FULL, 100, brief=True)
+    said = compared(FULL, 100, brief=True)
     assert [line.split()[0] for line in said[-4:]] == ["dense", "tidal", "tidal", "quest"]
-    assert "a note" in " ".join(printed(FULL, 100))
+    assert "a note" in " ".join(compared(FULL, 100))
 
 
 def test_the_table_writes_what_is_missing_as_a_dash() -> None:
     recalls = ("recall", "token_recall", "recall_with_dense")
     missing = dict.fromkeys(("share_attended", *recalls, "ms_per_token", "speedup"))
     unknown = row("tidal", 64, correct=0, n=0, **missing)
-    lines = printed(results(row("dense", None), unknown, complete=False), 140)
+    lines = compared(results(row("dense", None), unknown, complete=False), 140)
     (line,) = [line for line in lines if "tidal" in line]
     assert line.split() == ["tidal", "64", "0/0", "-", "-", "-", "-", "-", "-"]
     assert any("a note" in line for line in lines)

@@ -16,8 +16,6 @@ from saccade.report.table import WIDE
 from saccade.report.tune import front_table, standing_table
 from tables import cells, printed, said
 
-ABOUT = {"model": "tiny", "task": "kv", "context": 2048, "questions": 24, "seed": 0, "dtype": "float32", "texts": 2}
-
 
 def row(family: str, spec: str, size: float, correct: int, shown: float, status: str) -> dict[str, Any]:
     return {
@@ -40,23 +38,11 @@ ROWS = [
 
 def front_results(**changes: Any) -> dict[str, Any]:
     return {
-        **ABOUT,
-        "questions": 2400,
-        "quality": 0.99,
-        "alpha": 0.05,
-        "dense_bytes": 1.5 * max(row["bytes"] for row in changes.get("rows", ROWS)),
-        "batch": 1,
-        "texts": 200,
-        "dense_correct": 2380,
-        "n": 2400,
-        "best_shown": 0.9951,
-        "families": 4,
-        "screened": None,
-        "environment": {"device": "cpu"},
-        "rows": ROWS,
-        "chosen": "tidal:budget=128,reselect=7",
-        **changes,
-    }
+        "model": "tiny", "task": "kv", "context": 2048, "seed": 0, "dtype": "float32", "questions": 2400, "texts": 200,
+        "dense_bytes": 1.5 * max(row["bytes"] for row in changes.get("rows", ROWS)), "batch": 1, "dense_correct": 2380,
+        "n": 2400, "quality": 0.99, "alpha": 0.05, "best_shown": 0.9951, "families": 4, "screened": None,
+        "environment": {"device": "cpu"}, "rows": ROWS, "chosen": "tidal:budget=128,reselect=7", **changes,
+    }  # fmt: skip
 
 
 def test_the_front_says_what_was_shown_and_chosen() -> None:
