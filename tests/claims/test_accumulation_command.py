@@ -16,13 +16,7 @@ QUEST = ("--policy", "quest:page=4", "--kept", "0.2", "--every", "16")
 def test_a_run_gives_a_table_json_and_a_picture(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "inner" / "results"
     result = invoke("accumulation", "--model", model_folder, *SMALL, *QUEST, "--output-dir", folder)
-<<<<<<< HEAD
-    assert result.exit_code == 0, result.output
-    results = json.loads((folder / "results.json").read_text())
-    assert results["complete"] is True
-=======
     results = told(result, folder / "results.json", folder / "accumulation.svg")
->>>>>>> cutcmd
     assert set(results["environment"]) >= {"cpu", "threads", "dtype", "versions"}
     counts = {(row["length"], row["kept"], row["setting"]): row["n"] for row in results["rows"]}
     expected = {(length, None, "dense"): 64 for length in (64, 96)}
@@ -31,10 +25,6 @@ def test_a_run_gives_a_table_json_and_a_picture(invoke: Invoke, model_folder: Pa
     assert counts == expected
     assert "reference: top-3 accuracy on the last 32 tokens of 1 or 2 passages" in result.stdout
     assert all(name in result.stdout for name in ("decode-only", "every 16", "sparse-only", "quest:page=4"))
-<<<<<<< HEAD
-    assert ElementTree.fromstring((folder / "accumulation.svg").read_text()).tag.endswith("svg")
-=======
->>>>>>> cutcmd
 
 
 def test_an_interrupted_run_is_readable(
@@ -45,37 +35,5 @@ def test_an_interrupted_run_is_readable(
 
     monkeypatch.setattr(Accumulation, "_from_the_start", impatient)
     result = invoke("accumulation", "--model", model_folder, *SMALL, *QUEST, "--output-dir", tmp_path)
-<<<<<<< HEAD
-    assert result.exit_code == 130
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["complete"] is False
-    assert {row["setting"] for row in results["rows"]} == {"dense", "decode-only", "every 16"}
-    assert "interrupted" in result.stdout
-    assert (tmp_path / "accumulation.svg").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--kept", "0"), "'0'"),
-        (("--kept", "nan"), "'nan'"),
-        (("--every", "0"), "'0'"),
-        (("--lengths", "x"), "'x'"),
-        (("--lengths", "128"), "must be longer than its last 128 tokens"),
-        (("--lengths", "4096"), "1600 positions"),
-        (("--sources", "novels"), "reference, library, facts"),
-        (("--policy", "dense"), "neither a kept share nor rectification"),
-        (("--policy", "tidal:budget=9,reselect=2"), "leave it out"),
-        (("--policy", "tidal:reselect=99"), "reselect=99"),
-        (("--passages", "0"), "from 1"),
-        (("--device", "quantum"), "'quantum'"),
-        (("--output-dir", "/proc/saccade"), "'/proc/saccade'"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_work(refused: Fails, model_folder: Path, arguments: Any, says: str) -> None:
-    sizes = ("--lengths", "256", "--sources", "reference", "--passages", "1")
-    assert says in refused("accumulation", "--model", model_folder, *sizes, *arguments)
-=======
     results = told(result, tmp_path / "results.json", tmp_path / "accumulation.svg", interrupted=True)
     assert {row["setting"] for row in results["rows"]} == {"dense", "decode-only", "every 16"}
->>>>>>> cutcmd

@@ -80,22 +80,6 @@ def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path,
     assert (tmp_path / "eviction.json").read_text() == ""
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--kvpress", "absent/python"), "claims/eviction/requirements.txt says how to make one"),
-        (("--kvpress", "/bin/false"), "has no kvpress"),
-        (("--budget", "x"), "'x'"),
-        (("--context", "16000"), "1600 positions"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_work(refused: Fails, model_folder: Path, arguments: Any, says: str) -> None:
-    assert says in refused("eviction", "--model", model_folder, *SMALL, *arguments)
-
-
-=======
->>>>>>> cutcmd
 def test_the_published_results_are_whole() -> None:
     file = ROOT / "docs/results/eviction.json"
     results = json.loads(file.read_text(encoding="utf-8"))
