@@ -60,9 +60,6 @@ class OracleObserver:
             _, q, k = self._source[id(rows), row]
             # One selecting layer, and this one that reuses what it chose.
             return getattr(oracles, self.name)([q, q], [k, k], dense_layers=0, **o)[1]
-        if self.name == "exact_topk":
-            fits = k.shape[1] <= o["budget"]
-            return oracles.everything(q, k) if fits else oracles.top_tokens(q, k, o["budget"], o["heads"])
         return getattr(oracles, self.name)([q], [k], dense_layers=0, **o)[0]
 
 

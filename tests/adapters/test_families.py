@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,10 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3 with an idle window": {"sliding_window": 512},
     "mistral with an idle window": {"sliding_window": 256},
     "qwen3 with an idle window": {
-        "head_dim": 8,
-        "sliding_window": 256,
-        "use_sliding_window": True,
-        "max_window_layers": 2,
+        **{"head_dim": 8, "sliding_window": 256, "use_sliding_window": True, "max_window_layers": 2}
     },
 }
 if VERSION < (5,):
@@ -89,17 +87,9 @@ def test_family_is_rectified(name: str) -> None:
 
 
 DEEPSEEK = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4,
-    "v_head_dim": 8,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 4,
+    **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    **{"moe_intermediate_size": 16, "first_k_dense_replace": 4},
 }
 
 # Name: model type and changes, and what the message must say.
@@ -174,31 +164,31 @@ def test_layers_may_have_configurations_of_their_own() -> None:
         pass
 
 
-def test_encoder_decoder_is_refused() -> None:
-    config = AutoConfig.for_model(
-        "t5", vocab_size=64, d_model=32, d_ff=32, num_layers=1, num_heads=2, d_kv=8, decoder_start_token_id=0
-    )
-    check_refusal(AutoModelForSeq2SeqLM.from_config(config).eval(), "encoder-decoder")
+def encoder_decoder() -> Any:
+    sizes = {"vocab_size": 64, "d_model": 32, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **sizes, decoder_start_token_id=0)).eval()
 
 
-def test_what_is_no_model_is_refused() -> None:
-    check_refusal(torch.nn.Linear(2, 2), "expected a loaded transformers model, got Linear")
-    check_refusal(tiny.llama().model, "no language-model head")
-
-
-def test_training_mode_is_refused() -> None:
-    check_refusal(tiny.fresh().train(), "training mode; call model.eval")
-
-
-def test_layers_spread_over_devices_are_refused() -> None:
+def spread() -> Any:
     model = tiny.fresh()
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "disk"}
-    check_refusal(model, "its layers are spread over 0, disk, .* device_map=.cuda., .*--tensor-parallel-size")
+    return model
 
 
-def test_heads_that_the_configuration_does_not_name_are_refused() -> None:
-    """A policy is bound to the shape that the configuration gives."""
-    check_refusal(tiny.fresh("gpt_neox"), "its configuration says 2")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (encoder_decoder, "encoder-decoder"),
+        (spread, "its layers are spread over 0, disk, .* device_map=.cuda., .*--tensor-parallel-size"),
+        (lambda: torch.nn.Linear(2, 2), "expected a loaded transformers model, got Linear"),
+        (lambda: tiny.llama().model, "no language-model head"),
+        (lambda: tiny.fresh().train(), "training mode; call model.eval"),
+        # A policy is bound to the shape that the configuration gives.
+        (lambda: tiny.fresh("gpt_neox"), "its configuration says 2"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(make: Callable[[], Any], reason: str) -> None:
+    check_refusal(make(), reason)
 
 
 def test_quantized_cache_is_refused() -> None:
@@ -214,22 +204,12 @@ def test_quantized_cache_is_refused() -> None:
         tiny.llama()(tiny.prompt(), past_key_values=Cache(layers=[QuantizedLayer() for _ in range(4)]))
 
 
-def test_continuous_batching_is_refused() -> None:
-    model = tiny.llama()
-    with (
-        saccade.sparsify(model, "streaming:budget=16"),
-        pytest.raises(saccade.UnsupportedModelError, match="generate_batch"),
-    ):
-        model.generate_batch([[1, 2, 3]])
-
-
-def test_output_attentions_in_the_configuration_is_refused() -> None:
-    model = tiny.fresh(attention="eager", output_attentions=True)
-    with (
-        saccade.sparsify(model, "streaming:budget=16"),
-        pytest.raises(saccade.UnsupportedModelError, match="output_attentions"),
-    ):
-        generate(model)
+@pytest.mark.parametrize("told", ["generate_batch", "output_attentions"])
+def test_what_generate_would_do_otherwise_is_refused(told: str) -> None:
+    """Continuous batching, and weights of attention that a configuration asks for."""
+    model = tiny.fresh(attention="eager", output_attentions=told == "output_attentions")
+    with saccade.sparsify(model, "streaming:budget=16"), pytest.raises(saccade.UnsupportedModelError, match=told):
+        model.generate_batch([[1, 2, 3]]) if told == "generate_batch" else generate(model)
 
 
 @pytest.mark.parametrize("policy", ["auto", 3, None, "no_such:budget=3", "quest:budget=3"])

@@ -38,39 +38,27 @@ def kinds(other: str) -> list[str]:
     return [other, "full_attention", "full_attention"] * 2
 
 
+SLIDING: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": kinds("sliding_attention")}
+GEMMA_4 = {**SLIDING, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 2}
+GEMMA_4 |= {"vocab_size_per_layer_input": 64}
 MODELS: dict[str, dict[str, Any]] = {
     # A cap among the scores; transformers' sdpa leaves it out.
-    "gemma2": {
-        **{"head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds("sliding_attention")},
-        "attn_logit_softcapping": 1.0,
-    },
-    "gemma3_text": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds("sliding_attention")},
-    "cohere2": {"sliding_window": WINDOW, "layer_types": kinds("sliding_attention")},
-    "gemma4_text": {
-        **{"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 2, "sliding_window": WINDOW},
-        **{"layer_types": kinds("sliding_attention"), "vocab_size_per_layer_input": 64},
-    },
+    "gemma2": {**SLIDING, "head_dim": 8, "attn_logit_softcapping": 1.0},
+    "gemma3_text": {**SLIDING, "head_dim": 8},
+    "cohere2": SLIDING,
+    "gemma4_text": GEMMA_4,
     # The last three layers read what the first and the third keep.
-    "gemma3n_text": {
-        **{"head_dim": 8, "sliding_window": WINDOW, "layer_types": kinds("sliding_attention")},
-        **{"num_kv_shared_layers": 3, "vocab_size_per_layer_input": 64},
-    },
-    "gemma4_text, shared": {
-        **{"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 2, "sliding_window": WINDOW},
-        **{"layer_types": kinds("sliding_attention"), "vocab_size_per_layer_input": 64, "num_kv_shared_layers": 3},
-    },
+    "gemma3n_text": {**SLIDING, "head_dim": 8, "num_kv_shared_layers": 3, "vocab_size_per_layer_input": 64},
+    "gemma4_text, shared": {**GEMMA_4, "num_kv_shared_layers": 3},
     "llama4_text": {
         **{"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": WINDOW},
         "layer_types": kinds("chunked_attention"),
     },
-    "gpt_oss": {
-        **{"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-        "layer_types": kinds("sliding_attention"),
-    },
+    "gpt_oss": {**SLIDING, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     # Values narrower than keys; its layers with windows have sinks, and twice the KV heads.
     "mimo_v2_flash": {
-        **{"head_dim": 16, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
-        **{"moe_intermediate_size": 16, "layer_types": kinds("sliding_attention")},
+        **{**SLIDING, "head_dim": 16, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        "moe_intermediate_size": 16,
     },
     "qwen3_next": {
         **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},

@@ -14,6 +14,7 @@ import saccade
 
 from . import tiny
 from .rectified import SMALLEST, specs
+from .test_layer_kinds import hybrid
 from .tiny import fresh, prompt
 from .ways import VERSION, needs_5
 
@@ -167,16 +168,11 @@ def test_a_first_call_that_fails_leaves_an_empty_cache(policy: str) -> None:
 @torch.no_grad()
 def test_what_cannot_be_put_back_is_refused_from_then_on() -> None:
     """Recurrent layers write into what they hold; a cache that was emptied begins anew."""
-    model = fresh(
-        "qwen3_next",
-        **{"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 8, "linear_num_key_heads": 2},
-        **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4},
-        **{"moe_intermediate_size": 16, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16},
-    )
+    model = hybrid("qwen3_next")
     with saccade.sparsify(model, "streaming:budget=8"):
         cache = DynamicCache(config=model.config) if VERSION >= (5,) else model(prompt(), use_cache=True)[CACHE]
         model(prompt(), **{CACHE: cache})
-        with raising(model.model.layers[3].mlp, ArithmeticError()), pytest.raises(ArithmeticError):
+        with raising(model.model.layers[5].mlp, ArithmeticError()), pytest.raises(ArithmeticError):
             model(prompt(1), **{CACHE: cache})
         for _ in range(2):
             with pytest.raises(saccade.UnsupportedModelError, match="has left LinearAttentionLayer changed"):

@@ -239,24 +239,17 @@ def test_what_happens_undone_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason"),
+    ("spec", "recall", "reason"),
     [
-        ("lazy_clusters", "moves in memory"),
-        ("resa:page=4,min_pages=2,rectify=3:verify", "compares drafts with dense logits on the host"),
+        ("lazy_clusters", False, "moves in memory"),
+        ("resa:page=4,min_pages=2,rectify=3:verify", False, "compares drafts with dense logits on the host"),
+        ("dense", True, "recall"),
     ],
 )
-def test_policies_that_need_the_host_are_refused(spec: str, reason: str) -> None:
-    run = saccade.sparsify(tiny.llama(), spec)
-    with pytest.raises(UnsupportedModelError, match=reason), run.lengths_on_device(torch.zeros(1, dtype=torch.int32)):
+def test_what_needs_the_host_is_refused(spec: str, recall: bool, reason: str) -> None:
+    starts, told = torch.zeros(1, dtype=torch.int32), pytest.raises(UnsupportedModelError, match=reason)
+    with saccade.sparsify(tiny.llama(), spec, recall=recall) as run, told, run.lengths_on_device(starts):
         pass
-    run.restore()
-
-
-def test_recall_is_refused() -> None:
-    run = saccade.sparsify(tiny.llama(), "dense", recall=True)
-    with pytest.raises(UnsupportedModelError, match="recall"), run.lengths_on_device(torch.zeros(1, dtype=torch.int32)):
-        pass
-    run.restore()
 
 
 @pytest.mark.parametrize("tokens", [torch.zeros((1, 2), dtype=torch.int64), torch.zeros((2, 1), dtype=torch.int64)])

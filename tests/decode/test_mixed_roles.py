@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -88,55 +90,24 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    group=st.sampled_from([1, 2, 4, 8]),
-    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=3),
-    layout=st.sampled_from(["padded", "paged"]),
-    scorer=st.sampled_from(["exact", "exact", "page_bounds"]),
-    pooling=st.sampled_from(["max", "mean", "each"]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    budget=st.integers(PAGE, 24),
-)
-@settings(max_examples=6, deadline=None)
-def test_named_mixture_matches_the_oracle(
-    mixture: str,
-    seed: int,
-    group: int,
-    lengths: list[int],
-    layout: str,
-    scorer: str,
-    pooling: Pooling,
-    dtype: torch.dtype,
-    budget: int,
-) -> None:
-    roles = MIXTURES[mixture]
-    sizes = {"layers": len(roles), "kv_heads": len(roles[0]), "group": group}
-    batch = Batch.random(np.random.default_rng(seed), lengths, **sizes)
-    decoder = decoder_of(roles, scorer, pooling, budget)
-    for _ in range(2):
-        batch.step()
-        sets, outputs = decoder.step(batch, layout, dtype)
-        assert sets == expected(batch, roles, scorer, pooling, budget)
-        check_outputs(batch, sets, outputs, dtype)
+DRAWN = [("drawn", scorer, pooling) for scorer in ("exact", "page_bounds") for pooling in ("max", "mean", "each")]
 
 
-@pytest.mark.parametrize("scorer", ["exact", "page_bounds"])
-@pytest.mark.parametrize("pooling", ["max", "mean", "each"])
+@pytest.mark.parametrize(("mixture", "scorer", "pooling"), [*((name, None, None) for name in MIXTURES), *DRAWN])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_mixture_matches_the_oracle(
-    scorer: str, pooling: Pooling, data: st.DataObject, seed: int, dtype: torch.dtype
+    mixture: str, scorer: str | None, pooling: Pooling | None, data: st.DataObject, seed: int, dtype: torch.dtype
 ) -> None:
-    kv_heads = data.draw(st.integers(1, 5))
-    roles = data.draw(role_maps(kv_heads))
-    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
-    layout = data.draw(st.sampled_from(["padded", "paged"]))
-    budget = data.draw(st.integers(PAGE, 24))
-    rng, group = np.random.default_rng(seed), data.draw(st.sampled_from([1, 2, 4]))
-    content = data.draw(st.sampled_from(["spread", "clustered"]))
-    batch = Batch.random(rng, lengths, layers=LAYERS, kv_heads=kv_heads, group=group, content=content)
+    def drawn(*values: Any) -> Any:
+        return data.draw(st.sampled_from(values))
+
+    roles = MIXTURES.get(mixture) or data.draw(role_maps(data.draw(st.integers(1, 5))))
+    lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
+    scorer, pooling = scorer or drawn("exact", "exact", "page_bounds"), pooling or drawn("max", "mean", "each")
+    layout, budget = drawn("padded", "paged"), data.draw(st.integers(PAGE, 24))
+    sizes = {"layers": len(roles), "kv_heads": len(roles[0]), "group": drawn(1, 2, 4, 8)}
+    batch = Batch.random(np.random.default_rng(seed), lengths, content=drawn("spread", "clustered"), **sizes)
     decoder = decoder_of(roles, scorer, pooling, budget)
     for _ in range(3):
         batch.step()

@@ -1,48 +1,21 @@
 """Policy oracles: naive float64 loops, written from the papers and docs/policies.md; nothing of the package is used.
 
-A step is one new token of one sequence. ``q[l]`` is ``[Hq, d]``, ``k[l]`` and ``v[l]`` are ``[Hkv, T, d]`` with the
-current token last. A "set" is the sorted list of the logical positions that one query head attends to.
-Every function returns ``sets[layer][query head]``; `outputs` turns sets into attention.
+Every policy gives ``sets[layer][query head]``; `outputs` turns sets into attention.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-Sets = list[list[list[int]]]  # [layer][query head] -> positions, ascending
-Array = np.ndarray
+from oracles import rank_union
 
-
-def token_scores(q: Array, k: Array) -> list[list[float]]:
-    """``q . k`` per query head and position."""
-    group = q.shape[0] // k.shape[0]
-    return [[float(score) for score in k[h // group] @ q[h]] for h in range(q.shape[0])]
-
-
-def over_group(scores: list[list[float]], group: int, heads: str) -> list[list[float]]:
-    """The score lists of the selecting heads: as they are, or the maximum over each KV group."""
-    if heads == "query":
-        return scores
-    return [[max(column) for column in zip(*scores[i : i + group], strict=True)] for i in range(0, len(scores), group)]
-
-
-def best(scores: Sequence[float], candidates: Sequence[int], count: int) -> list[int]:
-    """The `count` candidates of highest score, best first, ties to the lower index."""
-    return sorted(candidates, key=lambda i: (-scores[i], i))[:count]
-
-
-def everything(q: Array, k: Array) -> list[list[int]]:
-    return [list(range(k.shape[1])) for _ in range(q.shape[0])]
-
+from .oracles_composed import Array, Cut, Sets, always, best, by_roles, composed, dense, persistent, token_scores, top_k
+from .oracles_composed import everything as everything
 
 # --- the policies -----------------------------------------------------------------------------------------------
-
-
-def dense(q: list[Array], k: list[Array]) -> Sets:
-    return [everything(a, b) for a, b in zip(q, k, strict=True)]
 
 
 def streaming(q: list[Array], k: list[Array], *, budget: int, sinks: int = 4, dense_layers: int = 0) -> Sets:
@@ -57,56 +30,12 @@ def streaming(q: list[Array], k: list[Array], *, budget: int, sinks: int = 4, de
 def quest(
     q: list[Array], k: list[Array], *, budget: int, page: int = 16, dense_layers: int = 2, heads: str = "kv"
 ) -> Sets:
-    sets = dense(q, k)
-    if k[0].shape[1] > budget:
-        for layer in range(dense_layers, len(q)):
-            sets[layer] = top_pages(q[layer], k[layer], budget, page, heads)
-    return sets
+    roles = always(len(q), len(k[0]), dense_layers)
+    return composed(q, k, roles=roles, rule=top_k(budget), scorer="page_bounds", page=page, heads=heads).sets
 
 
-def top_pages(q: Array, k: Array, budget: int, page: int, heads: str) -> list[list[int]]:
-    """The current token's page and the best others, floor(budget / page) in all."""
-    length, group = k.shape[1], q.shape[0] // k.shape[0]
-    last = math.ceil(length / page) - 1
-    chosen = []
-    for row in over_group(page_scores(q, k, page), group, heads):
-        keep = [last, *best(row, range(last), budget // page - 1)]
-        chosen.append(sorted(t for p in keep for t in range(p * page, min((p + 1) * page, length))))
-    return [chosen[h if heads == "query" else h // group] for h in range(q.shape[0])]
-
-
-def page_scores(q: Array, k: Array, page: int) -> list[list[float]]:
-    """Per query head and page, the largest ``q . x`` of any x between the page's elementwise bounds (Quest, ReSA)."""
-    group = q.shape[0] // k.shape[0]
-    scores = []
-    for h in range(q.shape[0]):
-        row = []
-        for start in range(0, k.shape[1], page):
-            keys = k[h // group][start : start + page]
-            row.append(float(np.maximum(q[h] * keys.min(axis=0), q[h] * keys.max(axis=0)).sum()))
-        scores.append(row)
-    return scores
-
-
-def _persistent(
-    q: list[Array],
-    k: list[Array],
-    choose: Callable[[int], list[list[int]]],
-    dense_layers: int,
-    reselect: Sequence[int],
-    budget: int,
-) -> Sets:
-    """Layers 0 .. dense_layers-1 dense; the next layer and `reselect` dense and choosing; all others reuse."""
-    sets = dense(q, k)
-    if k[0].shape[1] <= budget:
-        return sets
-    chosen: list[list[int]] = []
-    for layer in range(dense_layers, len(q)):
-        if layer == dense_layers or layer in reselect:
-            chosen = choose(layer)  # this layer itself attends to everything
-        else:
-            sets[layer] = [list(s) for s in chosen]
-    return sets
+def exact_topk(q: list[Array], k: list[Array], *, budget: int, dense_layers: int = 2, heads: str = "kv") -> Sets:
+    return composed(q, k, roles=always(len(q), len(k[0]), dense_layers), rule=top_k(budget), heads=heads).sets
 
 
 def tidal(
@@ -118,18 +47,8 @@ def tidal(
     dense_layers: int = 2,
     heads: str = "kv",
 ) -> Sets:
-    def choose(layer: int) -> list[list[int]]:
-        return top_tokens(q[layer], k[layer], budget, heads)
-
-    return _persistent(q, k, choose, dense_layers, reselect, budget)
-
-
-def top_tokens(q: Array, k: Array, budget: int, heads: str) -> list[list[int]]:
-    """The current token and the budget - 1 best others."""
-    length, group = k.shape[1], q.shape[0] // k.shape[0]
-    rows = over_group(token_scores(q, k), group, heads)
-    chosen = [sorted([length - 1, *best(row, range(length - 1), budget - 1)]) for row in rows]
-    return [chosen[h if heads == "query" else h // group] for h in range(q.shape[0])]
+    roles = persistent(len(q), len(k[0]), dense_layers, [dense_layers, *reselect])
+    return composed(q, k, roles=roles, rule=top_k(budget), heads=heads).sets
 
 
 def less_is_more(
@@ -142,24 +61,17 @@ def less_is_more(
     sinks: int = 4,
     recent: float = 0.25,
 ) -> Sets:
-    def choose(layer: int) -> list[list[int]]:
-        length = k[layer].shape[1]
+    def choose(layer: int, q: Array, k: Array) -> list[Cut]:
+        length = k.shape[1]
+        if length <= budget:
+            return [Cut(list(range(length)))] * len(q)
         # The share is a decimal number: 0.29 of 100 is 29, whatever binary makes of it.
         reserved = max(math.floor(budget * recent + 1e-9), sinks + 1)
-        wanted = budget - reserved
-        first_recent = length - (reserved - sinks)
-        kept = [*range(sinks), *range(first_recent, length)]
-        candidates = range(sinks, first_recent)
-        lists = [best(row, candidates, wanted) for row in token_scores(q[layer], k[layer])]
-        union: list[int] = []
-        for rank in range(wanted):
-            for ranked in lists:  # ties of rank by head index
-                if len(union) < wanted and rank < len(ranked) and ranked[rank] not in union:
-                    union.append(ranked[rank])
-        one = sorted(kept + union)
-        return [list(one) for _ in range(q[layer].shape[0])]
+        wanted, first_recent = budget - reserved, length - (reserved - sinks)
+        union = rank_union([best(row, range(sinks, first_recent), wanted) for row in token_scores(q, k)], wanted)
+        return [Cut(sorted([*range(sinks), *union, *range(first_recent, length)]))] * len(q)
 
-    return _persistent(q, k, choose, dense_layers, reselect, budget)
+    return by_roles(q, k, persistent(len(q), len(k[0]), dense_layers, [dense_layers, *reselect]), choose).sets
 
 
 # --- attention over given sets, and what is measured -------------------------------------------------------------

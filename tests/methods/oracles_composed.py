@@ -1,5 +1,8 @@
 """Any scorer with any rule and any roles: naive float64 loops, written from the papers and docs/policies.md.
 
+A step is one new token of one sequence. ``q[l]`` is ``[Hq, d]``, ``k[l]`` and ``v[l]`` are ``[Hkv, T, d]`` with the
+current token last. A "set" is the sorted list of the logical positions that one query head attends to.
+
 A *unit* is a token or a page of `page` tokens. A scorer gives every unit of a selecting head a score, a rule cuts the
 scores of one head into a `Cut`, roles say who refreshes its set and who attends to it. `heads` is "kv", "query" or
 "all".
@@ -12,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from . import oracles
-from .oracles import Array, Sets, best
+import numpy as np
 
+Sets = list[list[list[int]]]  # [layer][query head] -> positions, ascending
+Array = np.ndarray
 MASS_ERROR = 1e-5
 """Budget of a float32 softmax over up to 150 tokens: a weight is off by 26 u (harness.py), a sum by 150 u more."""
 
@@ -40,6 +44,48 @@ class Outcome:
 Scores = list[float]
 Rule = Callable[[Scores, int, int], Cut]
 """From the unit scores of one head, the row's length and the tokens per unit."""
+
+# --- scores and sets ---------------------------------------------------------------------------------------------
+
+
+def token_scores(q: Array, k: Array) -> list[list[float]]:
+    """``q . k`` per query head and position."""
+    group = q.shape[0] // k.shape[0]
+    return [[float(score) for score in k[h // group] @ q[h]] for h in range(q.shape[0])]
+
+
+def page_scores(q: Array, k: Array, page: int) -> list[list[float]]:
+    """Per query head and page, the largest ``q . x`` of any x between the page's elementwise bounds (Quest, ReSA)."""
+    group = q.shape[0] // k.shape[0]
+    scores = []
+    for h in range(q.shape[0]):
+        row = []
+        for start in range(0, k.shape[1], page):
+            keys = k[h // group][start : start + page]
+            row.append(float(np.maximum(q[h] * keys.min(axis=0), q[h] * keys.max(axis=0)).sum()))
+        scores.append(row)
+    return scores
+
+
+def over_group(scores: list[list[float]], group: int, heads: str) -> list[list[float]]:
+    """The score lists of the selecting heads: as they are, or the maximum over each KV group."""
+    if heads == "query":
+        return scores
+    return [[max(column) for column in zip(*scores[i : i + group], strict=True)] for i in range(0, len(scores), group)]
+
+
+def best(scores: Sequence[float], candidates: Sequence[int], count: int) -> list[int]:
+    """The `count` candidates of highest score, best first, ties to the lower index."""
+    return sorted(candidates, key=lambda i: (-scores[i], i))[:count]
+
+
+def everything(q: Array, k: Array) -> list[list[int]]:
+    return [list(range(k.shape[1])) for _ in range(q.shape[0])]
+
+
+def dense(q: list[Array], k: list[Array]) -> Sets:
+    return [everything(a, b) for a, b in zip(q, k, strict=True)]
+
 
 # --- rules -------------------------------------------------------------------------------------------------------
 
@@ -120,11 +166,11 @@ def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooli
     if heads == "kv" and pooling == "mean":
         q, group = q.reshape(k.shape[0], group, -1).mean(axis=1), 1
     if scorer == "page_bounds":
-        rows = oracles.page_scores(q, k, page)
+        rows = page_scores(q, k, page)
     else:
-        tokens = oracles.token_scores(q, k)
+        tokens = token_scores(q, k)
         rows = [[max(row[start : start + page]) for start in range(0, len(row), page)] for row in tokens]
-    return oracles.over_group(rows, group, heads)
+    return over_group(rows, group, heads)
 
 
 # --- roles -------------------------------------------------------------------------------------------------------
@@ -137,7 +183,7 @@ Roles = Sequence[Sequence[str]]
 
 def by_roles(q: list[Array], k: list[Array], roles: Roles, choose: Chooser) -> Outcome:
     """Publish and select refresh the set of their head index, select and reuse attend to it, the others to all."""
-    outcome = Outcome(oracles.dense(q, k), [[False] * layer.shape[0] for layer in q])
+    outcome = Outcome(dense(q, k), [[False] * layer.shape[0] for layer in q])
     rolling: dict[int, Cut] = {}
     for layer, by_head in enumerate(roles):
         group = q[layer].shape[0] // k[layer].shape[0]

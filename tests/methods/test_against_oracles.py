@@ -162,36 +162,3 @@ def test_index_survives_rewritten_tokens_and_moved_rows(
     trial.decoder.permute(rows)
     for _ in range(2):
         trial.step()
-
-
-ALONE = [
-    "streaming",
-    "quest-query",
-    "tidal-top_p",
-    "less_is_more",
-    "exact_topk-threshold",
-    "lychee_decode",
-    "lychee_decode-ratio-page",
-    "resa",
-    "composed-pages-roles",
-    "composed-exact-pages",
-]
-"""One case for every scorer and every rule."""
-
-
-@pytest.mark.parametrize("case", ALONE)
-@given(situation=situations())
-@settings(max_examples=4, deadline=None)
-def test_a_row_alone_is_the_row_in_its_batch(case: str, situation: dict) -> None:
-    """Neighbours, padding and layout do not reach a row's sets."""
-    trial = Trial(CASES[case], situation)
-    sets = trial.step()
-    if trial.near_ties:
-        return
-    other = "paged" if situation["layout"] == "padded" else "padded"
-    for row in range(len(sets)):
-        alone = Trial(CASES[case], {**situation, "lengths": situation["lengths"][row : row + 1]})
-        lonely, batch = alone.batch, trial.batch
-        lonely.k, lonely.v, lonely.q = batch.k[row : row + 1], batch.v[row : row + 1], batch.q[row : row + 1]
-        lonely.ids = batch.ids[row : row + 1]
-        assert alone.decoder.step(lonely, other, DTYPES[situation["dtype"]])[0] == sets[row : row + 1]

@@ -276,28 +276,3 @@ def test_cluster_index_under_other_roles(roles: str) -> None:
 
     run()
     assert few(trials)
-
-
-def test_a_row_alone_is_the_row_in_its_batch() -> None:
-    """Neighbours, padding, storage pages and the dense shortcut do not reach a row's sets."""
-
-    @given(situation=situations())
-    @settings(max_examples=4, deadline=None)
-    def run(situation: dict[str, Any]) -> None:
-        trial = Trial(situation)
-        other = "paged" if situation["layout"] == "padded" else "padded"
-        alone = [
-            Trial({**situation, "lengths": [length], "layout": other, "shortcut": not situation["shortcut"]})
-            for length in situation["lengths"]
-        ]
-        text = situation["text"]
-        for _ in range(15):
-            batch = trial.batch
-            batch.step()
-            sets, _ = trial.decoder.step(batch, situation["layout"], torch.float32, text=text)
-            for row, single in enumerate(alone):
-                lonely, part = single.batch, slice(row, row + 1)
-                lonely.k, lonely.v, lonely.q, lonely.ids = batch.k[part], batch.v[part], batch.q[part], batch.ids[part]
-                assert single.decoder.step(lonely, other, torch.float32, text=text)[0] == sets[part]
-
-    run()

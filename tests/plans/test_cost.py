@@ -93,28 +93,6 @@ def test_tidal_written_out() -> None:
     assert "query heads" in each.notes[0]
 
 
-def test_less_is_more_keeps_scores_of_every_query_head() -> None:
-    cost = llama("less_is_more:budget=2048,reselect=13", batch=2)
-    assert cost.scores == Bytes(2 * 2 * 32 * 131_072 * 4, 2 * 2 * 32 * 131_072 * 4)
-    assert cost.kv.read == 2 * (4 * 8 * 131_072 * 512 + 28 * 8 * 2048 * 512)
-
-
-def test_quest_reads_two_vectors_per_page_and_remakes_the_touched_one() -> None:
-    cost = llama("quest:budget=2048", batch=1)
-    heads = 30 * 8
-    assert cost.kv == Bytes(2 * 8 * 131_072 * 512 + heads * 2048 * 512, 131_072)
-    assert cost.scores == Bytes(heads * 8192 * 4, heads * 8192 * 4)
-    vector = 128 * 2
-    assert cost.index == Bytes(heads * (2 * 8192 * vector + 16 * vector), heads * 2 * vector)
-
-
-def test_exact_scores_for_a_select_role_read_every_key() -> None:
-    cost = llama("exact_topk:budget=2048", batch=1)
-    heads = 30 * 8
-    assert cost.index == Bytes(read=heads * 131_072 * 128 * 2)
-    assert cost.scores.written == cost.scores.read == heads * 131_072 * 4
-
-
 def test_streaming_reads_its_window_and_nothing_else() -> None:
     cost = llama("streaming:budget=1024", batch=1)
     assert cost.kv == Bytes(32 * 8 * 1024 * 512, 131_072)

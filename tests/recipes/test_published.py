@@ -58,10 +58,7 @@ def test_all_are_marked() -> None:
         ("somebody-else/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("./models/Llama-3.1-8B-Instruct/", "llama-3.1-8b"),
         ("C:\\models\\Llama-3.1-8B", "llama-3.1-8b"),
-        (
-            "/cache/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a16976918f6564b8830bc894c89659",
-            "llama-3.1-8b",
-        ),
+        ("/cache/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a16976918f6564b8830bc8", "llama-3.1-8b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "deepseek-r1-distill-llama-8b"),
         ("gradientai/Llama-3-8B-Instruct-Gradient-1048k", "llama-3-8b"),
         ("meta-llama/Llama-3.1-8B-Instruct-GGUF", None),

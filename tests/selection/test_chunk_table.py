@@ -149,27 +149,17 @@ def chunks_of(text: str, minimum: int, maximum: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "minimum", "maximum", "expected"),
+    ("minimum", "maximum", "cut"),
     [
         # The full stop beats spaces behind it; then the comma; then the last space; what is left is too short.
-        (
-            "It was late. So we went home, and nobody said a word about it any more",
-            4,
-            12,
-            ["It was late.", " So we went home,", " and nobody said a word ", "about it any ", "more"],
-        ),
+        (4, 12, "It was late.| So we went home,| and nobody said a word |about it any |more"),
         # Among equals the last one.
-        ("a,b,c,d,e,f", 2, 5, ["a,b,", "c,d,", "e,", "f"]),
+        (2, 5, "a,b,|c,d,|e,|f"),
         # Code ends behind its bracket, not at a semicolon inside.
-        ("f(x){g(x);h(x)}k(y);", 4, 16, ["f(x){g(x);h(x)}", "k(y);"]),
+        (4, 16, "f(x){g(x);h(x)}|k(y);"),
         # A blank line beats the comma, a single newline too.
-        (
-            "One line here\nand another, longer one\n\nA new paragraph starts",
-            6,
-            12,
-            ["One line here\n", "and another, longer one\n\n", "A new paragraph ", "starts"],
-        ),
+        (6, 12, "One line here\n|and another, longer one\n\n|A new paragraph |starts"),
     ],
 )
-def test_texts_cut_by_hand(text: str, minimum: int, maximum: int, expected: list[str]) -> None:
-    assert chunks_of(text, minimum, maximum) == expected
+def test_texts_cut_by_hand(minimum: int, maximum: int, cut: str) -> None:
+    assert chunks_of(cut.replace("|", ""), minimum, maximum) == cut.split("|")

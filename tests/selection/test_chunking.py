@@ -6,52 +6,16 @@ import pytest
 
 from saccade.text.levels import delimiter_levels
 
+PIECES = {
+    0: ["--", "**", "``", "{", "[", "<", "word", "", "-", "\u00a0"],
+    1: ["\n\n", ".\n\n", "\r\n\r\n", "---", "***", "```", "```python", "}", " ]", "/>"],
+    2: [".", "?", "!", "。", "？", "！", "\n", "\r\n", "\n ", "3.14"],
+    3: [",", ";", ":", "，", "；", "：", "、", ", "],
+    4: [" word", "\t"],
+}
 
-@pytest.mark.parametrize(
-    ("piece", "level"),
-    [
-        ("\n\n", 1),
-        (".\n\n", 1),
-        ("\r\n\r\n", 1),
-        ("---", 1),
-        ("***", 1),
-        ("```", 1),
-        ("```python", 1),
-        ("}", 1),
-        (" ]", 1),
-        ("/>", 1),
-        ("--", 0),
-        ("**", 0),
-        ("``", 0),
-        ("{", 0),
-        ("[", 0),
-        ("<", 0),
-        (".", 2),
-        ("?", 2),
-        ("!", 2),
-        ("。", 2),
-        ("？", 2),
-        ("！", 2),
-        ("\n", 2),
-        ("\r\n", 2),
-        ("\n ", 2),
-        ("3.14", 2),
-        (",", 3),
-        (";", 3),
-        (":", 3),
-        ("，", 3),
-        ("；", 3),
-        ("：", 3),
-        ("、", 3),
-        (", ", 3),
-        (" word", 4),
-        ("\t", 4),
-        ("word", 0),
-        ("", 0),
-        ("-", 0),
-        ("\u00a0", 0),
-    ],
-)
+
+@pytest.mark.parametrize(("piece", "level"), [(piece, level) for level, pieces in PIECES.items() for piece in pieces])
 def test_level_of_a_piece(piece: str, level: int) -> None:
     assert delimiter_levels([piece]) == [level]
 

