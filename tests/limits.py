@@ -14,12 +14,12 @@ LIMITS = {
     "lines of C in src": 3_665,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
-    "lines of tests": 44_389,
-    "cases of make test and make walk": 6_246,
+    "lines of tests": 43_732,
+    "cases of make test and make walk": 6_196,
     "lines of claims": 7_674,
     "lines of benchmarks": 6_136,
     "lines of testbed": 2_549,
-    "words by hand, the log left out": 22_278,
+    "words by hand, the log left out": 22_100,
 }
 """A row shrinks. It grows by an allowance, which stands below, and by nothing else; a test reads the history."""
 
@@ -35,7 +35,11 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of tests", 600, 46),
     ("cases of make test and make walk", 60, 46),
     ("words by hand, the log left out", 400, 46),
+    ("lines of Python in src", 404, 47),
+    ("lines of tests", 676, 47),
+    ("lines of claims", 122, 52),
     ("lines of benchmarks", 363, 52),
+    ("lines of benchmarks", 146, 52),
 )
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"

@@ -116,11 +116,13 @@ class _Failing(AnswerObserver):
 
 
 def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of this model is 44 tokens, 4 layers, 2 heads of 8, keys and values of 4 bytes, half as much again behind.
+    """A row is 44 tokens and the longest question with its answer, 4 layers, 2 heads of 8, keys and values of 4 bytes,
+    half as much again behind.
 
     Beside them goes a pass over the text, six times its widest layer of 48, and an eighth of all stays free.
     """
-    row, beside = 44 * 4 * 2 * 8 * 2 * 4 * 1.5, 44 * 6 * 48 * 4
+    longest = max(len(ask.prompt) + len(ask.answer) for ask in problem.asks)
+    row, beside = (44 + longest) * 4 * 2 * 8 * 2 * 4 * 1.5, 44 * 6 * 48 * 4
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(args[0].shape[0]), with_kwargs=True)
     for rows, used in ((0.5, 1), (2.99, 2), (3, 3), (5.5, 4), (11.9, 6), (12, 12), (50, 12)):

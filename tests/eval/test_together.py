@@ -193,7 +193,7 @@ def test_questions_together_are_what_each_is_alone(
 ) -> None:
     """All in one batch; and two at a time, so that the last batch is filled up."""
     widths = set[int]()
-    monkeypatch.setattr(comparison, "rows_that_fit", lambda model, tokens, asked, workers=1: min(asked, rows))
+    monkeypatch.setattr(comparison, "rows_that_fit", lambda model, tokens, longest, asked, workers=1: min(asked, rows))
     fed = reader.Reader.feed_rows
     monkeypatch.setattr(reader.Reader, "feed_rows", lambda one, *given: widths.add(len(given[0])) or fed(one, *given))
     notes = check(model, tokenizer, context, spec)

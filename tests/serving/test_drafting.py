@@ -63,7 +63,7 @@ def _speculative(**settings: Any) -> tuple[str, str]:
         (LOSSLESS, ("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
         (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
-        (LOSSLESS, ("--max-num-batched-tokens", "71"), "9 tokens of each of 8 rows in a step of 71: --max-num-seqs 7"),
+        (LOSSLESS, ("--max-num-batched-tokens", "79"), "counted as 10, in a step of 79: --max-num-seqs 7"),
         (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
         (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
         ("lychee_cluster:rectify=8:verify", (), "index of text"),

@@ -44,8 +44,8 @@ class Reading:
 
     def __init__(self, model: Any, problem: Problem, rows: int | None = None) -> None:
         self._model, self._problem = model, problem
-        asked = len(problem.asks)
-        self._rows = min(asked, rows or rows_that_fit(model, len(problem.tokens), asked))
+        asked, text = len(problem.asks), len(problem.tokens)
+        self._rows = min(asked, rows or rows_that_fit(model, text, problem.positions(together=False) - text, asked))
         self._reader = Reader(model, problem.tokens)
         self._reader.repeat(self._rows)
 

@@ -147,7 +147,8 @@ class Target:
         seen = [problems[number] for number in range(len(problems) if self.from_file else 1)]
         cores, threads = torch.get_num_threads(), self.settings.threads
         workers = workers_for(len(problems), cores=cores, threads=threads, device=model.device.type)
-        return rows_that_fit(model, max(len(one.tokens) for one in seen), max(len(one.asks) for one in seen), workers)
+        tokens, most = max(len(one.tokens) for one in seen), max(one.positions(together=False) for one in seen)
+        return rows_that_fit(model, tokens, most - tokens, max(len(one.asks) for one in seen), workers)
 
     def refuse_unanswered(self, right: int, asked: int, consequence: str) -> None:
         """Raise a SaccadeError that says what follows from it if dense attention has answered nothing."""

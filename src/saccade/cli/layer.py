@@ -6,10 +6,14 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import typer
 
 from ..adapters.hf.probe import TIMES
+from ..checkpoints.load import ModelSource
+from ..checkpoints.shape import stored_hash
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from ..recipes.kept import already_found, cache, keep, searched
@@ -26,8 +30,11 @@ def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy
     budget = options.pop("budget")
     asked = [*model, "--policy", Policy.create(policy.name, options).to_spec(), "--budgets", str(budget)]
     asked += ["--context", str(max(4096, TIMES * budget)), *(() if texts == "library" else ("--texts", texts))]
-    # A folder for every question, so that a search that was interrupted goes on.
-    folder = cache() / "layers" / hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    weights, texts_at = stored_hash(ModelSource.locate(model[1], weights=False).location), Path(texts)
+    files = sorted(path for path in (texts_at, *texts_at.rglob("*")) if path.is_file())
+    # A folder for every question about these weights and files, so that a search that was interrupted goes on.
+    question = asked, weights, [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    folder = cache() / "layers" / hashlib.sha256(repr(question).encode()).hexdigest()[:16]
     command = [sys.executable, "-m", "saccade", "calibrate", "layers", *asked, "--output-dir", str(folder)]
     ended = subprocess.run(command, check=False).returncode
     if ended < 0:
@@ -35,6 +42,8 @@ def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy
     if ended:
         raise typer.Exit(ended)
     recipe = Recipe.read(folder / NAME)
+    # Whoever serves these files knows them by their own hash, which loading in another dtype changes.
+    recipe = replace(recipe, model=replace(recipe.model, weights=weights or recipe.model.weights))
     keep(recipe, policy)
     found = already_found(policy, "", recipe.model)
     assert found is not None, "it was kept"

@@ -109,10 +109,11 @@ class Comparison:
     def _quality(self, reader: Reader, number: int, context: Context, advance: Callable[[str], None]) -> None:
         """The quality pass over one context; nothing is timed, so policies are shared out among idle cores."""
         tokens, asked = len(context.tokens), len(context.questions)
+        longest = max((len(one.tokens) + one.longest for one in context.questions), default=0)
         cores, device = self._prefill_threads, self.model.device.type
-        fitting = rows_that_fit(self.model, tokens, len(self.tallies))
+        fitting = rows_that_fit(self.model, tokens, longest, len(self.tallies))
         workers = workers_for(fitting, cores=cores, threads=self.threads, device=device)
-        rows = rows_that_fit(self.model, tokens, asked, workers)
+        rows = rows_that_fit(self.model, tokens, longest, asked, workers)
         if rows < asked and not self.notes:
             told = f"memory is short of {asked} copies of a text of {tokens:,} tokens"
             self.notes.append(f"{told}: {rows} of its questions are decoded together")

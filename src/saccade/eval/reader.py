@@ -28,16 +28,17 @@ UNTOLD, PLANNED, ROW, WIDEST = 4 * 2**30, 7 / 8, 1.5, 6
 """Free bytes if nobody says; the share planned with; caches that one with room and index takes; tensors of a layer."""
 
 
-def rows_that_fit(model: Any, tokens: int, asked: int, processes: int = 1) -> int:
+def rows_that_fit(model: Any, tokens: int, longest: int, asked: int, processes: int = 1) -> int:
     """Rows of batches for `asked` questions: as few and as even as free memory, which `processes` share, allows.
 
-    Each row has its own cache with a text of so many tokens; beside them a pass over the text needs the most room.
+    Each row has its own cache with a text of so many tokens and the `longest` question with its answer; beside them a
+    pass over the text needs the most room.
     """
     told, itemsize, shape = free_memory(model.device), model.dtype.itemsize, shape_of(model.config)
     free = (UNTOLD if told is None else told) // processes
     vocabulary = model.get_input_embeddings().weight.shape[0]
     widest = max(size for weight in model.parameters() for size in weight.shape if size != vocabulary)
-    row = tokens * shape.token_bytes(itemsize) * ROW
+    row = (tokens + longest) * shape.token_bytes(itemsize) * ROW
     fitting = int((free * PLANNED - tokens * WIDEST * widest * itemsize) // row)
     return -(-asked // -(-asked // max(min(fitting, asked), 1)))
 

@@ -82,10 +82,12 @@ def known(model: str) -> tuple[str, str]:
     try:
         recipe = beside(source.location, source.decoder)
         name = for_model(source.location, source.decoder) if recipe is None else None
-        paths = sorted((cache() / "recipes").glob(f"{stored_hash(source.location)}-*.json"))
-        kept = [f"kept in {path}: layers {_layers(Recipe.read(path))}" for path in paths]
     except PolicyError as error:
         return str(error), make
+    kept = []
+    for path in sorted((cache() / "recipes").glob(f"{stored_hash(source.location)}-*.json")):
+        with suppress(PolicyError):  # a broken one is passed over, as when it is looked for
+            kept.append(f"kept in {path}: layers {_layers(Recipe.read(path))}")
     told = f"none beside {model}" + (f"; auto takes {PREFIX}{name}, {published(name).policy}, {MARK}" if name else "")
     found = bool(kept)
     if recipe is not None:

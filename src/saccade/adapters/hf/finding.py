@@ -79,7 +79,7 @@ class Finding:
             with self.callers.knowing(**plain):
                 losses = self._race(self._passages(tokens.tolist()))
         except torch.OutOfMemoryError as error:
-            logger.warning("probe: %s; it decodes densely on", str(error).partition("\n")[0])
+            logger.warning("probe: %s; it decodes densely until the next long prompt", str(error).partition("\n")[0])
             return False
         keys = next(iter(losses.values())).shape[-1]
         seconds = time.perf_counter() - begun
@@ -117,20 +117,23 @@ class Finding:
                     yield Passage((text[0], *text[stop - step : stop]), start=1)
 
     def _race(self, passages: Iterable[Passage]) -> Losses:
-        """What may be the best behind these passages; who is clearly worse reads no further one, nor does the last."""
+        """What may be the best behind these passages; from the second on who is clearly worse reads no further."""
         tried = candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
         told: dict[tuple[int, ...], dict[Any, list[Tensor]]] = {one: {kind: [] for kind in KINDS} for one in tried}
         losses: Losses = {}
-        for passage in islice(passages, MOST):
+        for read, passage in enumerate(islice(passages, MOST)):
             probe = Probe(self.model, passage, keys_alone=True, attach=None)
             for one, kinds in told.items():
                 for kind, found in probe.measure(with_layers(self.policy, one)).items():
                     kinds[kind].append(found.divergence)
+            del probe  # or the next one would lie beside it
             joined = {one: [torch.cat(kinds[kind]) for kind in KINDS] for one, kinds in told.items()}
             losses = {one: torch.cat([kind / max(len(kind), 1) for kind in kinds]) for one, kinds in joined.items()}
             losses = dict(sorted(losses.items(), key=lambda item: float(item[1].sum())))
-            best = next(iter(losses.values()))
-            told = {one: told[one] for one, loss in losses.items() if not _clearly_above(loss, best)}
+            best = next(iter(losses))
+            # Tokens of one text are alike, so that one text leaves nobody out, nor does one kind of it.
+            if read and all(map(len, joined[best])):
+                told = {one: told[one] for one, loss in losses.items() if not _clearly_above(loss, losses[best])}
             if len(told) == 1:
                 break
         return losses

@@ -193,6 +193,8 @@ def reasons_against_search(vllm_config: Any, policy: Policy) -> list[str]:
         f"policy {policy} has no budget, at which a layer is found": lacks and policy.budget is None,
         f"transformers reads the model on one GPU, not on {ranks}": ranks > 1,
         f"transformers reads safetensors, not --load-format {form}": form not in ("auto", "safetensors"),
+        "transformers is not told --hf-overrides": bool(config.hf_overrides),
+        f"the search takes the model's own tokenizer, not {config.tokenizer}": config.tokenizer != config.model,
         f"transformers reads the newest revision, not --revision {config.revision}": config.revision is not None,
         "its weights are quantised (quantization_config): find the layer with those they were made from, and name it": (
             getattr(config.hf_config, "quantization_config", None) is not None

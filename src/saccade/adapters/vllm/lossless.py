@@ -57,8 +57,12 @@ def _unmet(vllm_config: Any, drafts: int) -> Iterator[str]:
         yield "drafts on one replica alone: leave out --data-parallel-size and --enable-eplb"
     if vllm_config.watermark_config is not None:
         yield "drafts without a watermark: leave out --watermark-config"
-    rows, tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
-    if (drafts + 1) * rows > tokens:
-        told = f"verifies {drafts + 1} tokens of each of {rows} rows in a step of {tokens}"
-        fitting = tokens // (drafts + 1)
+    if 0 < scheduling.long_prefill_token_threshold <= drafts:
+        yield f"verifies {drafts + 1} tokens at once, which --long-prefill-token-threshold would cut in two"
+    rows, limits = scheduling.max_num_seqs, (scheduling.max_num_batched_tokens, scheduling.max_num_scheduled_tokens)
+    tokens = min(limit for limit in limits if limit is not None)
+    # Beside its draft model's own first token vLLM counts one more for each row.
+    if (drafts + 2) * rows > tokens:
+        told = f"verifies {drafts + 1} tokens of each of {rows} rows, counted as {drafts + 2}, in a step of {tokens}"
+        fitting = tokens // (drafts + 2)
         yield f"{told}: --max-num-seqs {fitting} would fit" if fitting else f"{told}: raise --max-num-batched-tokens"

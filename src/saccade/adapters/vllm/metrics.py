@@ -250,11 +250,11 @@ class StepMetrics:
             metric("tokens_skipped").inc(self._selecting - attended)
             metric("share_attended").set(self._attended / (self._attended + self._skipped))
         self._flush_recall()
-        if self._verified is not None:
+        if self._ours and self._verified is not None:
             policy, drafted, rejected = self._verified
             metric("drafted_tokens", policy).inc(drafted)
             metric("accepted_tokens", policy).inc(drafted - int(rejected))
-            self._verified = None
+        self._verified = None
         self._decoded = self._selecting = self._dense = 0
         self._ours = True
 
