@@ -110,7 +110,6 @@ def test_who_is_clearly_worse_reads_no_further_passage(near: float, monkeypatch:
             near == 0 or run.recipe().reselect == (3,)
         )
     every = [(), (2,), (3,), (4,), (5,)]
-    # One text leaves nobody out.
     assert [sorted(one) for one in read] == [every, every] + (2 * [[(3,), (4,)]] if near == 0 else [])
 
 

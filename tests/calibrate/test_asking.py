@@ -116,8 +116,7 @@ class _Failing(AnswerObserver):
 
 
 def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is 44 tokens and the longest question with its answer, 4 layers, 2 heads of 8, keys and values of 4 bytes,
-    half as much again behind.
+    """A row is 44 tokens, a question and answer, 4 layers, 2 heads of 8, keys and values of 4 bytes, and a half behind.
 
     Beside them goes a pass over the text, six times its widest layer of 48, and an eighth of all stays free.
     """

@@ -17,7 +17,7 @@ from commands import invoker, write_model
 from own_method import NAME, PACKAGE, SAME, installed
 from saccade.calibrate.candidates import families
 from saccade.cli import app
-from saccade.eval import context, reader
+from saccade.eval import context
 from saccade.eval.entry import usual_policies
 
 from .drawing import SHAPE
@@ -49,7 +49,7 @@ def test_it_stands_beside_ours() -> None:
 
 def test_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", 1)
-    monkeypatch.setattr(reader, "ANSWER_TOKENS", 4)
+    monkeypatch.setattr(context, "ANSWER_TOKENS", 4)
     model, results = write_model(tmp_path / "model"), tmp_path / "results"
     arguments = ("--context", 1024, "--limit", 1, "--policy", NAME, "--policy", SAME, "--budget", 64)
     with installed(tmp_path, METHOD=NAME):

@@ -147,7 +147,8 @@ class HeadTraining:
 
     def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
-        tensors = {"step": torch.tensor(self.step), "multiplier": torch.tensor(self.multiplier, dtype=torch.float64)}
+        counted = {"step": self.step, "multiplier": self.multiplier}
+        tensors = {name: torch.tensor(one, dtype=torch.float64, device="cpu") for name, one in counted.items()}
         for name, parameter in self.gates.parameters.items():
             moments = {f"{name}.{key}": value for key, value in self._optimiser.state[parameter].items()}
             tensors |= {name: parameter.detach(), **moments}
