@@ -67,9 +67,6 @@ REFUSED: dict[str, list[tuple[tuple[str, ...], str]]] = {
     ("command", "arguments", "says"), [(name, *case) for name, cases in REFUSED.items() for case in cases]
 )
 def test_bad_input_is_one_line_before_any_work(
-    fails: Fails, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    command: str, arguments: tuple[str, ...], says: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert says in fails(command, "--model", model_folder, *SIZES[command], *arguments)
-    assert list(tmp_path.iterdir()) == []
+    refused: Fails, model_folder: Path, command: str, arguments: tuple[str, ...], says: str
+) -> None:
+    assert says in refused(command, "--model", model_folder, *SIZES[command], *arguments)

@@ -16,7 +16,7 @@ from ..checkpoints.load import ModelSource
 from ..checkpoints.shape import stored_hash
 from ..errors import SaccadeError
 from ..methods.policy import Policy
-from ..recipes.kept import already_found, cache, keep, searched
+from ..recipes.kept import cache, keep, searched, with_layers
 from ..recipes.recipe import NAME, Recipe
 
 
@@ -44,7 +44,5 @@ def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy
     recipe = Recipe.read(folder / NAME)
     # Whoever serves these files knows them by their own hash, which loading in another dtype changes.
     recipe = replace(recipe, model=replace(recipe.model, weights=weights or recipe.model.weights))
-    keep(recipe, policy)
-    found = already_found(policy, "", recipe.model)
-    assert found is not None, "it was kept"
-    return found
+    kept, layers = keep(recipe, policy) or folder / NAME, recipe.reselect or ()
+    return with_layers(policy, layers), f"{policy}: layers {[*layers]} of {kept} select again"

@@ -67,6 +67,11 @@ def already_found(policy: Policy, model: str, shape: ModelShape) -> tuple[Policy
     return None
 
 
+def lacks_layer(policy: Policy) -> bool:
+    """Whether it selects again at a layer and names none."""
+    return policy.options.model_dump().get("reselect", ()) is None
+
+
 def with_layers(policy: Policy, layers: Sequence[int]) -> Policy:
     """The policy with these re-selection layers."""
     return replace(policy, options=policy.options.model_copy(update={"reselect": tuple(layers)}))

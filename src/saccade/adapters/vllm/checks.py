@@ -14,6 +14,7 @@ from ...errors import PolicyError, ServingError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
+from ...recipes.kept import lacks_layer
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .lossless import reasons_against_drafting, reasons_against_drafts_of
@@ -186,7 +187,7 @@ def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
 def reasons_against_search(vllm_config: Any, policy: Policy) -> list[str]:
     """Why transformers can look for no layer of a policy before this engine starts; one line each."""
     config, parallel = vllm_config.model_config, vllm_config.parallel_config
-    lacks = policy.options.model_dump().get("reselect", ()) is None
+    lacks = lacks_layer(policy)
     form, ranks = vllm_config.load_config.load_format, parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     against = {
         f"policy {policy} names its layer or needs none": not lacks,

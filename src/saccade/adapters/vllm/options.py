@@ -13,7 +13,7 @@ from ...checkpoints.unsupported import mixed_kinds, reasons_in_sizes, sizes_in
 from ...errors import ModelFolderError, ServingError, UnsupportedModelError, meant
 from ...methods.policy import Policy
 from ...plans.rectify import Rectify
-from ...recipes.kept import already_found
+from ...recipes.kept import already_found, lacks_layer
 from ...recipes.resolve import Shape, resolve
 from ...types import ModelShape
 
@@ -103,7 +103,7 @@ class ServeOptions:
             raise ServingError(
                 f"recall={recall}: drafts of {options.policy} are verified, which says more; leave it out"
             )
-        if chosen.policy.options.model_dump().get("reselect", ()) is not None:
+        if not lacks_layer(chosen.policy):
             return options
         with suppress(ModelFolderError, ServingError, UnsupportedModelError):  # whoever looks at the model says it
             if (known := already_found(chosen.policy, model, shape())) is not None:

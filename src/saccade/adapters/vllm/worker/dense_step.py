@@ -28,6 +28,6 @@ def prepare(vllm_config: Any, common: Any, build_parent: BuildParent) -> DenseSt
     """The step that vLLM's `CommonAttentionMetadata` describes; pages are bounded anew where they are written."""
     serving = serving_of(vllm_config)
     serving.attended.begin(False)
-    batch = Batch.of(common, requests_of(vllm_config))
-    written = () if serving.page is None else written_in(common, batch)
+    # The rows are read on the host only where pages are to be bounded.
+    written = () if serving.page is None else written_in(common, Batch.of(common, requests_of(vllm_config)))
     return DenseStep(build_parent(common, False), written, common.num_actual_tokens)
