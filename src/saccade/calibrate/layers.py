@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..adapters.hf.probe import TIMES, Passage, Probe
+from ..adapters.hf.probe import FINALISTS, TIMES, WALK, Attach, Kind, Passage, Probe, Told, texts_that_fit
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
@@ -71,9 +71,10 @@ class LayerSearch:
     def units(self) -> int:
         """Pieces of work of a whole run, at most."""
         specs, asked = len(self.layers.specs(self.layers.candidates)) * self.most, 0
+        walks = len(self.layers.specs(self.layers.candidates[:FINALISTS])) * self.most
         if self.target.settings.task:
             asked = len(self.target.problems()) * (1 + specs)
-        return len(self.passages) * specs + asked
+        return len(self.passages) * (specs + walks) + asked
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Search, write the results and the recipe; what the folder already holds is not done again."""
@@ -81,13 +82,14 @@ class LayerSearch:
         earlier = self.target.earlier(shape_of_model(model))
         about = {name: self.target.about()[name] for name in ("model", "weights", "context", "dtype")}
         about |= {"policy": str(layers.policy), "texts": self.texts.name, "passages": self.texts.sha256(self.passages)}
-        with Ledger(self.target.settings.output_dir / PROBED, about, ("text", "spec")) as ledger:
-            tried, steps = self._probed(model, ledger, layers.candidates, advance), list[dict[str, Any]]()
-            chosen = min(tried, key=lambda one: _merit(tried[one]))
+        with Ledger(self.target.settings.output_dir / PROBED, about, ("text", "spec", "walk")) as ledger:
+            probing = Probing(model, self, ledger, advance)
+            tried, steps = probing.tried(layers.candidates), list[dict[str, Any]]()
+            chosen = min(tried, key=lambda one: tried[one].order)
             while len(chosen) < self.most and (wider := layers.wider(chosen)):
-                tried |= self._probed(model, ledger, wider, advance)
-                best = min(wider, key=lambda one: _merit(tried[one]))
-                gain = tried[best][-1].interval(tried[chosen][-1])
+                tried |= (more := probing.tried(wider))
+                best = min(wider, key=lambda one: more[one].order)
+                gain = tried[best].walked[-1].interval(tried[chosen].walked[-1])
                 steps.append({"from": chosen, "to": best, "gain": gain, "taken": gain is not None and gain[0] > 0})
                 if not steps[-1]["taken"]:
                     break
@@ -95,26 +97,28 @@ class LayerSearch:
         asked = self._asked(model, layers.specs([*tried]), advance) if self.target.settings.task else {}
         if asked:
             right = {one: sum(asked[spec].correct for spec in layers.specs([one])) for one in tried}
-            chosen = min(tried, key=lambda one: (-right[one], _merit(tried[one])))
+            chosen = min(tried, key=lambda one: (-right[one], tried[one].order))
         others = (one for one in tried if len(one) <= 1 and one != chosen)
-        second = min(others, key=lambda one: _merit(tried[one]), default=None)
-        keys = tried[chosen][0].keys
+        second = min(others, key=lambda one: tried[one].order, default=None)
+        keys = tried[chosen].stepped[0].keys
         if not keys:
             what = "no token needs a long context, so no layer can be told from another"
             raise SaccadeError(f"{self.texts.name}: {what}; choose other --texts")
-        margin = None if second is None or asked else tried[chosen][-1].interval(tried[second][-1])
+        margin = None if second is None or asked else tried[chosen].walked[-1].interval(tried[second].walked[-1])
         results = {
             "policy": str(layers.policy),
             "budgets": list(layers.budgets),
             "passages": len(self.passages),
             "tokens": self.texts.length,
             "keys": keys,
+            "walk": WALK,
             **({"dense": asked["dense"].to_dict()} if asked else {}),
             "rows": [
                 {"reselect": list(one), "budget": budget, **found.to_dict()}
+                | ({"walked": outcomes.walked[place].to_dict()} if outcomes.walked else {})
                 | ({"asked": asked[found.spec].to_dict()} if asked else {})
                 for one, outcomes in tried.items()
-                for budget, found in zip(layers.budgets, outcomes, strict=True)
+                for place, (budget, found) in enumerate(zip(layers.budgets, outcomes.stepped, strict=True))
             ],
             "chosen": list(chosen),
             "second": second,
@@ -125,32 +129,12 @@ class LayerSearch:
         written = self.target.write_results(RESULTS, results)
         known = replace(earlier, reselect=chosen)
         if not known.tuned:
-            kept = next((one for one in tried[chosen] if one.kept >= ENOUGH), tried[chosen][-1])
+            kept = next((one for one in tried[chosen].last if one.kept >= ENOUGH), tried[chosen].last[-1])
             known = replace(known, policy=Policy.from_spec(kept.spec))
         found = {name: results[name] for name in ("policy", "budgets", "passages", "keys", "second", "margin", "notes")}
-        scores = {one.spec: {"merit": one.merit, "interval": one.interval()} for one in tried[chosen]}
+        scores = {one.spec: {"merit": one.merit, "interval": one.interval()} for one in tried[chosen].last}
         self.target.write_recipe("calibrate layers", known, {**found, "texts": self.texts.name}, scores)
         return written
-
-    def _probed(
-        self, model: Any, ledger: Ledger, candidates: Sequence[Candidate], advance: Callable[[str], None]
-    ) -> dict[Candidate, list[Divergence]]:
-        """Every candidate at every budget on every passage; attaching takes as long as a step, and is done once."""
-        specs, places = self.layers.specs(candidates), range(len(self.passages))
-        separate = self.layers.shape.kinds or self.layers.shape.sources
-        with nullcontext() if separate else attached(model, Policy.from_spec("dense"), None):
-            for number, passage in enumerate(self.passages):
-                if missing := [spec for spec in specs if (number, spec) not in ledger.records]:
-                    probe = Probe(model, passage, attach=attached if separate else None, keys_alone=True)
-                for spec in missing:
-                    told = probe.measure(Policy.from_spec(spec), self.target.subject.tokenizer)
-                    ledger.add({"text": number, "spec": spec, **record(told)})
-                    advance(spec)
-
-        def found(spec: str) -> Divergence:
-            return Divergence(spec, [ledger.records[number, spec] for number in places])
-
-        return {one: [found(spec) for spec in self.layers.specs([one])] for one in candidates}
 
     def _asked(self, model: Any, specs: Sequence[str], advance: Callable[[str], None]) -> dict[str, Outcome]:
         """What dense attention and every candidate answer."""
@@ -169,6 +153,69 @@ class LayerSearch:
         if not asked and (margin is None or margin[0] <= 0):
             notes.append("the best cannot be told from the second: both stay candidates; more --passages may tell")
         return notes
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate at every budget: what one step makes of key tokens, and steps in a row if it is a finalist."""
+
+    stepped: tuple[Divergence, ...]
+    walked: tuple[Divergence, ...]
+
+    @property
+    def last(self) -> tuple[Divergence, ...]:
+        """What it is judged by."""
+        return self.walked or self.stepped
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Less is better; over all budgets."""
+        return not self.walked, _merit(self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """The probe of a search's texts: as many at once as fit, in the ledger as they come."""
+
+    model: Any
+    search: LayerSearch
+    ledger: Ledger
+    advance: Callable[[str], None]
+    held: dict[int, Probe] = field(default_factory=dict)
+
+    def tried(self, candidates: Sequence[Candidate]) -> dict[Candidate, Tried]:
+        """Every candidate by one step, and by steps in a row the best of them."""
+        stepped = self._measured(candidates, 1)
+        walked = self._measured(sorted(stepped, key=lambda one: _merit(stepped[one]))[:FINALISTS], WALK)
+        return {one: Tried(stepped[one], walked.get(one, ())) for one in candidates}
+
+    def _measured(self, candidates: Sequence[Candidate], walk: int) -> dict[Candidate, tuple[Divergence, ...]]:
+        layers, places, records = self.search.layers, range(len(self.search.passages)), self.ledger.records
+        separate = layers.shape.kinds or layers.shape.sources
+        together = texts_that_fit(self.model, self.search.texts.length)
+        # Attaching takes as long as a step, and is done once.
+        with nullcontext() if separate else attached(self.model, Policy.from_spec("dense"), None):
+            for first in places[::together]:
+                texts = places[first : first + together]
+                for spec in layers.specs(candidates):
+                    missing = [text for text in texts if (text, spec, walk) not in records]
+                    told = self._probe(texts, attached if separate else None, spec, walk) if missing else []
+                    for text in missing:
+                        self.ledger.add({"text": text, "spec": spec, "walk": walk, **record(told[text - first])})
+                        self.advance(spec)
+        return {
+            one: tuple(Divergence(spec, [records[text, spec, walk] for text in places]) for spec in layers.specs([one]))
+            for one in candidates
+        }
+
+    def _probe(self, texts: range, attach: Attach | None, spec: str, walk: int) -> list[dict[Kind, Told]]:
+        """What a policy makes of some texts, which are read once if all fit."""
+        if texts.start not in self.held:
+            self.held.clear()
+            passages = [self.search.passages[text] for text in texts]
+            self.held[texts.start] = Probe(self.model, passages, attach=attach, keys_alone=True)
+        tokenizer = self.search.target.subject.tokenizer
+        return self.held[texts.start].measure(Policy.from_spec(spec), tokenizer, walk=walk)
 
 
 def _merit(outcomes: Sequence[Divergence]) -> float:

@@ -27,9 +27,20 @@ def layer_table(results: Mapping[str, Any]) -> Table:
     """What every candidate loses on key tokens, by kind of text, and what it answers; the verdict below."""
     dense = results.get("dense")
     answers = () if dense is None else (f"right\nof {dense['n']:,}",)
-    columns = ("layer", "budget", *KINDS, "sum", "95%", *(f"equal,\n{kind}" for kind in KINDS), *answers, "")
+    columns = (
+        "layer",
+        "budget",
+        *KINDS,
+        "sum",
+        "95%",
+        *(f"equal,\n{kind}" for kind in KINDS),
+        *answers,
+        "in a row",
+        "",
+    )
     about = f"{results['passages']} texts of {results['tokens']:,} tokens, {results['keys']:,} key tokens"
-    lines = [f"{UNIT}; chosen: {_named(results['chosen'])}"]
+    walk = f"in a row: after up to {results['walk']} steps on what the policy has left, of the best of one step"
+    lines = [f"{UNIT}; chosen: {_named(results['chosen'])}", walk]
     if results["margin"] is not None:
         low, high = results["margin"]
         lines.append(f"second: {_named(results['second'])}, worse by {low:.3f} to {high:.3f}")
@@ -47,7 +58,8 @@ def layer_table(results: Mapping[str, Any]) -> Table:
         equal = (number(row["key_equal"][kind], "{:.2f}") for kind in KINDS)
         right = (f"{row['asked']['correct']:,}",) if "asked" in row else ()
         cells = (f"{row['budget']:,}", *losses, f"{row['merit']:.3f}", ends, *equal, *right)
-        table.add_row(name(row["reselect"]), *cells, "chosen" if taken else "", style="bold" if taken else None)
+        walked = f"{row['walked']['merit']:.3f}" if "walked" in row else "-"
+        table.add_row(name(row["reselect"]), *cells, walked, "chosen" if taken else "", style="bold" if taken else None)
     return table
 
 

@@ -22,11 +22,11 @@ from ...recipes.kept import keep, with_layers
 from ...recipes.recipe import Recipe
 from ...types import ModelShape
 from .call import Callers
-from .probe import KINDS, TIMES, Passage, Probe
+from .probe import FINALISTS, KINDS, TIMES, WALK, Passage, Probe
 
 logger = logging.getLogger("saccade")
 
-LEAST, MOST, SURE = 4096, 4, 3
+LEAST, MOST, SURE = 4096, 2, 3
 """Tokens of a prompt that is looked at; passages that are read; standard errors by which the better of two is clear."""
 
 Losses = dict[tuple[int, ...], Tensor]
@@ -77,7 +77,7 @@ class Finding:
         plain = {"prompt": None, "decoding": False, "starts": None, "purpose": "plain", "ending": None, "text": None}
         try:
             with self.callers.knowing(**plain):
-                losses = self._race(self._passages(tokens.tolist()))
+                losses = self._losses([*islice(self._passages(tokens.tolist()), MOST)])
         except torch.OutOfMemoryError as error:
             logger.warning("probe: %s; it decodes densely until the next long prompt", str(error).partition("\n")[0])
             return False
@@ -116,27 +116,21 @@ class Finding:
                     stop = len(text) - number * step
                     yield Passage((text[0], *text[stop - step : stop]), start=1)
 
-    def _race(self, passages: Iterable[Passage]) -> Losses:
-        """What may be the best behind these passages; from the second on who is clearly worse reads no further."""
-        tried = candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
-        told: dict[tuple[int, ...], dict[Any, list[Tensor]]] = {one: {kind: [] for kind in KINDS} for one in tried}
+    def _losses(self, passages: list[Passage]) -> Losses:
+        """Of the finalists, who are best by one step, what steps in a row lose behind these passages."""
+        probe = Probe(self.model, passages, keys_alone=True, attach=None)
+        tried: Iterable[tuple[int, ...]] = candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
         losses: Losses = {}
-        for read, passage in enumerate(islice(passages, MOST)):
-            probe = Probe(self.model, passage, keys_alone=True, attach=None)
-            for one, kinds in told.items():
-                for kind, found in probe.measure(with_layers(self.policy, one)).items():
-                    kinds[kind].append(found.divergence)
-            del probe  # or the next one would lie beside it
-            joined = {one: [torch.cat(kinds[kind]) for kind in KINDS] for one, kinds in told.items()}
-            losses = {one: torch.cat([kind / max(len(kind), 1) for kind in kinds]) for one, kinds in joined.items()}
+        for walk in (1, WALK):
+            losses = {one: self._lost(probe, one, walk) for one in tried}
             losses = dict(sorted(losses.items(), key=lambda item: float(item[1].sum())))
-            best = next(iter(losses))
-            # Tokens of one text are alike, so that one text leaves nobody out, nor does one kind of it.
-            if read and all(map(len, joined[best])):
-                told = {one: told[one] for one, loss in losses.items() if not _clearly_above(loss, losses[best])}
-            if len(told) == 1:
-                break
+            tried = [*losses][:FINALISTS]
         return losses
+
+    def _lost(self, probe: Probe, layers: tuple[int, ...], walk: int) -> Tensor:
+        told = probe.measure(with_layers(self.policy, layers), walk=walk)
+        kinds = (torch.cat([text[kind].divergence for text in told]) for kind in KINDS)
+        return torch.cat([kind / max(len(kind), 1) for kind in kinds])
 
     def _keep(self) -> str:
         """Keep the recipe in the user's cache; says where."""

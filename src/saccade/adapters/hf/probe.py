@@ -1,7 +1,7 @@
-"""The probe: a model is told the last tokens of a text, under policies and densely, and nothing is generated.
+"""The probe: a model is told the last tokens of texts, under policies and densely, and nothing is generated.
 
-Each token is a decode step of its own on what dense attention has left of those before it, and all are rows of one
-batch: the chance that a policy's step stands, at the price of one.
+All that is told is rows of one batch: each begins on what dense attention has left of all before it, and takes one
+step, at the price of one for all, or walks some, so that errors add up as they do in an answer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...checkpoints.shape import shape_of
 from ...checkpoints.text import delimiter_table
 from ...checkpoints.versions import cache_argument
 from ...methods.policy import Policy
+from ...recipes.machine import free_memory
 from .cache import tell
 from .session import lasting
 from .shared import SharedRows, SharedText
@@ -30,6 +31,8 @@ logger = logging.getLogger("saccade")
 
 TOLD, SHORT, KEY, TIMES = 96, 256, 1.0, 4
 """Tokens told; those of a short context; nats by which a key token is likelier with all; budgets in a text at least."""
+WALK, FINALISTS = 32, 4
+"""Steps in a row by which the best of one step are compared: a clean cache hides errors that add up (`docs/log.md`)."""
 
 Kind = Literal["natural", "repeat"]
 KINDS: tuple[Kind, ...] = ("natural", "repeat")
@@ -38,8 +41,8 @@ KINDS: tuple[Kind, ...] = ("natural", "repeat")
 Attach = Callable[[Any, Policy, Any], AbstractContextManager[Any]]
 """Of a model, a policy and a tokenizer; `run.attached`."""
 
-_LOGITS = 2**28
-"""Numbers that the logits of a batch may be."""
+_LOGITS, _HELD = 2**28, 4
+"""Numbers that the logits of a batch may be; caches of a text that are planned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +95,33 @@ class Told:
     key: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A row: which text of which kind, its first step, most steps, and those that are measured, by their numbers."""
+
+    text: int
+    kind: Kind
+    start: int
+    steps: int
+    measured: tuple[int, ...]
+
+
+Place = tuple[int, Kind, int]
+"""A told token: its text, kind, and number among those told."""
+
+
 class Probe:
-    """One text, read densely once, and steps behind it under any policy.
+    """Some texts, read densely once, and steps behind them under any policy.
 
     Args:
         model: in eval mode.
-        passage: at least as long as its `shortest`.
-        keys_alone: only key tokens are told, which costs less.
+        passages: each at least as long as its `shortest`.
+        keys_alone: only key tokens are measured, which costs less.
         attach: attaches a policy to the model; None: it is attached, densely.
+        walks: steps that rows may be asked to take.
 
     Attributes:
-        key: which told tokens are key tokens, bool `[TOLD]`, by kind.
+        keys: of each text, which told tokens are key tokens, bool `[TOLD]`, by kind.
 
     Where some layers have no full attention, or read another's keys, steps are separate calls on copies of the cache.
     """
@@ -110,101 +129,119 @@ class Probe:
     def __init__(
         self,
         model: Any,
-        passage: Passage,
+        passages: Sequence[Passage],
         *,
         keys_alone: bool = False,
         attach: Attach | None,
         kinds: Sequence[Kind] = KINDS,
+        walks: Sequence[int] = (1, WALK),
     ) -> None:
-        self._model, self._passage, self.kinds = model, passage, tuple(kinds)
-        shape = shape_of(model.config)
-        self._held, self._attach = self._read(), attach
-        text = None if shape.kinds or shape.sources else SharedText(model, self._held, passage.common)
-        with torch.no_grad():
-            self.key = {kind: self._needs_long(text, kind) for kind in self.kinds}
-        chosen = [key.nonzero()[:, 0].tolist() if keys_alone else [*range(TOLD)] for key in self.key.values()]
-        self._at = dict(zip(self.kinds, chosen, strict=True))
-        self._shares = text is not None
-        self._rows = None if text is None or not any(chosen) else text.rows(chosen)
-        self._dense: list[Tensor] | None = None
-        self._split(max(_LOGITS // model.get_input_embeddings().weight.shape[0], 1))
+        self._model, self._passages, self._attach = model, tuple(passages), attach
+        self.keys, self._walks, self._caches = list[dict[Kind, Tensor]](), list[Walk](), list[Cache]()
+        self._dense = dict[int, list[Tensor]]()
+        shape, rows = shape_of(model.config), list[SharedRows]()
+        for number, passage in enumerate(self._passages):
+            held = self._read(passage)
+            text = None if shape.kinds or shape.sources else SharedText(model, held, passage.common)
+            with torch.no_grad():
+                key = {kind: self._needs_long(passage, held, text, kind) for kind in kinds}
+            here = [
+                one
+                for kind in kinds
+                for steps in walks
+                for one in _walks(number, kind, key[kind], steps, keys_alone=keys_alone)
+            ]
+            self.keys.append(key)
+            self._walks += here
+            if text is None:
+                self._caches.append(held)
+            elif here:
+                rows.append(text.rows([[(one.start, one.steps) for one in here if one.kind == kind] for kind in kinds]))
+        self._rows = SharedRows.joined(rows) if rows else None
+        del rows
+        self._most = max(_LOGITS // model.get_input_embeddings().weight.shape[0], 1)
 
-    def measure(self, policy: Policy, tokenizer: Any = None) -> dict[Kind, Told]:
-        """What a policy makes of the tokens told, by kind of text.
+    def measure(self, policy: Policy, tokenizer: Any = None, *, walk: int = 1) -> list[dict[Kind, Told]]:
+        """What a policy makes of the tokens told, of each text by kind, where rows take `walk` steps.
 
-        Its rectification is left out: every step is the first behind a clean cache.
+        Its rectification is left out.
         """
-        if self._dense is None:
-            self._dense = self._densely()
-        told = [self._passage.told(kind)[at] for kind in self.kinds for at in self._at[kind]]
-        wanted = torch.tensor(told, device=self._model.device)
-        found, first = list[tuple[Tensor, ...]](), 0
-        for part, logits in enumerate(self._steps(policy, tokenizer)):
-            dense = self._dense[part].float().log_softmax(-1)
-            here = logits.float().log_softmax(-1)
-            target = wanted[first : first + len(here)][:, None]
-            first += len(here)
-            divergence = (dense.exp() * (dense - here)).sum(-1).clamp(min=0)
-            equal = dense.argmax(-1) == here.argmax(-1)
-            found.append((divergence, -here.gather(1, target)[:, 0], equal))
-        divergence, likelihood, equal = (
-            (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
-            if found
-            else 3 * [torch.zeros(0, device="cpu")]
-        )
-        results, first = dict[Kind, Told](), 0
-        for kind, places in self._at.items():
-            of = slice(first, first + len(places))
-            key = self.key[kind][places].cpu()
-            results[kind] = Told(divergence[of].double(), likelihood[of].double(), equal[of].bool(), key)
-            first = of.stop
+        if walk not in self._dense:
+            self._dense[walk] = self._densely(walk)
+        places, found = list[Place](), list[Tensor]()
+        for dense, (here, logits) in zip(self._dense[walk], self._steps(policy, tokenizer, walk), strict=True):
+            wanted = [self._passages[text].told(kind)[place] for text, kind, place in here]
+            reference, said = (one.float().log_softmax(-1) for one in (dense, logits))
+            divergence = (reference.exp() * (reference - said)).sum(-1).clamp(min=0)
+            likelihood = -said.gather(1, torch.tensor(wanted, device=said.device)[:, None])[:, 0]
+            equal = reference.argmax(-1) == said.argmax(-1)
+            found.append(torch.stack((divergence, likelihood, equal.float())))
+            places += here
+        values = torch.cat(found, 1).double().cpu() if found else torch.zeros(3, 0, dtype=torch.float64, device="cpu")
+        at = {place: column for column, place in enumerate(places)}
+        results = list[dict[Kind, Told]]()
+        for text, keys in enumerate(self.keys):
+            told = dict[Kind, Told]()
+            for kind, key in keys.items():
+                chosen = [place for place in range(len(key)) if (text, kind, place) in at]
+                divergence, likelihood, equal = values[:, [at[text, kind, place] for place in chosen]]
+                told[kind] = Told(divergence, likelihood, equal.bool(), key.cpu()[chosen])
+            results.append(told)
         return results
 
-    def _steps(self, policy: Policy, tokenizer: Any) -> Iterator[Tensor]:
-        """Logits `[b, V]` of some rows after the others."""
-        if not self._shares:
-            yield from self._separate_steps(policy, tokenizer)
+    def _steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
+        """What is measured, and logits `[n, V]` behind it: some of it after the other, in the same order always."""
+        if self._rows is None:
+            yield from self._separate_steps(policy, tokenizer, walk)
             return
-        plan = clean(policy).plan(shape_of(self._model.config))
-        levels = delimiter_table(tokenizer) if plan.reads_text and tokenizer is not None else None
+        rows, walks = self._rows, self._walks
+        asked = [row for row, one in enumerate(walks) if one.steps == walk]
+        rows.plan = clean(policy).plan(shape_of(self._model.config))
+        rows.levels = delimiter_table(tokenizer) if rows.plan.reads_text and tokenizer is not None else None
         with nullcontext() if self._attach is None else self._attach(self._model, Policy.from_spec("dense"), None):
-            for part in self._parts:
-                part.plan, part.levels = plan, levels
-                yield self._step(part)
+            for first in range(0, len(asked), self._most):
+                going, step = asked[first : first + self._most], 0
+                while going:
+                    logits = self._step(rows.part(going, step))
+                    measured = [place for place, row in enumerate(going) if step in walks[row].measured]
+                    if measured:
+                        here = (walks[going[place]] for place in measured)
+                        yield [(one.text, one.kind, one.start + step) for one in here], logits[measured]
+                    step += 1
+                    still = [row for row in going if step <= walks[row].measured[-1]]
+                    # Kernels are compiled by the shape of a batch, so that not every row that ends makes it smaller.
+                    going = still if 2 * len(still) <= len(going) else going
 
-    def _densely(self) -> list[Tensor]:
+    def _densely(self, walk: int) -> list[Tensor]:
         """The same of dense attention, as many rows at once as there is memory for."""
-        try:
-            return [*self._steps(Policy.from_spec("dense"), None)]
-        except torch.OutOfMemoryError:
-            most = self._parts[0].rows.batch // 2 if self._parts else 0
-            if most == 0:
-                raise
-        logger.warning("probe: out of memory, so %d tokens are told at once", most)
-        self._split(most)
-        return self._densely()
-
-    def _split(self, most: int) -> None:
-        """Tell at most so many tokens at once."""
-        count = 0 if self._rows is None else self._rows.rows.batch
-        self._parts = (
-            [self._rows.part(first, min(first + most, count)) for first in range(0, count, most)] if self._rows else []
-        )
+        while True:
+            try:
+                return [logits for _, logits in self._steps(Policy.from_spec("dense"), None, walk)]
+            except torch.OutOfMemoryError:
+                most = min(self._most, sum(one.steps == walk for one in self._walks)) // 2
+                if most == 0:
+                    raise
+            logger.warning("probe: out of memory, so %d tokens are told at once", most)
+            self._most = most
 
     @torch.no_grad()
-    def _separate_steps(self, policy: Policy, tokenizer: Any) -> Iterator[Tensor]:
+    def _separate_steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
         """The same, a call for each."""
-        assert self._attach is not None, "layers of other kinds are not probed on a prompt"
-        for kind, places in self._at.items():
-            held, fed = copy.deepcopy(self._held), self._passage.fed(kind)
-            for place, token in enumerate(fed):
-                ids = torch.tensor([[token]], device=self._model.device)
-                if place in places:
-                    twin = copy.deepcopy(held)
-                    tell(twin, torch.tensor([(*self._passage.common, *fed[:place])], device=self._model.device))
-                    with self._attach(self._model, clean(policy), tokenizer):
-                        yield self._model(ids, **cached(self._model, twin)).logits[:, -1]
-                self._model(ids, **cached(self._model, held))
+        device = self._model.device
+        for one in (row for row in self._walks if row.steps == walk):
+            assert self._attach is not None, "layers of other kinds are not probed on a prompt"
+            passage, held = self._passages[one.text], copy.deepcopy(self._caches[one.text])
+            fed = passage.fed(one.kind)
+            ids = torch.tensor([fed], device=device)
+            if one.start:
+                self._model(ids[:, : one.start], **cached(self._model, held))
+            tell(held, torch.tensor([(*passage.common, *fed[: one.start])], device=device))
+            with self._attach(self._model, clean(policy), tokenizer):
+                for step in range(one.measured[-1] + 1):
+                    place = one.start + step
+                    logits = self._model(ids[:, place : place + 1], **cached(self._model, held)).logits[:, -1]
+                    if step in one.measured:
+                        yield [(one.text, one.kind, place)], logits
 
     @torch.no_grad()
     def _step(self, rows: SharedRows) -> Tensor:
@@ -212,27 +249,43 @@ class Probe:
         logits: Tensor = self._model(rows.ids, **inputs).logits[:, -1]
         return logits
 
-    def _read(self) -> Cache:
+    def _read(self, passage: Passage) -> Cache:
         """The cache of what is common."""
-        ids = torch.tensor([self._passage.common], device=self._model.device)
+        ids = torch.tensor([passage.common], device=self._model.device)
         with lasting():
             held = empty_cache(self._model)
             read: Cache = self._model(ids, **cached(self._model, held), logits_to_keep=1)[cache_argument(self._model)]
             return read
 
-    def _needs_long(self, text: SharedText | None, kind: Kind) -> Tensor:
+    def _needs_long(self, passage: Passage, held: Cache, text: SharedText | None, kind: Kind) -> Tensor:
         """Which told tokens are likelier with the whole text before them than with its last tokens."""
-        fed, told, start = self._passage.fed(kind), self._passage.told(kind), self._passage.start
-        ids = (*self._passage.tokens[:start], *self._passage.common[1 - SHORT :], *fed)
+        fed, told, start = passage.fed(kind), passage.told(kind), passage.start
+        ids = (*passage.tokens[:start], *passage.common[1 - SHORT :], *fed)
         short = self._model(torch.tensor([ids], device=self._model.device), use_cache=False, logits_to_keep=TOLD)
         wanted = torch.tensor(told, device=self._model.device)[:, None]
         if text is None:
             behind = torch.tensor([fed], device=self._model.device)
-            read = self._model(behind, **cached(self._model, copy.deepcopy(self._held))).logits[0]
+            read = self._model(behind, **cached(self._model, copy.deepcopy(held))).logits[0]
         else:
             read = text.follow(fed)
         long, alone = (one.float().log_softmax(-1).gather(1, wanted)[:, 0] for one in (read, short.logits[0]))
         return torch.gt(long - alone, KEY)
+
+
+def texts_that_fit(model: Any, tokens: int) -> int:
+    """Texts of so many tokens that a probe reads at once: `_HELD` times their caches lie beside each other."""
+    free = free_memory(model.device)
+    held = tokens * shape_of(model.config).token_bytes(model.dtype.itemsize) * _HELD
+    return 1 if free is None else max(int(free // held), 1)
+
+
+def _walks(text: int, kind: Kind, key: Tensor, steps: int, *, keys_alone: bool) -> Iterator[Walk]:
+    """The rows of a text: each begins where another ends, and those that would measure nothing are left out."""
+    wanted = key.tolist() if keys_alone else [True] * len(key)
+    for start in range(0, len(wanted), steps):
+        measured = tuple(step for step, one in enumerate(wanted[start : start + steps]) if one)
+        if measured:
+            yield Walk(text, kind, start, steps, measured)
 
 
 def clean(policy: Policy) -> Policy:

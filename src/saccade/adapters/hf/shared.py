@@ -1,8 +1,9 @@
-"""Rows that share a text: each decodes one of its tokens as if the cache held those before it, and no others."""
+"""Rows that share texts: each walks some tokens, as if the cache held those before it alone, densely read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from .session import lasting
 from .support import cached
 
 PAGE = 16
-"""Tokens of a storage page; of its last one a row has a copy."""
+"""Tokens of a storage page; of the one that a row begins in it has a copy."""
 
 
 class SharedLayer(DynamicLayer):
-    """Keys and values `[pages, Hkv, page, d]` of one layer; a row writes into its own page alone."""
+    """Keys and values `[pages, Hkv, page, d]` of one layer; a row writes into its own pages alone."""
 
     def __init__(self, keys: Tensor, values: Tensor, shared: SharedRows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -41,14 +42,14 @@ class SharedLayer(DynamicLayer):
 
 
 class SharedRows(Cache):
-    """The cache of a batch of decode steps on one text, each on what dense attention has left of the tokens before it.
+    """The cache of a batch of decode steps, each row's on what dense attention has left of a text and on its own steps.
 
-    A step under a policy leaves nothing behind: rows write into places that every step writes anew.
+    Who begins anew leaves nothing behind: rows write into places that every walk writes anew.
 
     Args:
         layers: by number, keys and values `[pages, Hkv, page, d]`.
-        fed: what rows are fed up to their own token and behind it, int64 `[B, N]`.
-        rows: where their tokens lie, the last in a page of the row's own.
+        fed: what rows are fed up to their own token and behind it, int64 `[B, N]`; behind a row's end anything.
+        rows: where their tokens lie, from the last one on in pages of the row's own.
 
     Attributes:
         plan, levels: under which they decode, and delimiter levels where it reads text; None: that of the attached run.
@@ -65,6 +66,18 @@ class SharedRows(Cache):
         self.places = last % page
         super().__init__(layers=[SharedLayer(keys, values, self) for keys, values in layers])
 
+    @classmethod
+    def joined(cls, texts: Sequence[SharedRows]) -> SharedRows:
+        """The rows of several texts as one batch."""
+        layers, pages = [], [0, *accumulate(one._pool[0][0].shape[0] for one in texts)]
+        for number in range(len(texts[0]._pool)):
+            keys, values = (torch.cat([one._pool[number][side] for one in texts]) for side in (0, 1))
+            layers.append((keys, values))
+        tables = [one.rows.page_table + first for one, first in zip(texts, pages, strict=False)]
+        lengths = [length for one in texts for _, length in one.rows.bounds or ()]
+        rows = Rows.on_host(_as_wide(tables), [0] * len(lengths), lengths)
+        return cls(layers, _as_wide([one.fed for one in texts]), rows)
+
     @property
     def ids(self) -> Tensor:
         """The token that each row decodes, int64 `[B, 1]`."""
@@ -75,13 +88,14 @@ class SharedRows(Cache):
         """Of those tokens, int64 `[B, 1]`."""
         return (self.rows.seq_lens - 1).long()[:, None]
 
-    def part(self, first: int, last: int) -> SharedRows:
-        """Some of the rows, on the same pages."""
+    def part(self, rows: Sequence[int], step: int = 0) -> SharedRows:
+        """Some of the rows, by their numbers, so many tokens on, in the same pages."""
         every = self.rows
-        bounds = (every.bounds or ())[first:last]
-        table, starts, lengths = (one[first:last] for one in (every.page_table, every.row_start, every.seq_lens))
-        some = Rows(table, starts, lengths, max(length for _, length in bounds), bounds)
-        return SharedRows(self._pool, self.fed[first:last], some)
+        lengths = [(every.bounds or ())[row][1] + step for row in rows]
+        at = torch.tensor(rows, device=self.fed.device)
+        some = SharedRows(self._pool, self.fed[at], Rows.on_host(every.page_table[at], [0] * len(lengths), lengths))
+        some.plan, some.levels = self.plan, self.levels
+        return some
 
 
 class SharedText:
@@ -114,25 +128,25 @@ class SharedText:
         return logits
 
     @lasting()
-    def rows(self, at: Sequence[Sequence[int]]) -> SharedRows:
-        """Steps that decode some tokens of each that followed, by their numbers in it, ascending."""
+    def rows(self, at: Sequence[Sequence[tuple[int, int]]]) -> SharedRows:
+        """Rows that begin at some tokens of each that followed, by their numbers in it, and take so many steps each."""
         common, page, device = len(self._tokens), PAGE, self._model.device
         whole, first = common // page, common - common % page
         counts = [tails[0][0].shape[0] for tails in self._tails]
         starts = [whole + sum(counts[:number]) for number in range(len(counts))]
-        width = whole + max(counts)
-        tables, lengths, copied, fed = list[list[int]](), list[int](), list[int](), list[tuple[int, ...]]()
+        tables, lengths, copied, fed = list[Tensor](), list[int](), list[int](), list[tuple[int, ...]]()
         for number, (followed, chosen) in enumerate(zip(self._followed, at, strict=True)):
-            for place in chosen:
-                before = (common + place - first) // page
-                copied.append(starts[number] - whole + before)
-                own = whole + sum(counts) + len(tables)
-                pages = [*range(whole), *range(starts[number], starts[number] + before), own]
-                tables.append(pages + [0] * (width - len(pages)))
+            for place, steps in chosen:
+                before, apiece = (common + place - first) // page, (page + steps - 2) // page + 1
+                own = whole + sum(counts) + len(copied)
+                # Behind its copy a row has pages that are empty, whatever else is copied there.
+                copied += [starts[number] - whole + before] * apiece
+                pages = [*range(whole), *range(starts[number], starts[number] + before), *range(own, own + apiece)]
+                tables.append(torch.tensor(pages, dtype=torch.int32, device=device)[None])
                 lengths.append(common + place + 1)
                 fed.append(followed)
-        table = torch.tensor(tables, dtype=torch.int32, device=device)
-        ids = torch.tensor([(*self._tokens, *followed) for followed in fed], device=device)
+        behind = [0] * max(steps for chosen in at for _, steps in chosen)
+        ids = torch.tensor([(*self._tokens, *followed, *behind) for followed in fed], device=device)
         layers = []
         for number, layer in enumerate(self._cache.layers):
             pools = []
@@ -140,10 +154,16 @@ class SharedText:
                 tails = torch.cat([one[number][side] for one in self._tails])
                 pools.append(torch.cat((self._paged(held[0, :, :first]), tails, tails[copied])))
             layers.append((pools[0], pools[1]))
-        return SharedRows(layers, ids, Rows.on_host(table, [0] * len(lengths), lengths))
+        return SharedRows(layers, ids, Rows.on_host(_as_wide(tables), [0] * len(lengths), lengths))
 
     def _paged(self, held: Tensor) -> Tensor:
         """Keys or values `[Hkv, n, d]` as pages `[n / page, Hkv, page, d]`, the last one filled up with zeros."""
         heads, count, width = held.shape
         filled = pad(held, (0, 0, 0, -count % PAGE))
         return filled.view(heads, -1, PAGE, width).transpose(0, 1).contiguous()
+
+
+def _as_wide(tables: Sequence[Tensor]) -> Tensor:
+    """Tables one below the other, filled up with zeros on the right."""
+    width = max(table.shape[1] for table in tables)
+    return torch.cat([pad(table, (0, width - table.shape[1])) for table in tables])
