@@ -13,7 +13,7 @@ from forcing import sparse_below_the_budget
 from walking import crossed
 
 from . import tiny
-from .ways import NEW, STATIC_RECTIFIED, WAYS
+from .ways import NEW, STATIC_RECTIFIED, WAYS, every_time
 
 
 @functools.cache
@@ -21,15 +21,8 @@ def stock(way: str) -> torch.Tensor:
     return WAYS[way](tiny.llama())
 
 
-KINDS = ("streaming", "tidal", "less_is_more", "quest", "lychee_cluster")
-"""A window, a published set, a union of queries, bounds of pages, an index of its own: in every way, every time."""
-HARD = ("beams", "left-padded", "assisted")
-
-
 @pytest.mark.parametrize("shortcut", [True, False], ids=["dense shortcut", "sparse path"])
-@pytest.mark.parametrize(
-    ("policy", "way"), crossed(tiny.COVERING, WAYS, lambda policy, way: policy in KINDS or way in HARD)
-)
+@pytest.mark.parametrize(("policy", "way"), crossed(tiny.COVERING, WAYS, every_time))
 def test_same_tokens_as_stock(policy: str, shortcut: bool, way: str, request: pytest.FixtureRequest) -> None:
     if policy in ("resa", "tidal, rectified") and "static" in way and not shortcut:
         request.applymarker(STATIC_RECTIFIED)
