@@ -315,7 +315,6 @@ def test_without_a_folder_the_log_says_what_is_missing(monkeypatch: pytest.Monke
 TWO_PROCESSES = """
 import os, sys
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from saccade import sparsify
 from saccade.adapters.vllm import metrics
 if os.fork():
     os.wait()
