@@ -177,3 +177,5 @@ def test_a_step_has_one_sample_of_each_seed(monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.equal(first.sample(7), other.sample(7)) and not torch.equal(first.sample(7), first.sample(8))
     monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.tensor([0.0, 0.5, 1 - 2**-24]))
     assert uniform((3,), torch.Generator()).tolist() == [EPS, 0.5, 1 - EPS]
+    gates = HardKuma((3,))
+    assert torch.equal(gates.sample(0), gates.stretched(torch.tensor([EPS, 0.5, 1 - EPS])))
