@@ -20,7 +20,8 @@ from saccade.recipes.machine import read_bandwidth
 # No test judges the bandwidth, and reading a gigabyte takes a second.
 read_bandwidth.__kwdefaults__["megabytes"] = 16
 
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = 100 if os.environ.get("SACCADE_WALK") else 50
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES)
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 

@@ -377,20 +377,6 @@ def test_importing_saccade_loads_no_library() -> None:
     assert python(f"import sys, saccade\nprint([name for name in {heavy} if name in sys.modules])").strip() == "[]"
 
 
-def test_help_does_not_load_torch() -> None:
-    code = """
-import sys
-from saccade.cli import main
-sys.argv = ["saccade", "--help"]
-try:
-    main()
-except SystemExit as stop:
-    assert not stop.code, stop.code
-print([name for name in ("torch", "transformers", "matplotlib") if name in sys.modules])
-"""
-    assert python(code).strip().splitlines()[-1] == "[]"
-
-
 # Without the parts that import vLLM, which is not installed everywhere.
 IMPORT_EVERYTHING = """
 from importlib import import_module

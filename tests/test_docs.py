@@ -27,10 +27,7 @@ MEASURED = re.compile(
     r"\d[\d.,]* ?(?:×(?! \d)|%|ms\b|µs\b|GB\b|MB\b|GB/s|times (?:as )?(?:fast|slow)|points\b)"
     r"|\b\d+ of \d+\b|\b\d+/\d+\b"
 )
-ALLOWED = {
-    "95%": "a level of confidence",
-    "99%": "what `tune` is asked to keep",
-}
+ALLOWED = {"95%": "a level of confidence", "99%": "what `tune` is asked to keep"}
 
 
 def written() -> list[Path]:
@@ -157,10 +154,7 @@ def test_steps_of_our_engine_stand_beside_the_best_dense_one() -> None:
         return {"policy": policy, "runtime": runtime, "context": context, "batch": 1, "threads": 1, **times}
 
     rows = [row("stock", "transformers", 0, 40, 0.5), row("stock", "transformers", 32768, 1000, 0.05)]
-    rows += [
-        row("tidal:budget=2048", "saccade", 0, 20, 1),
-        row("tidal:budget=2048", "saccade", 32768, 25, 2),
-    ]
+    rows += [row("tidal:budget=2048", "saccade", 0, 20, 1), row("tidal:budget=2048", "saccade", 32768, 25, 2)]
     lines = decoding.steps({"rows": rows, "environment": ENVIRONMENT}, "saccade bench decode")
     assert lines[0] == "| batch 1, 1 thread | 0 tokens | 32K tokens | share of the ceiling | bytes allow |"
     assert lines[2:4] == [

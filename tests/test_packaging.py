@@ -59,6 +59,19 @@ def test_a_package_is_pinned_in_one_place() -> None:
     assert len(set(names(LOCK))) == len(names(LOCK))
 
 
+def test_make_setup_installs_all_that_dev_asks_for() -> None:
+    """By the list of versions alone, while our own package is built."""
+    tables = project()["project"]
+    lines = [
+        *tables["dependencies"],
+        *(one for name, extra in tables["optional-dependencies"].items() if name != "vllm" for one in extra),
+    ]
+    assert {canonicalize_name(Requirement(line).name) for line in lines} - {tables["name"]} <= set(names(CONSTRAINTS))
+    assert "install -qq --no-compile --requirement constraints.txt" in make(
+        "--dry-run", "--assume-new=pyproject.toml", "setup"
+    )
+
+
 def test_the_lock_brings_no_cuda() -> None:
     assert [name for name in names(LOCK) if name.startswith(("torch", "nvidia", "cuda"))] == []
 

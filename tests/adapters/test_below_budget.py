@@ -13,10 +13,11 @@ import saccade
 from forcing import sparse_below_the_budget
 from saccade.checkpoints.shape import shape_of
 from saccade.types import KVView, Selection
+from walking import crossed
 
 from . import tiny
 from .checking import OracleObserver
-from .ways import NEW, WAYS, generate, offered
+from .ways import NEW, WAYS, every_time, generate, offered
 
 BUDGET = 9
 
@@ -45,8 +46,7 @@ def run(policy: str, way: str) -> tuple[torch.Tensor, saccade.RunStats, OracleOb
         return WAYS[way](tiny.llama()), attached.stats(), checker
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", tiny.SPARSE)
+@pytest.mark.parametrize(("policy", "way"), crossed(tiny.SPARSE, WAYS, every_time))
 def test_sets_are_the_oracles(policy: str, way: str) -> None:
     """Through beams that reorder rows, drafts that are cropped, chunks, turns, padding and static buffers."""
     _, stats, checker = run(policy, way)
@@ -68,8 +68,7 @@ def test_sets_are_the_oracles_in_half_precision(policy: str, dtype: torch.dtype)
     assert checker.seen
 
 
-@pytest.mark.parametrize("way", SAME_AS_GREEDY)
-@pytest.mark.parametrize("policy", tiny.SPARSE)
+@pytest.mark.parametrize(("policy", "way"), crossed(tiny.SPARSE, SAME_AS_GREEDY, every_time))
 def test_ways_agree_with_plain_greedy(policy: str, way: str) -> None:
     """Speculation verifies several sparse positions at once; each must choose for itself, as if it came alone."""
     plain, _, alone = run(policy, "greedy")

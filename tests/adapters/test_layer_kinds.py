@@ -220,10 +220,7 @@ def logits(
     return answer.sequences, torch.stack(answer.logits, 1)
 
 
-POLICIES = {
-    f"streaming:budget={BUDGET},sinks={SINKS}": window,
-    f"exact_topk:budget={BUDGET},dense_layers=0": best,
-}
+POLICIES = {f"streaming:budget={BUDGET},sinks={SINKS}": window, f"exact_topk:budget={BUDGET},dense_layers=0": best}
 
 
 @pytest.mark.parametrize("spec", POLICIES)

@@ -272,8 +272,7 @@ def _cache(kind: str, model: PreTrainedModel, run: saccade.Run) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("empty", "StaticCache"), ("dynamic", "StaticCache"), ("cpu", on_device("CUDA device"))],
+    ("kind", "reason"), [("empty", "StaticCache"), ("dynamic", "StaticCache"), ("cpu", on_device("CUDA device"))]
 )
 def test_a_graph_needs_a_filled_static_cache_on_cuda(kind: str, reason: str) -> None:
     model = tiny.llama()

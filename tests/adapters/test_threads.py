@@ -25,7 +25,7 @@ from saccade.decode.stats import Rectifications
 from . import tiny
 from .ways import ON_DEVICE, VERSION
 
-THREADS, CALLS, NEW = 4, 20, 6
+THREADS, CALLS, NEW = 2, 20, 6
 
 POLICIES = {
     "tidal": "tidal:reselect=3,dense_layers=1,budget=5",
@@ -105,7 +105,7 @@ def job(model: PreTrainedModel, run: saccade.Run, number: int) -> Job:
 
 
 def test_threads_give_the_tokens_of_their_calls_alone() -> None:
-    """Four threads, twenty calls each, over five attached models; nothing that was counted is lost either."""
+    """Two threads, twenty calls each, over five attached models; nothing that was counted is lost either."""
     models = [tiny.fresh(seed=seed) for seed in range(len(POLICIES))]
     with ExitStack() as stack:
         runs = [
@@ -203,10 +203,7 @@ def test_an_attached_drafter_runs_inside_of_an_attached_model() -> None:
     main, drafter = tiny.fresh(), tiny.fresh()
     # Random weights are never sure of a token.
     drafter.generation_config.update(assistant_confidence_threshold=0.0, num_assistant_tokens=3)
-    with (
-        saccade.sparsify(main, POLICIES["tidal"]) as one,
-        saccade.sparsify(drafter, POLICIES["quest"]) as two,
-    ):
+    with saccade.sparsify(main, POLICIES["tidal"]) as one, saccade.sparsify(drafter, POLICIES["quest"]) as two:
         alone = generated(main, tiny.prompt()), generated(drafter, tiny.prompt(25, seed=2))
         steps = one.stats().steps, two.stats().steps
         paused = Paused(drafter, lambda: generated(drafter, tiny.prompt(25, seed=2)))

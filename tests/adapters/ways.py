@@ -127,3 +127,12 @@ if VERSION < (5,):
 def offered(*names: str) -> list[str]:
     """Those that this transformers has."""
     return [name for name in names if name in WAYS]
+
+
+KINDS = ("streaming", "tidal", "less_is_more", "quest", "lychee_cluster")
+"""A window, a published set, a union of queries, bounds of pages, an index of its own: in every way, every time."""
+HARD = ("beams", "left-padded", "assisted")
+
+
+def every_time(policy: str, way: str) -> bool:
+    return policy in KINDS or way in HARD

@@ -1,6 +1,6 @@
 """HardKuma gates against LycheeDecode's equations 3, 9-15 and 20.
 
-Integrated numerically, 10^6 samples, finite differences, extreme parameters.
+Integrated numerically, finite differences, extreme parameters.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ DELTA = 4 * EPS
 Z_ERROR = 4 * EPS  # absolute, of the s behind a z: the stretch rounds three times, numbers up to 1.1
 TINY = 1e8 * 2.0**-126  # what float32 may flush to 0 before it multiplies by beta
 QUAD = 1e-10  # what `quad` must promise; the float64 functions err far less
-SIGNIFICANCE = 1e-6  # of each of the 24 checks of samples: sound code and a fair seed fail one time in 40 000
-SAMPLES = 10**6
 Array = Any  # of numpy, or a float
 
 
@@ -50,9 +48,9 @@ class Oracle:
         ends = self.share(np.minimum(x + error, 1), below, -DELTA), self.share(x - error, below, DELTA)
         return np.minimum(*ends) * (1 - DELTA), np.maximum(*ends) * (1 + DELTA)
 
-    def moment(self, power: int) -> float:
-        """E[z^power]; P(z = 1) is 1 less what lies below, equation 15: densities may be infinite at s = 1."""
-        inner = integral(lambda x: (P + (Q - P) * x) ** power * self.density(x), LOW, HIGH)
+    def mean(self) -> float:
+        """E[z]; P(z = 1) is 1 less what lies below, equation 15: densities may be infinite at s = 1."""
+        inner = integral(lambda x: (P + (Q - P) * x) * self.density(x), LOW, HIGH)
         return inner + 1 - integral(self.density, 0, LOW) - integral(self.density, LOW, HIGH)
 
 
@@ -99,7 +97,7 @@ def test_probabilities_and_mean_against_integrals(alpha: float, beta: float) -> 
         assert value.dtype == torch.float32
         assert abs(value.item() - truth) <= high - low + 2 * QUAD  # what float32 may make of the closed form; integrals
     assert gates.mean().dtype == torch.float64
-    assert abs(gates.mean().item() - oracle.moment(1)) <= 3 * QUAD  # float64 throughout; three integrals
+    assert abs(gates.mean().item() - oracle.mean()) <= 3 * QUAD  # float64 throughout; three integrals
 
 
 def test_expected_l0_sums_over_gates() -> None:
@@ -107,21 +105,6 @@ def test_expected_l0_sums_over_gates() -> None:
     low, high = Oracle(gates).bracket(LOW)
     assert low.sum() * (1 - 6 * EPS) <= gates.expected_l0().item() <= high.sum() * (1 + 6 * EPS)  # six terms
     assert p_positive(gates).shape == p_one(gates).shape == gates.mean().shape == (2, 3)
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.2, 0.2), (0.3, 2), (5, 0.6), (3, 30), (0.05, 0.2)])
-def test_a_million_samples(alpha: float, beta: float) -> None:
-    gates, oracle = made(np.log(alpha), np.log(beta), (SAMPLES,)), Oracle(made(np.log(alpha), np.log(beta)))
-    with torch.no_grad():
-        z = gates.sample(5).double().numpy()
-    zero, one, mean = oracle.share(LOW, below=True), oracle.share(HIGH), oracle.moment(1)
-    assert stats.binomtest(int((z == 0).sum()), SAMPLES, zero).pvalue > SIGNIFICANCE
-    assert stats.binomtest(int((z == 1).sum()), SAMPLES, one).pvalue > SIGNIFICANCE
-    error = np.sqrt((oracle.moment(2) - mean**2) / SAMPLES)
-    assert abs(z.mean() - mean) <= stats.norm.isf(SIGNIFICANCE / 2) * error
-    inner = z[(z > 0) & (z < 1)]
-    between = lambda value: (oracle.share((value - P) / (Q - P), below=True) - zero) / (1 - zero - one)  # noqa: E731 (short)
-    assert len(inner) > 1000 and stats.ks_1samp(inner, between, method="asymp").pvalue > SIGNIFICANCE
 
 
 STEP = 1e-4
@@ -194,3 +177,5 @@ def test_a_step_has_one_sample_of_each_seed(monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.equal(first.sample(7), other.sample(7)) and not torch.equal(first.sample(7), first.sample(8))
     monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.tensor([0.0, 0.5, 1 - 2**-24]))
     assert uniform((3,), torch.Generator()).tolist() == [EPS, 0.5, 1 - EPS]
+    gates = HardKuma((3,))
+    assert torch.equal(gates.sample(0), gates.stretched(torch.tensor([EPS, 0.5, 1 - EPS])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from claims.upkeep.orders import largest_cluster, search
 from claims.upkeep.texts import stretches
 from claims.upkeep.upkeep import Experiment, mean_interval
 from claims.upkeep.variants import VARIANTS, Upkeep
+from commands import Invoke, told
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.text import delimiter_table
@@ -182,3 +184,49 @@ def test_an_interval_by_text() -> None:
     low, high = mean_interval([0.4, 0.5, 0.6]) or (0, 0)
     assert (low, high) == (pytest.approx(0.5 - 0.2484, abs=1e-4), pytest.approx(0.5 + 0.2484, abs=1e-4))
     assert mean_interval([0.5]) is None
+
+
+SMALL = ("--budget", "64,80", "--prompt", "100", "--tokens", "128", "--every", "64", "--queries", "2", "--texts", "2")
+
+
+def test_a_run_gives_tables_json_and_a_picture(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    files = tmp_path / "upkeep.json", tmp_path / "upkeep.svg"
+    result = invoke("upkeep", "--model", model_folder, *SMALL, "--json", files[0], "--picture", files[1])
+    results = told(result, *files)
+    assert (results["layers"], results["texts"]) == ([2, 3, 4], ["reference", "reference"])
+    assert {(row["budget"], row["decoded"], row["variant"]) for row in results["rows"]} == {
+        (budget, decoded, name) for budget in (64, 80) for decoded in (0, 64, 128) for name in ALL
+    }
+    for row in results["rows"]:
+        assert row["texts"] == len(row["token_by_text"]) == 2
+        assert row["attention_interval"][0] <= row["attention"] <= row["attention_interval"][1]
+        assert (row["largest_cluster"] is None) == (row["variant"] in ("streaming", "quest"))
+    assert all(row["attention"] == row["token"] == 0 for row in results["differences"] if row["to"] == "rebuilt")
+    assert all(name in result.stdout for name in ALL)
+    assert "largest difference of replanted to rebuilt, any text and length: attention recall +0.000" in result.stdout
+
+
+@pytest.mark.parametrize("after", [0, 8])
+def test_an_interrupted_run_is_readable(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    run = Experiment.run
+
+    def impatient(self: Experiment, advance: Any) -> None:
+        told: list[str] = []
+
+        def stop(what: str) -> None:
+            told.append(what)
+            if len(told) > after:
+                raise KeyboardInterrupt
+
+        run(self, stop)
+
+    monkeypatch.setattr(Experiment, "run", impatient)
+    files = tmp_path / "upkeep.json", tmp_path / "upkeep.svg"
+    asked = (*SMALL, "--variants", "replanted,quest", "--json", files[0], "--picture", files[1])
+    results = told(invoke("upkeep", "--model", model_folder, *asked), *files, interrupted=True)
+    # Six readings, then a measurement each.
+    measured = [(row["decoded"], row["variant"]) for row in results["rows"]]
+    expected = [(decoded, name) for decoded in (0, 64, 128) for name in ("replanted", "quest")]
+    assert measured == (expected if after else [])

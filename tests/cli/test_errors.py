@@ -14,16 +14,8 @@ from commands import Fails, Invoke, edited
 Case = tuple[tuple[str, ...], tuple[str, ...]]
 
 BAD_OPTIONS: list[Case] = [
-    (("--policy", "foo"), ("'foo'", "less_is_more")),
-    (("--policy", "tidal:budge=3"), ("'budge'", "budget", "reselect")),
     (("--policy", "tidal:budget"), ("'budget'", "key=value")),
     (("--policy", "quest:budget=8"), ("budget=8", "16")),
-    (("--policy", "tidal:budget=-5"), ("budget='-5'", "1")),
-    (("--policy", "tidal:budget=nan"), ("budget='nan'", "whole number")),
-    (("--policy", "less_is_more:recent=1.5"), ("recent='1.5'", "1")),
-    (("--policy", "less_is_more:recent=-0.1"), ("recent='-0.1'", "0")),
-    (("--policy", "less_is_more:recent=nan"), ("recent='nan'", "finite")),
-    (("--policy", "tidal:reselect=1"), ("reselect=1", "2 to 4")),
     (("--budget", "0"), ("'0'", "64,256")),
     (("--budget", "64,-1"), ("'-1'", "64,256")),
     (("--budget", "nan"), ("'nan'", "64,256")),
@@ -44,7 +36,6 @@ BAD_OPTIONS: list[Case] = [
     (("--nonsense",), ("--nonsense",)),
     (("--task", "rows.txt"), ("error: task file 'rows.txt' is neither .jsonl nor .parquet",)),
     (("--task", "none.parquet"), ("error: task file 'none.parquet' cannot be read: No such file or directory",)),
-    (("--task", "none.jsonl"), ("error: task file 'none.jsonl' cannot be read: No such file or directory",)),
     (("--task", "a", "--document", "b"), ("error: --document and --task exclude each other: a task brings its own",)),
     (("--metric", "exact"), ("--metric scores the rows of a --task file",)),
 ]

@@ -8,12 +8,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import DeepseekV2Config, MistralConfig, Qwen3NextConfig
 
 from commands import Fails, Invoke, edited, write_model
+from saccade.calibrate.ledger import Ledger
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.eval import subject
@@ -142,14 +144,22 @@ def test_a_bad_task_file(fails: Fails, model_folder: Path, tmp_path: Path, lines
 
 
 @pytest.mark.parametrize(
-    ("given", "file"), [(("--passages", 1), "probe.jsonl"), (("--task", "kv", "--questions", 2), "answers.jsonl")]
+    ("given", "file"), [((), "probe.jsonl"), (("--task", "kv", "--questions", 2), "answers.jsonl")]
 )
 def test_a_results_folder_that_holds_another_run(
     invoke: Invoke, model_folder: Path, tmp_path: Path, given: tuple[object, ...], file: str
 ) -> None:
-    """The model is random and answers nothing; its folder is taken all the same."""
-    fixed = ("calibrate", "layers", "--model", model_folder, "--budgets", 64, *given, "--output-dir", tmp_path)
-    invoke(*fixed, "--context", 802)
+    """Even if that was interrupted before its first record."""
+
+    def entered(ledger: Ledger) -> Ledger:
+        if ledger.path.name == file:
+            raise KeyboardInterrupt
+        return ledger
+
+    fixed = ("calibrate", "layers", "--model", model_folder, "--budgets", 64, "--passages", 1, *given)
+    fixed = (*fixed, "--output-dir", tmp_path)
+    with patch.object(Ledger, "__enter__", entered):
+        assert invoke(*fixed, "--context", 802).exit_code == 130
     assert (tmp_path / file).is_file()
     result = invoke(*fixed, "--context", 900)
     assert result.exit_code == 2

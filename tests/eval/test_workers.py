@@ -73,14 +73,7 @@ def test_processes_end_with_the_one_that_waits_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "workers"),
-    [
-        ({}, 4),
-        ({"count": 3}, 3),
-        ({"cores": 1}, 1),
-        ({"threads": 2}, 1),
-        ({"device": "cuda"}, 1),
-    ],
+    ("change", "workers"), [({}, 4), ({"count": 3}, 3), ({"cores": 1}, 1), ({"threads": 2}, 1), ({"device": "cuda"}, 1)]
 )
 def test_how_many(change: dict[str, object], workers: int) -> None:
     usual = {"count": 9, "cores": 4, "threads": 1, "device": "cpu"}

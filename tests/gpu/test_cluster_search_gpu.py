@@ -94,12 +94,7 @@ def forest(seed: int) -> tuple[Tensor, ClusterTree, Tensor]:
 
 
 def on_device(
-    q: Tensor,
-    tree: ClusterTree,
-    lengths: Tensor,
-    *,
-    slots: Tensor | None = None,
-    widths: SearchWidths = WIDTHS,
+    q: Tensor, tree: ClusterTree, lengths: Tensor, *, slots: Tensor | None = None, widths: SearchWidths = WIDTHS
 ) -> Selection:
     options = {"budget": 1024, "sinks": SINKS, "widths": widths, "implementation": "triton"}
     return cluster_search(q, tree, lengths, slots=slots, **options)

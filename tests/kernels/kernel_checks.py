@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from saccade.kernels._native.attention import native_refusal
 from saccade.kernels._native.library import library
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.types import Pooling
-from walking import drawn
+from walking import drawn, walk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # test_native.py asserts that the library is there wherever it can be built.
@@ -37,6 +38,8 @@ fast_index = fast_attention[1:] or ("reference",)
 every_index = ("triton",) if INTERPRETED else ("reference", *fast_attention[1:])
 index_implementations = st.sampled_from(every_index)
 poolings = st.sampled_from(get_args(Pooling))
+DEVICES = [90, pytest.param(80, marks=walk)]
+"""Compute capabilities: of an H100 every time, of an A100 in `make walk`, but for attention."""
 
 
 def fewer(examples: int) -> settings:

@@ -113,41 +113,6 @@ def test_resa_written_out() -> None:
     assert cost.rectification.written == pytest.approx((32 * NEW + heads * 3 * 2 * vector) / 33, rel=1e-12)
 
 
-def test_resa_keeps_to_the_papers_formula() -> None:
-    """KV * (1/b + p + 1/f) per sparse step (ReSA, section 2.3); a cycle of f + 1 tokens has f of them.
-
-    What the formula leaves out: at most one page of 8192 by rounding up (1.2e-4 of the cache), scores (8 bytes per page
-    of 8192: 1e-3), and touched pages (below 1e-4).
-    """
-    for page, share, every in ((16, 0.1, 32), (32, 0.2, 16), (16, 0.05, 128)):
-        cost = llama(f"resa:page={page},ratio={share},rectify={every}", batch=1)
-        formula = CACHE * (1 / page + share + 1 / every) * every / (every + 1)
-        moved = cost.total - cost.weights.total
-        assert 0 < moved - formula < 1.5e-3 * CACHE
-
-
-TIDAL, LESS = "tidal:reselect=13,budget=", "less_is_more:reselect=13,budget="
-DESIGN = [
-    # spec, cached tokens, the design's ceilings at batch 1 and 8, and how far off they may be beside rounding
-    *((f"{name}{budget}", 2**15, 1.2, 2.2, 0.05) for name in (TIDAL, LESS) for budget in (2048, 4096)),
-    *((f"{name}{budget}", 2**17, 1.8, 4.3, 0.04) for name in (TIDAL, LESS) for budget in (2048, 4096)),
-    *((f"{name}2048", 2**18, 2.4, 5.5, 0.01) for name in (TIDAL, LESS)),
-    ("resa", 2**17, 1.7, 3.5, 0.03),
-    # The design allows for an index that is read to a larger part than this one's search needs (docs/cost.md).
-    ("lychee_cluster", 2**15, 1.23, 2.6, 0.005),
-    ("lychee_cluster", 2**17, 1.9, 5.7, 0.04),
-    ("lychee_cluster", 2**18, 2.7, 7.9, 0.065),
-]
-
-
-@pytest.mark.parametrize(("spec", "context", "one", "eight", "slack"), DESIGN)
-def test_the_ceilings_that_the_design_states(spec: str, context: int, one: float, eight: float, slack: float) -> None:
-    """Stated with one decimal (half a step of rounding), where a budget is given for 2 to 4 thousand tokens at once."""
-    for batch, stated in ((1, one), (8, eight)):
-        ceiling = llama(spec, batch, context=context).ceiling_over_dense
-        assert ceiling == pytest.approx(stated, abs=0.05 + slack * stated)
-
-
 def test_the_ceilings_by_hand() -> None:
     """The same by arithmetic on one line each: weights 16.06 GB, cache 17.18 GB per row, everything else left out.
 
@@ -169,14 +134,6 @@ def test_the_ceilings_by_hand() -> None:
         for batch in (1, 8):
             expected = (weights + batch * cache) / (weights + batch * cache * share)
             assert llama(spec, batch).ceiling_over_dense == pytest.approx(expected, rel=0.02)
-
-
-def test_int4_weights_leave_more_to_gain() -> None:
-    """The design: 3.0 and 5.8. Counted as 4.5 bits per weight, scales included, and a head in bfloat16."""
-    layers, head = LLAMA_PARAMETERS - 2 * 128_256 * 4096, 128_256 * 4096
-    for batch, stated in ((1, 3.0), (8, 5.8)):
-        cost = llama("tidal:budget=2048,reselect=13", batch, weight_bytes=layers * 4.5 / 8 + head * 2)
-        assert cost.ceiling_over_dense == pytest.approx(stated, abs=0.05 + 0.02 * stated)
 
 
 def test_cluster_written_out() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # xdist's own process runs no test, and its workers wait for 
     from engines import Engines
     from vllm import LLM
 
-MAX_STARTS = 74
+MAX_STARTS = 54
 """Of engines, in all that `make test-vllm` runs, which leaves out what walks."""
 EVERY_TIME = "not walk"
 VISITING = ("test_one_engine", "test_prefix_cache", "test_rectified_cache", "test_requests")
@@ -51,9 +51,7 @@ def engines(all_engines: Engines) -> Iterator[Engines]:
 @pytest.fixture
 def visited(all_engines: Engines, policy: str) -> LLM:
     """The engine that all tests of this policy share: prompts in chunks, and a prefix cache."""
-    from engines import Visit
-
-    return all_engines.visit(Visit(policy, tuple(VISIT.items())))
+    return all_engines.visit(policy, **VISIT)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,7 +74,7 @@ def group(nodeid: str) -> str:
     """Whom a test shares an engine, or else a process, with: its policy, its model or its file."""
     file, (_, _, ids) = Path(nodeid.partition("::")[0]).stem, nodeid.partition("[")
     if file in VISITING and ":" in ids:
-        return ids
+        return ids.removesuffix("]").partition("-")[0]
     return f"{file} {ids.partition('-')[0]}" if file == "test_layer_kinds" else file
 
 

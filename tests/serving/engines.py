@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -13,12 +14,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import registry
 
+from saccade import sparsify
 from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.worker.sparse import SparseRows
@@ -49,15 +51,6 @@ eight_bits = pytest.mark.skipif(
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Visit:
-    """An engine that several tests ask: its policy, and what it is started with beside `DEFAULTS`."""
-
-    policy: str
-    settings: tuple[tuple[str, Any], ...] = ()
-    recall: float = 0.0
-
-
 class Engines:
     """The engines of this process. A test's own end with it; one that tests visit ends when another is asked for.
 
@@ -69,7 +62,7 @@ class Engines:
 
     def __init__(self) -> None:
         self._made: list[LLM] = []
-        self._visited: Visit | None = None
+        self._visited: str | None = None
         self._by_stock: dict[Any, Any] = {}
 
     def stock(self, **settings: Any) -> LLM:
@@ -86,12 +79,13 @@ class Engines:
             settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False, **settings}
         return self._make({"attention_backend": "CUSTOM", "additional_config": {"saccade": options}, **settings})
 
-    def visit(self, visit: Visit) -> LLM:
+    def visit(self, policy: str, *, recall: float = 0.0, **settings: Any) -> LLM:
         """The engine that the tests of one policy share; each brings its own prompts and leaves no request behind."""
-        if self._visited != visit:
+        asked = repr((policy, recall, sorted(settings.items())))
+        if self._visited != asked:
             self.close()
-            self.sparse(visit.policy, recall=visit.recall, **dict(visit.settings))
-            self._visited = visit
+            self.sparse(policy, recall=recall, **settings)
+            self._visited = asked
         return self._made[0]
 
     def by_stock(self, ask: Callable[[LLM], T], **settings: Any) -> T:
@@ -152,9 +146,15 @@ def runner(engine: LLM) -> Any:
 
 
 @cache
+def tokenizer() -> Any:
+    """The bundled model's, which every model here has."""
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+@cache
 def tokens_of_text() -> list[int]:
     """Held-out text as token ids of the bundled model."""
-    ids: list[int] = AutoTokenizer.from_pretrained(model_path())(language_reference().evaluation)["input_ids"]
+    ids: list[int] = tokenizer()(language_reference().evaluation)["input_ids"]
     return ids
 
 
@@ -182,6 +182,20 @@ def answers(engine: LLM, asked: Sequence[Sequence[int]], params: Any) -> list[An
     """The answers to prompts of token ids, all submitted at once."""
     outputs = engine.generate([prompt_of(ids) for ids in asked], params, use_tqdm=False)
     return [answer_of(output.outputs[0]) for output in outputs]
+
+
+def by_transformers(model: Any, policy: str | None, asked: Sequence[Sequence[int]], steps: int) -> list[Answer]:
+    """What transformers answers to each prompt alone, greedily: under a policy, or as the model comes."""
+    found, told = [], {"return_dict_in_generate": True, "output_logits": True}
+    settings = GenerationConfig(do_sample=False, max_new_tokens=steps, eos_token_id=None, pad_token_id=0, **told)
+    with sparsify(model, policy, tokenizer=tokenizer()) if policy else nullcontext(), torch.no_grad():
+        for prompt in asked:
+            ids = torch.tensor([prompt])
+            made = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+            tokens = made.sequences[0, len(prompt) :].tolist()
+            chances = torch.cat(made.logits).log_softmax(-1)[range(steps), tokens]
+            found.append(Answer(tuple(tokens), tuple(chances.tolist()), "length"))
+    return found
 
 
 _numbers = count()

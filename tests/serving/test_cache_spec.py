@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,11 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import (
-    generate_scheduler_kv_cache_config,
-    get_request_block_hasher,
-    init_none_hash,
-)
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import core
@@ -38,7 +32,6 @@ from vllm.v1.kv_cache_interface import (
     RSWASpec,
     SlidingWindowSpec,
 )
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -194,25 +187,6 @@ def test_grouping_and_memory(heads: tuple[int, ...]) -> None:
     assert sorted(group.layer_names) == sorted(layers)
     manager = KVCacheManager(generate_scheduler_kv_cache_config([worker]), 512, BLOCK, BLOCK)
     assert type(manager.coordinator.single_type_managers[0]) is CleanPrefixManager
-
-
-def test_registration_in_a_fresh_process_leaves_the_stock_specs() -> None:
-    code = """
-import torch
-from saccade.adapters.vllm.cache_spec import CleanPrefixManager, SaccadeAttentionSpec, register_cache_spec
-register_cache_spec()
-register_cache_spec()
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-stock = FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
-assert KVCacheSpecRegistry.get_manager_class(stock) is FullAttentionManager
-ours = SaccadeAttentionSpec.of(stock, "quest", covered=0)
-assert KVCacheSpecRegistry.get_manager_class(ours) is CleanPrefixManager
-assert ours.is_uniform_with_collection({"a": ours, "b": stock})
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
-    assert KVCacheSpecRegistry.get_manager_class(LAYER) is not CleanPrefixManager
 
 
 def kv_cache(policy: str | None, covered: int = 0, blocks: int = 200) -> KVCacheConfig:

@@ -250,10 +250,23 @@ RequestRows(vllm.config.VllmConfig())
 from saccade.adapters.vllm import plugin
 plugin.register()
 print("stock runs")
+import torch
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from saccade.adapters.vllm.cache_spec import CleanPrefixManager, SaccadeAttentionSpec, register_cache_spec
+register_cache_spec()
+register_cache_spec()
+stock = FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
+assert KVCacheSpecRegistry.get_manager_class(stock) is FullAttentionManager
+ours = SaccadeAttentionSpec.of(stock, "quest", covered=0)
+assert KVCacheSpecRegistry.get_manager_class(ours) is CleanPrefixManager
+assert ours.is_uniform_with_collection({{"a": ours, "b": stock}})
 """
 
 
 def test_what_another_version_demands_of_a_processor_does_not_stop_it() -> None:
+    """In a fresh process, where our specs are registered afterwards and leave the stock ones as they were."""
     done = subprocess.run(
         [sys.executable, "-c", STOCK_ELSEWHERE],
         env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"},

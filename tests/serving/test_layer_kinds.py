@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import DEFAULTS, Answer, Engines, answer_of, answers, core, greedy, prompt_of, prompts
+from engines import DEFAULTS, Answer, Engines, answer_of, answers, by_transformers, core, greedy, prompt_of, prompts
 from test_windows import saved
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from vllm import LLM
 from vllm.inputs import TokensPrompt
 
@@ -25,6 +26,7 @@ PER_KIND: dict[str, Any] = {
     "attention_backend": None,
     "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}},
 }
+OFF = {"saccade": "off"}
 CHUNKED: dict[str, Any] = {"max_num_batched_tokens": 96, "max_num_seqs": 4}
 SIZES: dict[str, Any] = {
     **{"vocab_size": 2048, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 6},
@@ -81,26 +83,33 @@ def folder_of(name: str, folder: Path) -> Path:
     return folder
 
 
-def settings_of(name: str, folder: Path) -> dict[str, Any]:
+@cache
+def settings_of(name: str, root: Path) -> dict[str, Any]:
     # vLLM's linear attention on CPUs takes bfloat16 alone.
     dtype = "bfloat16" if name == "qwen3_next" else "float32"
-    return {"model": str(folder_of(name, folder)), "dtype": dtype, "max_model_len": 1024}
+    return {"model": str(folder_of(name, root / name)), "dtype": dtype, "max_model_len": 1024}
 
 
-def by_transformers(folder: str, policy: str | None, asked: list[list[int]], dtype: str) -> list[tuple[int, ...]]:
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all models lie."""
+    return tmp_path_factory.mktemp("kinds")
+
+
+@pytest.fixture
+def kind(name: str, policy: str, root: Path, all_engines: Engines) -> LLM:
+    """The engine that all tests of a model under a policy share.
+
+    Prompts come in chunks of 96, and every block of a window is kept, not only those at the end of a prompt.
+    """
+    kept = {"enable_prefix_caching": True, "prefix_cache_retention_interval": BLOCK}
+    return all_engines.visit(policy, **settings_of(name, root), **PER_KIND, **CHUNKED, **kept)
+
+
+def transformers_of(settings: dict[str, Any]) -> Any:
     # Gemma 2's soft-cap and gpt-oss's sinks are what vLLM computes, and transformers' sdpa does not.
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
-    ).eval()
-    if policy is not None:
-        saccade.sparsify(model, policy, tokenizer=AutoTokenizer.from_pretrained(folder))
-    found = []
-    for ids in asked:
-        told = model.generate(
-            torch.tensor([ids]), do_sample=False, max_new_tokens=STEPS, min_new_tokens=STEPS, eos_token_id=None
-        )
-        found.append(tuple(told[0, len(ids) :].tolist()))
-    return found
+    loaded = {"dtype": getattr(torch, settings["dtype"]), "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(settings["model"], **loaded).eval()
 
 
 def specs(engine: LLM) -> list[tuple[str, tuple[int, ...]]]:
@@ -124,61 +133,53 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "policy"), cases())
-def test_tokens_are_those_of_transformers(name: str, policy: str, engines: Engines, tmp_path: Path) -> None:
-    """Windows of 64 under prompts of 300, in chunks of 96 and in one batch; float32, every token of every answer."""
-    settings, asked = settings_of(name, tmp_path), prompts(*LENGTHS)
-    engine = engines.sparse(policy, **settings, **PER_KIND, **CHUNKED)
-    ours = [found for kind, found in specs(engine) if kind == SaccadeAttentionSpec.__name__]
-    assert ours == [FULL[name]]
-    found = [answer.tokens for answer in answers(engine, asked, greedy(STEPS))]
-    expected = by_transformers(settings["model"], policy, asked, "float32")
-    assert found == expected
-    dense = answers(engine, asked, greedy(STEPS, extra_args={"saccade": "off"}))
-    assert [answer.tokens for answer in dense] != found, "the policy changes nothing: it may not run"
+def test_tokens_are_those_of_transformers(name: str, policy: str, kind: LLM, root: Path) -> None:
+    """Windows of 64 under prompts of 300, in one batch; float32, every token; requests that opt out are dense."""
+    asked, model = prompts(*LENGTHS), transformers_of(settings_of(name, root))
+    assert [found for spec, found in specs(kind) if spec == SaccadeAttentionSpec.__name__] == [FULL[name]]
+    sparse, dense = (
+        [answer.tokens for answer in answers(kind, asked, greedy(STEPS, extra_args=extra))] for extra in (None, OFF)
+    )
+    for found, under in ((sparse, policy), (dense, None)):
+        assert found == [answer.tokens for answer in by_transformers(model, under, asked, STEPS)]
+    assert sparse != dense, "the policy changes nothing: it may not run"
 
 
-def forced(folder: str, policy: str, prompt: list[int], tokens: tuple[int, ...]) -> list[float]:
-    """Log-probabilities of given tokens, one decoded behind the other by transformers in bfloat16."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    cache = DynamicCache(config=model.config)
-    found, fed = [], prompt
-    with saccade.sparsify(model, policy), torch.inference_mode():
-        for token in tokens:
-            logits = model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0, -1]
-            found.append(float(logits.float().log_softmax(-1)[token]))
-            fed = [token]
-    return found
+def forced(model: Any, prompt: list[int], tokens: tuple[int, ...], policy: str | None) -> list[float]:
+    """Log-probabilities of given tokens by transformers: all at once, or one decoded behind the other by a policy."""
+    if policy is None:
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    else:
+        cache, steps = DynamicCache(config=model.config), [prompt, *([token] for token in tokens[:-1])]
+        with saccade.sparsify(model, policy):
+            told = [model(torch.tensor([fed]), past_key_values=cache, logits_to_keep=1).logits[0] for fed in steps]
+        logits = torch.cat(told)
+    return logits.float().log_softmax(-1)[range(len(tokens)), tokens].tolist()
 
 
-def test_linear_attention_agrees_with_transformers_as_stock_does(engines: Engines, tmp_path: Path) -> None:
-    """vLLM's linear attention takes bfloat16 alone and rounds elsewhere than transformers': stock's distance is the
-    budget, twice for the mean of as many other tokens. What the policy changes is far more than that."""
-    settings, asked = settings_of("qwen3_next", tmp_path), prompts(300, 17, 129, 200, 96, 31, 64, 250)
-    policy, linear = "streaming:budget=8", {"attention_backend": "CUSTOM"}
-    stock = answers(engines.stock(**settings), asked, greedy(STEPS))
-    engines.close()
-    engine = engines.sparse(policy, **settings, **linear)
+@torch.inference_mode()
+def test_linear_attention_agrees_with_transformers_as_stock_does(engines: Engines, root: Path) -> None:
+    """vLLM's linear attention takes bfloat16 alone and rounds elsewhere than transformers: the distance of requests
+    that opt out is the budget, twice for the mean of as many other tokens. The policy changes far more than that."""
+    settings, asked, policy = settings_of("qwen3_next", root), prompts(*LENGTHS), "streaming:budget=8"
+    engine = engines.sparse(policy, **settings, attention_backend="CUSTOM")
     assert [found for kind, found in specs(engine) if kind == SaccadeAttentionSpec.__name__] == [FULL["qwen3_next"]]
-    ours = answers(engine, asked, greedy(STEPS))
+    stock, ours = (answers(engine, asked, greedy(STEPS, extra_args=extra)) for extra in (OFF, None))
+    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.bfloat16).eval()
 
-    def distance(found: list[Answer], under: str) -> float:
-        gaps = []
-        for ids, answer in zip(asked, found, strict=True):
-            told = forced(settings["model"], under, ids, answer.tokens)
-            gaps += [abs(one - other) for one, other in zip(told, answer.logprobs, strict=True)]
-        return sum(gaps) / len(gaps)
+    def distance(found: list[Answer], under: str | None) -> float:
+        told = [forced(model, ids, answer.tokens, under) for ids, answer in zip(asked, found, strict=True)]
+        gaps = (torch.tensor(told) - torch.tensor([answer.logprobs for answer in found])).abs()
+        return float(gaps.mean())
 
-    budget = 2 * distance(stock, "dense")
-    assert distance(ours, policy) < budget
-    assert distance(ours, "dense") > 4 * budget
+    budget, own, dense = 2 * distance(stock, None), distance(ours, policy), distance(ours, None)
+    assert own < budget < dense / 4, (own, budget, dense)
 
 
-@pytest.mark.parametrize("name", among(TYPES, ("gemma2", "gemma4_text", "gpt_oss")))
-def test_where_the_budget_covers_everything_answers_are_those_of_stock(
-    name: str, engines: Engines, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", among(TYPES, ("gpt_oss",)))
+def test_where_the_budget_covers_everything_answers_are_those_of_stock(name: str, engines: Engines, root: Path) -> None:
     """Bit by bit: rows that a budget covers are vLLM's own in every layer."""
-    settings, asked = {**settings_of(name, tmp_path), **CHUNKED}, prompts(*LENGTHS)
+    settings, asked = {**settings_of(name, root), **CHUNKED}, prompts(*LENGTHS)
     expected = answers(engines.stock(**settings), asked, greedy(STEPS))
     engines.close()
     engine = engines.sparse(f"less_is_more:budget=1024,dense_layers=0,reselect={FULL[name][1]}", **settings, **PER_KIND)
@@ -186,23 +187,25 @@ def test_where_the_budget_covers_everything_answers_are_those_of_stock(
 
 
 @pytest.mark.parametrize(
-    "policy", [pytest.param(POLICIES[0], marks=walk), POLICIES[1], "quest:budget=32,dense_layers=0,rectify=60"]
+    ("name", "policy"),
+    [
+        pytest.param("gemma3_text", POLICIES[0], marks=walk),
+        ("exaone4", POLICIES[1]),
+        ("gemma3_text", RECTIFIED),
+        pytest.param("gemma3_text", "quest:budget=32,dense_layers=0,rectify=60", marks=walk),
+    ],
 )
-def test_what_sparse_steps_wrote_into_windows_is_nobody_elses(policy: str, engines: Engines, tmp_path: Path) -> None:
+def test_what_sparse_steps_wrote_into_windows_is_nobody_elses(kind: LLM) -> None:
     """Layers with a window publish their blocks too: of a sparse answer as of the prompt that a later turn has dense.
 
     The first request decodes sparsely; the second has that answer in its prompt, so that its blocks of full attention
     are computed densely and published; the third finds those, and must not find the first's windows with them.
     """
-    settings = {**settings_of("gemma3_text", tmp_path), **PER_KIND}
     prompt, more, others = prompts(300)[0], prompts(20, start=9000)[0], prompts(40, start=12000)[0]
-
-    # Every block of a window is kept, not only those at the end of a prompt.
-    engine = engines.sparse(policy, **settings, enable_prefix_caching=True, prefix_cache_retention_interval=BLOCK)
 
     def turns(wrap: Callable[[list[int]], TokensPrompt]) -> tuple[list[Answer], int]:
         def asked(ids: list[int], steps: int) -> Any:
-            return engine.generate([wrap(ids)], greedy(steps), use_tqdm=False)[0]
+            return kind.generate([wrap(ids)], greedy(steps), use_tqdm=False)[0]
 
         first = answer_of(asked(prompt, 100).outputs[0])
         ids = [*prompt, *first.tokens, *more]
@@ -218,26 +221,27 @@ def test_what_sparse_steps_wrote_into_windows_is_nobody_elses(policy: str, engin
     assert hit == 420 // BLOCK * BLOCK, "the third request finds what the second has computed"
 
 
-def test_a_window_is_held_as_it_was_before_its_unclean_tokens(engines: Engines, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "policy"), [("gemma3_text", RECTIFIED)])
+def test_a_window_is_held_as_it_was_before_its_unclean_tokens(kind: LLM) -> None:
     """vLLM frees the blocks before a window, and a pass begins up to 11 tokens earlier; block 0 stands for none."""
-    engine = engines.sparse(RECTIFIED, **settings_of("gemma3_text", tmp_path), **PER_KIND)
-    scheduler = core(engine).scheduler
-    groups = [place for place, (kind, _) in enumerate(specs(engine)) if kind != SaccadeAttentionSpec.__name__]
-    engine.llm_engine.add_request("one", TokensPrompt(prompt_token_ids=prompts(300)[0]), greedy(100))
+    scheduler, inner = core(kind).scheduler, kind.llm_engine
+    groups = [place for place, (spec, _) in enumerate(specs(kind)) if spec != SaccadeAttentionSpec.__name__]
+    inner.add_request("one", prompt_of(prompts(300)[0]), greedy(100))
     freed = set()
     for _ in range(90):
-        engine.llm_engine.step()
+        inner.step()
         (request,) = scheduler.requests.values()
         begins = max(clean.boundary(request) - WINDOW + 1, 0) // BLOCK
         for group in groups:
             held = scheduler.kv_cache_manager.get_block_ids(request.request_id)[group]
             assert 0 not in held[begins:]
             freed.add(held.count(0))
+    inner.abort_request(["one"])
     assert len(groups) == 2 and len(freed) > 2
 
 
-def test_a_cache_without_room_for_what_is_taken_back_is_refused(engines: Engines, tmp_path: Path) -> None:
+def test_a_cache_without_room_for_what_is_taken_back_is_refused(engines: Engines, root: Path) -> None:
     """vLLM counts a window's blocks without it, and would let the longest request wait for ever."""
-    settings = {**settings_of("gemma3_text", tmp_path), **PER_KIND, "max_num_batched_tokens": 256}
+    settings = {**settings_of("gemma3_text", root), **PER_KIND, "max_num_batched_tokens": 256}
     with pytest.raises(saccade.ServingError, match=r"needs 68 blocks with the 200 tokens .* lower --max-model-len"):
         engines.sparse("quest:budget=32,dense_layers=0,rectify=200", **settings, num_gpu_blocks_override=60)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from engines import Engines, answers, core, greedy, prompts
-from test_one_engine import STEPS, by_transformers
+from test_one_engine import STEPS, expected_of
 
 from own_index import BUDGET, MODULE, NAMES
 from own_method import installed
@@ -33,8 +33,8 @@ def test_tokens_are_those_of_the_transformers_adapter(
             preempt(request, *args, **kwargs)
 
         monkeypatch.setattr(scheduler, "_preempt_request", watched)
-        expected = [by_transformers(spec, prompt) for prompt in asked]
+        expected = expected_of(spec, asked)
         assert [answer.tokens for answer in answers(engine, asked, greedy(STEPS))] == expected
         turn = [*asked[0], *expected[0], *asked[1][:40]]
-        assert answers(engine, [turn], greedy(STEPS))[0].tokens == by_transformers(spec, turn)
+        assert answers(engine, [turn], greedy(STEPS))[0].tokens == expected_of(spec, [turn])[0]
         assert preempted

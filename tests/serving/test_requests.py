@@ -23,6 +23,7 @@ SPARSE = (
     "lychee_cluster:budget=64,rectify=8",
 )
 PREEMPTED = SPARSE[1::2]
+LONGEST = 336
 
 WAYS: dict[str, dict[str, Any]] = {
     "three answers": {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 16},
@@ -67,23 +68,35 @@ def dense(engine: LLM, **settings: Any) -> list[Answer]:
     return answers(engine, prompts(300, 17, 129, 64), greedy(24, **settings))
 
 
-def questions(engine: LLM) -> tuple[dict[str, Any], list[list[float]], list[Answer]]:
-    return sampled(engine), chances(engine), dense(engine)
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(VLLMValidationError) as caught:
+        call()
+    return str(caught.value)
+
+
+def at_the_maximum(engine: LLM) -> tuple[list[str], Answer]:
+    """A prompt that is too long, an empty one, and a request that would outgrow the maximum and ends there."""
+    told = [refusal(lambda asked=asked: answers(engine, asked, greedy(4))) for asked in (prompts(400), [[]])]  # type: ignore[misc]
+    return told, answers(engine, prompts(LONGEST - 16), greedy(64))[0]
+
+
+def questions(engine: LLM) -> tuple[dict[str, Any], list[list[float]], list[Answer], tuple[list[str], Answer]]:
+    return sampled(engine), chances(engine), dense(engine), at_the_maximum(engine)
 
 
 def test_every_way_of_sampling_gives_what_stock_gives(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a budget that covers the context, through our own path."""
-    expected = engines.by_stock(questions)[0]
+    expected = engines.by_stock(questions, max_model_len=LONGEST)[0]
     force_own_path(monkeypatch)
-    ours = sampled(engines.sparse(COVERED))
+    ours = sampled(engines.sparse(COVERED, max_model_len=LONGEST))
     for name in WAYS:
         assert ours[name] == expected[name], name
 
 
 def test_what_stock_answers_without_a_policy_is_what_it_answers_here(engines: Engines) -> None:
     """Log-probabilities of prompts; a request that opts out, bit by bit where it is alone, its tokens beside others."""
-    _, prompted, expected = engines.by_stock(questions)
-    engine = engines.sparse("streaming:budget=8")
+    _, prompted, expected, _ = engines.by_stock(questions, max_model_len=LONGEST)
+    engine = engines.sparse("streaming:budget=8", max_model_len=LONGEST)
     for ours, theirs in zip(chances(engine), prompted, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert dense(engine, extra_args=OFF) == expected
@@ -93,25 +106,6 @@ def test_what_stock_answers_without_a_policy_is_what_it_answers_here(engines: En
     alone = [answer.tokens for answer in expected]
     assert [answer.tokens for answer in mixed] == [alone[0], sparse[1], alone[2], sparse[3]]
     assert sparse[0] != alone[0], "eight tokens of attention change nothing: the policy does not run"
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(VLLMValidationError) as caught:
-        call()
-    return str(caught.value)
-
-
-def at_the_maximum(engine: LLM) -> tuple[list[str], Answer]:
-    told = [refusal(lambda asked=asked: answers(engine, asked, greedy(4))) for asked in (prompts(300), [[]])]  # type: ignore[misc]
-    return told, answers(engine, prompts(240), greedy(64))[0]
-
-
-def test_too_long_and_empty_prompts_are_refused_as_stock_refuses_them(engines: Engines) -> None:
-    # A request that would outgrow the maximum ends there, as stock ends it.
-    refused, ended = engines.by_stock(at_the_maximum, max_model_len=256)
-    ours = at_the_maximum(engines.sparse("quest:budget=64", max_model_len=256))
-    assert ours[0] == refused
-    assert ours[1].reason == ended.reason == "length" and len(ours[1].tokens) == len(ended.tokens) == 16
 
 
 @pytest.mark.parametrize("policy", SPARSE)
@@ -158,10 +152,11 @@ def test_requests_that_are_aborted_leave_nothing_behind(policy: str, visited: LL
     assert rows is not None and len(rows.rows) + len(rows._away) <= 1
 
 
-@pytest.mark.parametrize("policy", among(SPARSE, PREEMPTED))
+@pytest.mark.parametrize("policy", among(SPARSE, PREEMPTED), ids=lambda policy: policy.partition(":")[0])
 def test_preempted_requests_finish_and_are_counted(policy: str, engines: Engines) -> None:
-    """A cache too small for all: some requests lose their blocks and are computed anew."""
-    engine = engines.sparse(policy, num_gpu_blocks_override=20, max_model_len=320)
+    """A cache too small for all: some lose their blocks and are computed anew. Too long: as in stock vLLM."""
+    refused, ended = engines.by_stock(questions, max_model_len=LONGEST)[-1]
+    engine = engines.sparse(policy, num_gpu_blocks_override=20, max_model_len=LONGEST)
     scheduler = core(engine).scheduler
     preempted: list[str] = []
     stock = scheduler._preempt_request
@@ -177,6 +172,9 @@ def test_preempted_requests_finish_and_are_counted(policy: str, engines: Engines
     assert survivors, "everybody was preempted: nobody is left to compare"
     for number in survivors:
         assert found[number].tokens == answers(engine, [asked[number]], greedy(50))[0].tokens
+    told, last = at_the_maximum(engine)
+    assert told == refused
+    assert last.reason == ended.reason == "length" and len(last.tokens) == len(ended.tokens) == 16
 
 
 @pytest.mark.parametrize("policy", SPARSE[:1])

@@ -14,10 +14,7 @@ from engines import Engines
 
 from walking import among
 
-POLICIES = (
-    "less_is_more:budget=48,reselect=7",
-    "lychee_decode:budget=64,roles=every:3",
-)
+POLICIES = ("less_is_more:budget=48,reselect=7", "lychee_decode:budget=64,roles=every:3")
 
 
 def on_two_ranks(policy: str) -> list[list[int]]:

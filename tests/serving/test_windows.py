@@ -1,4 +1,4 @@
-"""Sliding windows that no row exceeds hide nothing: such models are served, and answer what stock vLLM answers."""
+"""Sliding windows that no row exceeds hide nothing: such models are served, and answer what transformers does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engines, answers, core, force_own_path, greedy, prompts
+from engines import Engines, answers, by_transformers, core, force_own_path, greedy, prompts
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, Phi3Config, Qwen2Config
 
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
@@ -34,10 +34,7 @@ TIDAL, QUEST = "tidal:budget=4096,reselect=2,dense_layers=1", "quest:budget=4096
 CASES = {
     "all layers have one": (Phi3Config(**SIZES, sliding_window=LIMIT), QUEST),
     "wider than any row": (MistralConfig(**SIZES, sliding_window=300), TIDAL),
-    "no layer uses it": (
-        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=64, max_window_layers=4),
-        TIDAL,
-    ),
+    "no layer uses it": (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=64, max_window_layers=4), TIDAL),
     "every other layer has one": (
         Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=LIMIT, sliding_window_pattern=2),
         QUEST,
@@ -55,14 +52,14 @@ def saved(folder: Path, config: Any) -> Path:
 
 
 @pytest.mark.parametrize("case", among(CASES, [case for case in CASES if case != "no layer uses it"]))
-def test_answers_are_those_of_stock(
+def test_answers_are_those_of_transformers(
     case: str, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Float32, log-probabilities within 1e-4, as in `test_covered`; every row through our own operations."""
     config, policy = CASES[case]
     settings: dict[str, Any] = {"model": str(saved(tmp_path, config)), "max_model_len": LIMIT}
-    expected = answers(engines.stock(**settings), prompts(*LENGTHS), greedy(STEPS))
-    engines.close()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    expected = by_transformers(model, None, prompts(*LENGTHS), STEPS)
     assert len({token for answer in expected for token in answer.tokens}) > 3, "equality of one token shows little"
     force_own_path(monkeypatch)
     engine = engines.sparse(policy, **settings)

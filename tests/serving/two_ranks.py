@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 from engines import DEFAULTS, answers, greedy, prompts
 from vllm import LLM
+from vllm.v1.executor import multiproc_executor
 
 from saccade.checkpoints.bundled import model_path
 
@@ -32,5 +35,7 @@ def settings(policy: str, ranks: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # vLLM spawns ranks on a CPU, each of which imports it anew.
+    multiproc_executor.get_mp_context = partial(get_context, "fork")
     engine = LLM(**settings(sys.argv[1], 2))
     sys.stdout.write("\nTOKENS " + json.dumps(tokens(engine)) + "\n")

@@ -38,13 +38,7 @@ from saccade.adapters.vllm.worker.backend import SparseLayer
 
 LESS_IS_MORE, QUEST = "less_is_more:budget=256,reselect=7", "quest:budget=256"
 CLUSTER = "lychee_cluster:budget=256"
-POLICIES = [
-    LESS_IS_MORE,
-    QUEST,
-    CLUSTER,
-    "lychee_decode:budget=256,roles=every:4",
-    "streaming:budget=256",
-]
+POLICIES = [LESS_IS_MORE, QUEST, CLUSTER, "lychee_decode:budget=256,roles=every:4", "streaming:budget=256"]
 # Three and five rows replay graphs of four and eight; lengths around the budget; one opts out.
 REQUESTS = [
     Request("long", 0, 1500, 40),
@@ -98,11 +92,7 @@ def replays(engine: Any, patch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_logits_are_those_of_the_transformers_adapter(
-    policy: str,
-    engines: CudaEngines,
-    truth: Truth,
-    stock_distance: dict[str, float],
-    monkeypatch: pytest.MonkeyPatch,
+    policy: str, engines: CudaEngines, truth: Truth, stock_distance: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Captured, piecewise and eager; in captured steps no kernel is compiled once the engine has started."""
     expect_those_of_transformers(policy, MODES, engines, truth, stock_distance, monkeypatch)

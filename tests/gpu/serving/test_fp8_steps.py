@@ -121,11 +121,7 @@ def expect(policy: str, told: str, found: dict[str, torch.Tensor], truth: Truth,
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_captured_logits_are_as_near_as_stock_s(
-    policy: str,
-    engines: CudaEngines,
-    truth: Truth,
-    own_errors: dict[str, float],
-    monkeypatch: pytest.MonkeyPatch,
+    policy: str, engines: CudaEngines, truth: Truth, own_errors: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In full graphs of eight, four, two and one row; no kernel is compiled once the engine has started."""
     engine = engines.make(policy, **FP8)

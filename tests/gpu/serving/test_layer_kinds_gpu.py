@@ -10,19 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_engines import (
-    CudaEngines,
-    GivenTokens,
-    Request,
-    Truth,
-    begin,
-    core,
-    distance,
-    feed,
-    finish,
-    say,
-    scheduled,
-)
+from cuda_engines import CudaEngines, GivenTokens, Request, Truth, begin, core, distance, feed, finish, say, scheduled
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import LLM
 from vllm.config import CUDAGraphMode

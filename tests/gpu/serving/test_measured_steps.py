@@ -11,11 +11,7 @@ from saccade.adapters.vllm import metrics
 
 POLICY, BUDGET = "less_is_more:budget=256,reselect=7", 256
 # The longest answer is dense: recall of a step is computed when the next one comes.
-REQUESTS = [
-    Request("long", 0, 1500, 30),
-    Request("covered", 3000, 90, 20),
-    Request("off", 5000, 700, 48, sparse=False),
-]
+REQUESTS = [Request("long", 0, 1500, 30), Request("covered", 3000, 90, 20), Request("off", 5000, 700, 48, sparse=False)]
 FIGURES = ("tokens_decoded", "tokens_attended", "tokens_skipped", "attention_recall_count", "attention_recall_sum")
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from compiling import Compiled, compile_kernel, expect_fit
+from kernel_checks import DEVICES
 
 from saccade.kernels._triton.combine import MOST_JOINED
 from saccade.kernels._triton.plan import LISTED_REGISTERS, tuning
+from walking import among, in_turn
 
 ATTENTION = "saccade.kernels._triton.attention"
 SCORING = "saccade.kernels._triton.scoring"
@@ -126,34 +128,37 @@ def test_llama_heads(kind: str, capability: int) -> None:
     expect_streaming(attention(kind, capability=capability), 168)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("sparse", {"page": 16}),
-        ("dense", {"page": 16, "pooling": "max"}),
-        ("sparse", {"page": 16, "unit": 16}),
-        ("sparse", {"page": 16, "whole": True}),
-        ("sparse", {"page": 16, "unit": 16, "whole": True}),
-        ("sparse", {"page": 16, "whole": True, "joined": True}),
-        ("sparse", {"page": 16, "unit": 16, "sinks": True, "joined": True}),
-        ("hybrid", {"page": 16, "pooling": "max", "whole": True}),
-        ("dense", {"pooling": "each"}),
-        ("hybrid", {"page": 16, "sinks": True}),
-        ("hybrid", {"page": 16, "capped": True}),
-        ("hybrid", {"pooling": "mean", "group": 7}),
-        ("sparse", {"dim": 64, "group": 1}),
-        ("dense", {"dim": 64, "group": 8}),
-        ("sparse", {"dim": 80, "page": 32}),
-        ("sparse", {"cache": "fp8e4nv"}),
-        ("dense", {"cache": "fp8e5", "dtype": "fp16"}),
-        # As vLLM's captured steps ask.
-        ("sparse", {"cache": "fp8e4nv", "page": 16, "whole": True}),
-        ("sparse", {"cache": "fp8e4nv", "page": 16, "unit": 16, "whole": True}),
-        ("dense", {"cache": "fp8e4nv", "page": 16, "pooling": "max"}),
-        ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "max", "whole": True}),
-        ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "each", "whole": True, "dim": 64, "group": 7}),
-    ],
-)
+SHAPES: list[tuple[str, dict[str, Any]]] = [
+    ("sparse", {"page": 16, "whole": True, "joined": True}),
+    ("sparse", {"page": 16, "unit": 16, "sinks": True, "joined": True}),
+    ("hybrid", {"page": 16, "pooling": "max", "whole": True}),
+    ("dense", {"pooling": "each"}),
+    ("hybrid", {"page": 16, "capped": True}),
+    ("hybrid", {"pooling": "mean", "group": 7}),
+    ("sparse", {"dim": 64, "group": 1}),
+    ("sparse", {"dim": 80, "page": 32}),
+    ("dense", {"cache": "fp8e5", "dtype": "fp16"}),
+    # As vLLM's captured steps ask.
+    ("sparse", {"cache": "fp8e4nv", "page": 16, "unit": 16, "whole": True}),
+    ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "each", "whole": True, "dim": 64, "group": 7}),
+]
+"""Every option at least once."""
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("sparse", {"page": 16}),
+    ("dense", {"page": 16, "pooling": "max"}),
+    ("sparse", {"page": 16, "unit": 16}),
+    ("sparse", {"page": 16, "whole": True}),
+    ("sparse", {"page": 16, "unit": 16, "whole": True}),
+    ("hybrid", {"page": 16, "sinks": True}),
+    ("dense", {"dim": 64, "group": 8}),
+    ("sparse", {"cache": "fp8e4nv"}),
+    ("sparse", {"cache": "fp8e4nv", "page": 16, "whole": True}),
+    ("dense", {"cache": "fp8e4nv", "page": 16, "pooling": "max"}),
+    ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "max", "whole": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), among(SHAPES + OTHERS, SHAPES))
 def test_other_shapes(kind: str, options: dict[str, Any]) -> None:
     quantised = options.get("cache", "bf16").startswith("fp8")
     registers = tuning(128, 1 if quantised else 2).registers
@@ -167,7 +172,7 @@ def test_single_precision_does_not_spill() -> None:
     assert attention("sparse", dtype="fp32").spilled == 0
 
 
-@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("capability", DEVICES)
 def test_scores_alone(capability: int) -> None:
     from saccade.kernels._triton.scoring import _score
 
@@ -188,8 +193,7 @@ def test_scores_alone(capability: int) -> None:
     assert len(re.findall(r"cp\.async\.cg\.shared\.global.*0x10", compiled.ptx)) >= 12
 
 
-@pytest.mark.parametrize("sinks", [None, "*bf16"])
-@pytest.mark.parametrize("width", [2, 32, 128])
+@pytest.mark.parametrize(("width", "sinks"), in_turn([2, 32, 128], [None, "*bf16"]))
 def test_joining(width: int, sinks: str | None) -> None:
     from saccade.kernels._triton.combine import PART
 

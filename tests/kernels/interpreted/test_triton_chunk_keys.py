@@ -10,6 +10,7 @@ from compiling import compile_kernel, expect_fit
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case
+from kernel_checks import DEVICES
 from test_chunk_keys import edges_of, expect, expect_that_nothing_else_matters, table
 
 from saccade.errors import KernelError
@@ -18,10 +19,7 @@ from walking import drawn
 
 
 @drawn(25)
-@given(
-    cases(longest=60, dtypes=(torch.float32, torch.float16), head_dims=(1, 8, 24, 80)),
-    st.data(),
-)
+@given(cases(longest=60, dtypes=(torch.float32, torch.float16), head_dims=(1, 8, 24, 80)), st.data())
 def test_against_float64(case: Case, data: st.DataObject) -> None:
     expect(case, data.draw(edges_of(case.lengths)), "mean", "triton")
 
@@ -68,7 +66,7 @@ def test_what_it_cannot_take_is_named() -> None:
         chunk_keys(case.kv, table([[0, 4]]), longest=4, implementation="cpu")
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", DEVICES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_compiles_without_spills(head_dim: int, capability: int) -> None:
     pointers = {"k": "*bf16", "pooled": "*fp32", "k_scale": "*fp32"}
@@ -79,13 +77,7 @@ def test_compiles_without_spills(head_dim: int, capability: int) -> None:
         "saccade.kernels.chunk_keys.triton",
         "_pool",
         {**pointers, **dict.fromkeys(indexes, "*i32"), **dict.fromkeys((*steps, *others), "i32")},
-        {
-            "k_dim_step": 1,
-            "SCALED": False,
-            "HEAD_DIM": head_dim,
-            "DIMS": head_dim,
-            "TOKENS": 2048 // head_dim,
-        },
+        {"k_dim_step": 1, "SCALED": False, "HEAD_DIM": head_dim, "DIMS": head_dim, "TOKENS": 2048 // head_dim},
         (*pointers, *indexes, *steps),
         capability=capability,
     )

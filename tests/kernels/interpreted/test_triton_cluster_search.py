@@ -10,6 +10,7 @@ import torch
 from compiling import compile_kernel, expect_fit, pointers
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import DEVICES
 from test_cluster_search import (
     Case,
     Node,
@@ -150,7 +151,7 @@ SIGNATURES = {
 NARROWED = {"SPARE": 4, "BLOCK": 64, "RIVALS": 32, "MEMBERS": 8}
 
 
-@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("capability", DEVICES)
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [

@@ -6,6 +6,7 @@ import pytest
 from compiling import Compiled, compile_kernel
 
 from saccade.kernels.dense_pass.triton import Tuning, tuning
+from walking import in_turn
 
 POINTERS = "q k v table starts lengths parts sums".split()
 STEPS = "q_row q_head q_place k_page k_slot k_head v_page v_slot v_head table_row".split()
@@ -40,9 +41,9 @@ def compiled(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("queries", "group"), [(132, 4), (264, 8), (33, 1)])
-@pytest.mark.parametrize("page", [0, 16])
-def test_nothing_is_spilled(queries: int, group: int, page: int) -> None:
+@pytest.mark.parametrize(("shape", "page"), in_turn([(132, 4), (264, 8), (33, 1)], [16, 0]))
+def test_nothing_is_spilled(shape: tuple[int, int], page: int) -> None:
+    queries, group = shape
     made = compiled(queries, group=group, page=page)
     assert made.spilled == 0
     if queries > 64:

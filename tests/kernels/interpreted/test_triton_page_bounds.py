@@ -10,7 +10,7 @@ from compiling import Compiled, compile_kernel, expect_fit
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, int32, make_case
-from kernel_checks import poolings
+from kernel_checks import DEVICES, poolings
 from quantised import expect_bound_scores, expect_bounds, quantised
 from test_page_bounds import (
     expect_page_scores,
@@ -32,7 +32,7 @@ from saccade.errors import KernelError
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import Pooling
-from walking import drawn, in_turn
+from walking import drawn, in_turn, walk
 
 dtypes = (torch.float32, torch.float16)
 pages = st.sampled_from((1, 3, 16, 40))
@@ -207,7 +207,7 @@ def compiled_score(
     )
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", DEVICES)
 @pytest.mark.parametrize(
     ("dtype", "group", "head_dim", "pooling"),
     [("bf16", 4, 128, "max"), ("bf16", 7, 64, "each"), ("bf16", 8, 128, "mean"), ("fp32", 8, 128, "max")],
@@ -238,8 +238,8 @@ def test_quantised_scores_compile_for_what_has_the_type(group: int, head_dim: in
     assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot == (pooling != "mean")
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "bf16"), (90, "bf16"), (90, "fp8e4nv")])
-@pytest.mark.parametrize(("head_dim", "page"), [(64, 16), (128, 16), (128, 64)])
+@pytest.mark.parametrize(("capability", "dtype"), [pytest.param(80, "bf16", marks=walk), (90, "bf16"), (90, "fp8e4nv")])
+@pytest.mark.parametrize(("head_dim", "page"), [(64, 16), pytest.param(128, 16, marks=walk), (128, 64)])
 def test_updates_compile_without_spills(head_dim: int, page: int, capability: int, dtype: str) -> None:
     pointers = dict.fromkeys(("k", "lower", "upper"), dtype)
     indexes = ("page_table", "row_start", "seq_lens", "start", "table")

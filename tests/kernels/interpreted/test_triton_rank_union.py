@@ -10,6 +10,7 @@ import torch
 from compiling import compile_kernel, expect_fit, pointers
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import DEVICES
 from test_rank_union import expect_union, lists_of, rankings
 from torch import Tensor
 
@@ -188,7 +189,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", DEVICES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_compiled_without_spills(kernel: str, capability: int) -> None:
     signature, constants = KERNELS[kernel]

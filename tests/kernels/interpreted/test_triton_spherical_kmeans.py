@@ -7,6 +7,7 @@ import torch
 from compiling import compile_kernel, expect_fit, pointers
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kernel_checks import DEVICES
 from test_spherical_kmeans import (
     expect,
     expect_parts,
@@ -118,7 +119,7 @@ def test_labels_stream_centroids_without_spills(
     assert "cp.async" in compiled.ptx
 
 
-@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("capability", DEVICES)
 @pytest.mark.parametrize(("vectors", "centroids"), [(128, 64), (64, 16)])
 def test_pairs_are_compared_in_registers(vectors: int, centroids: int, capability: int) -> None:
     """As planting asks: of 128 chunks and 64 clusters, and of these and 8 units."""
@@ -132,7 +133,7 @@ def test_pairs_are_compared_in_registers(vectors: int, centroids: int, capabilit
     assert compiled.spilled <= 8
 
 
-@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("capability", DEVICES)
 def test_centroids_move_without_spills(capability: int) -> None:
     signature = {
         "vectors": "*fp32", "order": "*i32", "offsets": "*i32", "centroids": "*fp32", "count": "i32", "clusters": "i32",

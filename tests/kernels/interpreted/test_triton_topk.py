@@ -215,7 +215,8 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
 @pytest.mark.parametrize(
     ("kernel", "capability", "warps", "others"),
     [
-        *((kernel, capability, KERNELS[kernel][0], {}) for capability in (80, 90) for kernel in KERNELS),
+        *((kernel, 90, warps, {}) for kernel, (warps, *_) in KERNELS.items()),
+        *(pytest.param(kernel, 80, warps, {}, marks=walk) for kernel, (warps, *_) in KERNELS.items()),
         pytest.param("_maxima", 90, 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
         pytest.param("_select", 90, 8, {"HELD": 4096, "TILE": 2048}, id="half"),
         pytest.param("_search", 90, 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
