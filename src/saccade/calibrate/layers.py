@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..adapters.hf.probe import TIMES, Passage, Probe
+from ..adapters.hf.probe import Passage, Probe
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
@@ -54,16 +54,9 @@ class LayerSearch:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         target = Target.check(settings.common)
         layers = Reselecting.check(settings.policy, settings.budgets, target.subject.shape)
-        context, positions = settings.common.context, target.subject.positions
-        least = max(TIMES * max(layers.budgets), Passage(()).shortest)
-        if not least <= context <= positions:
-            raise SaccadeError(
-                f"--context {context} is not valid: the probe reads texts of {least:,} tokens or more, {TIMES} times "
-                f"the largest budget; the model has {positions:,} positions"
-            )
+        texts = Texts.of(settings.texts, settings.common.context, layers.budgets, target.subject.positions)
         if settings.common.task:
             target.problems()
-        texts = Texts(settings.texts, context, least)
         passages = tuple(texts.passages(target.subject.tokenizer, settings.passages))
         return cls(target, layers, settings.most, texts, passages)
 
