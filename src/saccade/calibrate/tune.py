@@ -116,7 +116,8 @@ class Tuning:
         common = replace(common, context=context, questions=len(problems) * len(problems[0].asks) if problems else 0)
         target = replace(target, settings=common)
         subject.refuse_too_large(common.context)
-        budgets = tuple(sorted(parse_budgets(settings.budgets or ",".join(map(str, ladder(context)))), reverse=True))
+        named = ladder(context) if settings.budgets is None else parse_budgets(settings.budgets)
+        budgets = tuple(sorted(named, reverse=True))
         known = target.earlier(subject.shape)
         tried = _families(known, settings)
         for policy in chain.from_iterable(rungs(family, budgets, context) for family in tried):

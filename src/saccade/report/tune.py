@@ -47,7 +47,7 @@ def front_columns(results: Mapping[str, Any]) -> Columns:
         "at least": lambda row: number(row["shown"], "{:.4f}"),
         f"{unit} per token": lambda row: f"{row['bytes'] / size:,.4g}",
         RATIOS[results["measure"]]: lambda row: number(row["ratio"], "{:.4f}"),
-        "on texts that searched": lambda row: f"{row['searched']:.4f}",
+        "searched": lambda row: f"{row['searched']:.4f}",
     }
 
 
