@@ -68,9 +68,12 @@ class LayerSearch:
             asked = len(self.target.problems()) * (1 + specs)
         return len(self.passages) * specs + asked
 
-    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
-        """Search, write the results and the recipe; what the folder already holds is not done again."""
-        model, layers = self.target.subject.load(), self.layers
+    def run(self, advance: Callable[[str], None], model: Any = None) -> dict[str, Any]:
+        """Search, write the results and the recipe; what the folder already holds is not done again.
+
+        `model`: the loaded one; None: it is loaded.
+        """
+        model, layers = self.target.subject.load() if model is None else model, self.layers
         earlier = self.target.earlier(shape_of_model(model))
         about = {name: self.target.about()[name] for name in ("model", "weights", "context", "dtype")}
         about |= {"policy": str(layers.policy), "texts": self.texts.name, "passages": self.texts.sha256(self.passages)}

@@ -37,8 +37,8 @@ Ladders = Mapping[str, Mapping[str, float]]
 """Bytes per token of every family's specs, most expensive first."""
 
 RESULTS, SEARCH, LONGEST = "tune.json", "layers", 4096
-AGREEMENT, MORE = 0.95, 4
-"""What is promised of key tokens where nobody says; and by how many times the texts wanted are more of use."""
+AGREEMENT, PART = 0.95, 6
+"""What is promised of key tokens where nobody says; and the part of all texts that chooses who is judged, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,7 @@ class Tuning:
         else:
             texts = Texts.of(settings.texts, context, budgets, positions)
             wants = SEARCHING + texts_needed(wanted, TOLD, margin=MARGIN)
-            count = wants if settings.minutes is None else MORE * wants
-            judged = KeyTokens(target, texts, tuple(texts.passages(subject.tokenizer, count)))
+            judged = KeyTokens(target, texts, tuple(texts.passages(subject.tokenizer, wants)))
         order = numpy.random.default_rng(common.seed).permutation(len(judged)).tolist()
         search = None
         if not settings.policies and known.reselect is None and context >= Passage(()).shortest:
@@ -139,7 +138,7 @@ class Tuning:
             other = replace(common, output_dir=common.output_dir / SEARCH, recipe=None, task="")
             budget = str(fitting[len(fitting) // 2])
             search = LayerSearch.check(LayerSettings(other, "tidal", budget, 1, settings.texts))
-        most = len(tried) + 2 * (search is not None)
+        most = len(tried) + (2 + bool(problems)) * (search is not None)
         total = min(wants, len(judged))
         found = cls(settings, wanted, target, budgets, judged, tuple(order), total, search, most)
         found._refuse_few(len(judged), "there are")
@@ -197,7 +196,7 @@ class Tuning:
 
     def _searching(self, total: int) -> int:
         """How many of so many texts choose who is judged: those that judges can spare."""
-        return max(min(SEARCHING, total - texts_needed(self.wanted, self.judged.asked)), FEWEST)
+        return max(min(SEARCHING, total // PART, total - texts_needed(self.wanted, self.judged.asked)), FEWEST)
 
     @property
     def searching(self) -> tuple[int, ...]:
@@ -224,7 +223,7 @@ class Tuning:
             search = self.search
             if isinstance(self.judged, KeyTokens):
                 search = replace(search, passages=tuple(self.judged.passages[number] for number in self.searching))
-            search.run(advance)
+            search.run(advance, model)
             searched = Recipe.read(search.target.recipe_path)
             found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)

@@ -23,7 +23,7 @@ def tune(
         int | None,
         count("Length of the texts. Default: 4096, or what the model has; a task file has its own.", metavar="TOKENS"),
     ] = None,
-    minutes: Annotated[float | None, number("N", "Take as many texts as fit.")] = None,
+    minutes: Annotated[float | None, number("N", "Take as many texts as fit, of those wanted.")] = None,
     task: Annotated[
         str | None,
         words(

@@ -46,7 +46,7 @@ def front_columns(results: Mapping[str, Any]) -> Columns:
         "status": lambda row: row["status"] + ", chosen" * row["chosen"],
         "at least": lambda row: number(row["shown"], "{:.4f}"),
         f"{unit} per token": lambda row: f"{row['bytes'] / size:,.4g}",
-        RATIOS[results["measure"]]: lambda row: number(row["ratio"], "{:.4f}"),
+        "judged": lambda row: number(row["ratio"], "{:.4f}"),
         "searched": lambda row: f"{row['searched']:.4f}",
     }
 
@@ -54,7 +54,7 @@ def front_columns(results: Mapping[str, Any]) -> Columns:
 def front_table(results: Mapping[str, Any]) -> Table:
     """Every candidate, family by family; the promise and what was chosen below."""
     rows, columns = front_rows(results), front_columns(results)
-    headers = [fill_text(name, 8, break_long_words=False) for name in columns]
+    headers = [fill_text(name, 6, break_long_words=False) for name in columns]
     notes = [*meanings({row["family"]: row["label"] for row in rows}), *front_notes(results)]
     return fill(new_table(front_title(results), headers, WORDS, notes), rows, columns, "label", bold="chosen")
 
@@ -72,6 +72,7 @@ def front_notes(results: Mapping[str, Any]) -> list[str]:
     (unit, size), texts = _unit(results["rows"]), {name: len(found) for name, found in results["texts"].items()}
     kept = "right answers, over dense attention's, are" if results["measure"] == "quality" else KEPT
     notes = [
+        f"{RATIOS[results['measure']]} with dense attention on texts that judged, and on others that chose who is judged",
         f"promise: {kept} at least {results['wanted']:g}, with {1 - results['alpha']:.0%} confidence over texts",
         f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
         f"{texts['searched']:,} texts chose who is judged, {texts['judged']:,} others judged, from the best candidate "

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from saccade.adapters.hf.probe import KINDS, TOLD, Probe
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import tune
+from saccade.calibrate.passages import Texts
 from saccade.calibrate.promise import JUDGED, SEARCHING, texts_needed
 from saccade.calibrate.tune import Tuning
 from saccade.errors import OutputError, SaccadeError
@@ -21,6 +22,7 @@ from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_process")
+PASSAGES = Texts.passages  # of which the conftest lets searches read five
 POLICIES = ("streaming", "exact_topk:dense_layers=1", "exact_topk:dense_layers=0")
 
 
@@ -39,12 +41,13 @@ def shares(model: Any, tuning: Tuning, texts: list[int], spec: str) -> list[floa
     return [float(equal / count) for equal, count in zip(found, keys, strict=True) if count]
 
 
-def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path) -> None:
+def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, _: PASSAGES(texts, tokenizer, 9))
     tuning = Tuning.check(settings(folder, tmp_path))
     units: list[str] = []
     results = tuning.run(units.append)
     searched, judged = (results["texts"][what] for what in ("searched", "judged"))
-    assert not {*searched} & {*judged} and {*searched} | {*judged} == {*range(5)} and len(judged) >= 2
+    assert not {*searched} & {*judged} and {*searched} | {*judged} == {*range(9)} and len(judged) == 7
     assert len(units) <= tuning.units
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     rows = {row["spec"]: row for row in results["rows"]}
