@@ -18,8 +18,8 @@ from saccade.recipes.published import PREFIX, PUBLISHED
 from .page import Results, table
 
 WANTED = (0.9, 0.95, 0.97, 0.98, 0.99)
-ASKED = 12
-"""Questions of a text."""
+ASKED = 96
+"""Key tokens of a text, at most."""
 MODEL, CONTEXT, BATCH = "llama-3.1-8b", 131_072, 8
 
 

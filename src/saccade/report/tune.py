@@ -72,7 +72,7 @@ def front_notes(results: Mapping[str, Any]) -> list[str]:
     (unit, size), texts = _unit(results["rows"]), {name: len(found) for name, found in results["texts"].items()}
     kept = "right answers, over dense attention's, are" if results["measure"] == "quality" else KEPT
     notes = [
-        f"{RATIOS[results['measure']]} with dense attention on texts that judged, and on others that chose who is judged",
+        f"{RATIOS[results['measure']]} with dense attention, on texts that judged and on those that searched before",
         f"promise: {kept} at least {results['wanted']:g}, with {1 - results['alpha']:.0%} confidence over texts",
         f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
         f"{texts['searched']:,} texts chose who is judged, {texts['judged']:,} others judged, from the best candidate "
