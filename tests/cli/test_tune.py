@@ -15,7 +15,7 @@ def test_texts_and_minutes_are_said_before_it_starts(invoke: Invoke, model_folde
     result = invoke(*fixed)
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
-    assert re.match(r"18 texts, about \d+\.\d minutes: 16 choose at most 4 candidates of 1 families, 2 others ", said)
+    assert re.match(r"18 texts, about \d+\.\d minutes: 3 choose at most 4 candidates of 1 families, 15 others ", said)
     assert "without a loss they show 0." in said and "and 0.1 is wanted" in said
     few = invoke(*fixed, "--minutes", "1e-9")
     assert few.exit_code == 2 and not few.stdout and few.stderr.count("\n") == 1
