@@ -121,7 +121,9 @@ def test_minutes_are_as_many_texts_as_fit(folder: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(tune, "_seconds", lambda *_: [60.0, 0.0])
     timed = Tuning.check(settings(folder, tmp_path, minutes=4.5)).timed()
     assert (timed.total, timed.minutes) == (4, 4.0) and "4 texts, about 4.0 minutes: 2 choose" in timed.design
-    assert Tuning.check(settings(folder, tmp_path)).timed().total == 5
+    more = ("lychee_cluster", "streaming")
+    for policies in (more, more[:1]):  # the first has no budget that small
+        assert Tuning.check(settings(folder, tmp_path, policies=policies, budgets="16")).timed().total == 5
     monkeypatch.setattr(tune, "_seconds", lambda *_: [60.0, 60.0])
     with pytest.raises(SaccadeError, match=r"in --minutes 4.5 fit 0 texts.* 4 texts are needed, and 24\.0 minutes"):
         Tuning.check(settings(folder, tmp_path, minutes=4.5)).timed()

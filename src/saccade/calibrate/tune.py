@@ -164,7 +164,8 @@ class Tuning:
         model, limit = self.target.subject.load(), self.settings.minutes
         tried, standard = _families(self.target.earlier(shape_of_model(model)), self.settings), self.judged.standard
         ladders = [rungs(family, self.budgets, self.target.settings.context) for family in tried]
-        specs = [str(ladder[len(ladder) // 2]) for ladder in ladders]
+        # A family may have no candidate so small.
+        specs = [str(ladder[len(ladder) // 2]) for ladder in ladders if ladder] or [DENSE]
         with self.judged.sweep(model) as sweep:
             taken = _seconds(sweep, self.order[0], [*standard, specs[0], *specs])
         reading, step = sum(taken[: len(standard) + 1]), fmean(taken[len(standard) + 1 :])
